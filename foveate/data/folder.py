@@ -1,0 +1,209 @@
+"""Read a folder of pictures, one sub-folder per class, into three fixed splits."""
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor
+
+from foveate.errors import DataError
+
+# Shape letters: N images, C image channel, H W pixels.
+EXTENSIONS = frozenset(
+    (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
+)
+
+Pixels: TypeAlias = npt.NDArray[np.uint8]
+Classes: TypeAlias = dict[str, list[Path]]
+"""The files of each class, both in the order of their names."""
+Item: TypeAlias = tuple[Path, int]
+"""A file and its label."""
+
+
+def read_folder(folder: Path) -> tuple[list[tuple[Tensor, Tensor]], tuple[str, ...]]:
+    """Read `folder` as (train, val, test), each (images, labels), and the names of its classes.
+
+    Images are (N, C, H, W) uint8, labels (N,) int64. Classes are numbered, and files ordered, by
+    name. With sub-folders `train` and `test` those are the splits, and so is `val` if it is there;
+    otherwise the last sixth of each class of `train` is val. Without them a class gives its first
+    files to train, the next `n // 10` to val and the last `n // 5` to test: contiguous runs, so
+    near-duplicates that are neighbours by name stay together. In each split the classes take
+    turns, so its first images are balanced. Hidden files and other extensions are ignored.
+
+    C is 1 if all pictures are grey; a single colour picture makes all of them RGB. A picture with
+    a palette, as in a GIF, is grey if all its pixels are. Transparency is flattened over black,
+    16-bit grey keeps its upper 8 bits, EXIF orientation is applied, and of an animation the first
+    frame is taken.
+    """
+    plan = _plan(folder)
+    names = tuple(plan[0])
+    items = [_interleave(split) for split in plan]
+    images = _decode_all([path for split in items for path, _ in split])
+    labels = torch.tensor([label for split in items for _, label in split], dtype=torch.int64)
+    counts = [len(split) for split in items]
+    return list(zip(torch.split(images, counts), torch.split(labels, counts), strict=True)), names
+
+
+def _plan(folder: Path) -> list[Classes]:
+    """The files of train, val and test."""
+    names = {path.name for path in _entries(folder) if path.is_dir()}
+    if {"train", "test"} <= names:
+        return _plan_from_splits(folder, has_val="val" in names)
+    if names and names <= {"train", "val", "test"}:
+        raise DataError(
+            f"{folder} has only {' and '.join(sorted(names))}; give it both train and test, "
+            "or one sub-folder per class"
+        )
+    classes = _classes(folder)
+    return [
+        _cut(classes, lambda n: slice(0, n - n // 10 - n // 5)),
+        _cut(classes, lambda n: slice(n - n // 10 - n // 5, n - n // 5), needs=10),
+        _cut(classes, lambda n: slice(n - n // 5, n), needs=5),
+    ]
+
+
+def _plan_from_splits(folder: Path, *, has_val: bool) -> list[Classes]:
+    train, test = _classes(folder / "train"), _classes(folder / "test")
+    _check_same_classes(folder, train, test, "test")
+    if has_val:
+        val = _classes(folder / "val")
+        _check_same_classes(folder, train, val, "val")
+        return [train, val, test]
+    kept = _cut(train, lambda n: slice(0, n - n // 6))
+    return [kept, _cut(train, lambda n: slice(n - n // 6, n), needs=6), test]
+
+
+def _cut(classes: Classes, run: Callable[[int], slice], needs: int = 1) -> Classes:
+    """Take a run of each class's files, given their number."""
+    for name, files in classes.items():
+        if len(files) < needs:
+            raise DataError(
+                f"class {name!r} has {len(files)} images, but a split needs {needs} to get one of "
+                "them; add images, or make the sub-folders train, val and test yourself"
+            )
+    return {name: files[run(len(files))] for name, files in classes.items()}
+
+
+def _check_same_classes(folder: Path, train: Classes, other: Classes, split: str) -> None:
+    different = sorted(train.keys() ^ other.keys())
+    if different:
+        raise DataError(
+            f"train and {split} in {folder} must hold the same classes; only one of them has "
+            f"{', '.join(different)}"
+        )
+
+
+def _classes(folder: Path) -> Classes:
+    classes = {path.name: _images(path) for path in _entries(folder) if path.is_dir()}
+    if not classes:
+        raise DataError(f"{folder} has no class sub-folders; put the images of each class into one")
+    for name, files in classes.items():
+        if not files:
+            raise DataError(
+                f"class {name!r} in {folder} has no images; add some ({_extensions()}) "
+                "or remove the sub-folder"
+            )
+    return classes
+
+
+def _images(folder: Path) -> list[Path]:
+    paths = _entries(folder)
+    return [path for path in paths if path.suffix.lower() in EXTENSIONS and not path.is_dir()]
+
+
+def _extensions() -> str:
+    return " ".join(sorted(extension[1:] for extension in EXTENSIONS))
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in `folder` and not hidden, by name."""
+    if not folder.exists():
+        raise DataError(f"folder {folder} does not exist; check the path")
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder; give one with a sub-folder of images per class")
+    try:
+        paths = sorted(folder.iterdir(), key=lambda path: path.name)
+    except OSError as error:
+        raise DataError(f"cannot list {folder}: {error.strerror}; check its permissions") from error
+    return [path for path in paths if not path.name.startswith(".")]
+
+
+def _interleave(classes: Classes) -> list[Item]:
+    """First the first file of every class, then the second of every class that has one, ..."""
+    columns: list[list[Item]] = [
+        [(path, label) for path in files] for label, files in enumerate(classes.values())
+    ]
+    rounds: Iterable[tuple[Item | None, ...]] = itertools.zip_longest(*columns)
+    return [item for turn in rounds for item in turn if item is not None]
+
+
+def _decode_all(paths: Sequence[Path]) -> Tensor:
+    """Read pictures of one size into (N, C, H, W)."""
+    pictures: list[Pixels] = []
+    for path in paths:
+        pictures.append(_decode(path))
+        if pictures[-1].shape[:2] != pictures[0].shape[:2]:
+            raise DataError(
+                f"images differ in size: {paths[0]} is {_size(pictures[0])} and {path} is "
+                f"{_size(pictures[-1])}; resize them to one size first"
+            )
+    channels = max(picture.shape[2] for picture in pictures)
+    images = np.empty((len(paths), channels, *pictures[0].shape[:2]), dtype=np.uint8)
+    for image, picture in zip(images, pictures, strict=True):
+        image[:] = picture.transpose(2, 0, 1)  # a grey picture fills all three channels
+    return torch.from_numpy(images)
+
+
+def _size(picture: Pixels) -> str:
+    return f"{picture.shape[1]}x{picture.shape[0]}"
+
+
+def _decode(path: Path) -> Pixels:
+    """Read one picture as (H, W, C), C being 1 or 3."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                pixels = _pixels(ImageOps.exif_transpose(image))
+    except DataError as error:
+        raise DataError(f"image {path} {error}") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataError(
+            f"image {path} has more than {Image.MAX_IMAGE_PIXELS} pixels; resize it first"
+        ) from error
+    except Exception as error:  # decoders raise anything from SyntaxError to struct.error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise DataError(f"cannot read image {path} ({reason}); replace or remove it") from error
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def _pixels(image: Image.Image) -> Pixels:
+    if image.mode.startswith("I"):
+        return _upper_byte(np.asarray(image))
+    if image.mode == "F":
+        raise DataError("has floating-point pixels of unknown range; save it with 8 or 16 bits")
+    flat = _flatten(image) if image.has_transparency_data else image
+    if image.mode in ("1", "L", "LA"):
+        return np.asarray(flat.convert("L"))
+    pixels = np.asarray(flat.convert("RGB"))
+    if image.mode in ("P", "PA") and (pixels == pixels[..., :1]).all():
+        return pixels[..., :1]
+    return pixels
+
+
+def _upper_byte(values: npt.NDArray[np.integer]) -> Pixels:
+    """Scale 16-bit grey to 8 bits; some decoders hand it over in 32-bit integers."""
+    if values.min() < 0 or values.max() > 0xFFFF:
+        raise DataError("has pixels of more than 16 bits; save it with 8 or 16 bits")
+    return (values >> 8).astype(np.uint8)
+
+
+def _flatten(image: Image.Image) -> Image.Image:
+    black = Image.new("RGBA", image.size, (0, 0, 0, 255))
+    return Image.alpha_composite(black, image.convert("RGBA"))

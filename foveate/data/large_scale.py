@@ -1,0 +1,157 @@
+"""MNIST Large Scale: rescale small images over a factor of 16 into one frame size.
+
+The recipe, in the order of the paper's appendix, with every convention it leaves open:
+
+1. Bicubic rescale by s about the image centre (Keys' kernel, a = -1/2). Pixel i covers [i, i + 1),
+   so source and frame share their centre whatever their sizes, odd or even, and the rescaled image
+   keeps its exact size of 28 s pixels: nothing is rounded to whole pixels. When shrinking, the
+   kernel is widened by 1/s (antialiasing). Beyond its border the source repeats its edge pixel.
+2. Clip to [0, 256].
+3. Embed in the frame: a frame pixel whose centre lies outside the rescaled image is 0 (on its
+   very edge is inside); what lies outside the frame is cut off.
+4. Smooth with the discrete Gaussian of sigma = 7 s / 8. What the kernel meets outside the frame is
+   `border`, which matters where strokes reach the frame, hardly before s = 4. The default repeats
+   the edge pixels: of the four readings it comes closest to the paper's CNN trained on scale 4 and
+   tested on 8 (47.6 %; replicate 48.5, whole 46.1, reflect 44.9, zero 39.5; one seed each).
+5. Rescale each image linearly to [0, 255] (a constant image becomes 0).
+6. (2 / pi) atan(0.02 (I - 128)), so the background is -0.7629, not 0.
+"""
+# Shape letters: N images, C channels, h w source pixels, F frame pixels, E frame pixels plus what
+# the smoothing kernel reaches beyond them.
+
+import math
+from typing import Literal, cast, get_args
+
+import torch
+from torch import Tensor
+
+from foveate.errors import ConfigError, DataError
+from foveate.scale_space import discrete_gaussian, gaussian_radius
+
+RECIPE = 1  # raise it when the same options give other pixels
+Border = Literal["replicate", "reflect", "zero", "whole"]
+SMALLEST, LARGEST = 1 / 16, 64.0
+
+
+def rescale(
+    images: Tensor, scales: float | Tensor, *, size: int = 112, border: Border = "replicate"
+) -> Tensor:
+    """Turn (N, C, h, w) images of 0 to 255 into (N, C, size, size) float32 images of the data set.
+
+    `scales` is one factor for all images or a tensor of N factors. Runs where the images are.
+    """
+    factors = _check(images, scales, size, border)
+    radius = _reach(factors, border)
+    shrink = bicubic_matrices(factors, images.shape[2], size, radius)
+    across = bicubic_matrices(factors, images.shape[3], size, radius)
+    smooth = smoothing_matrices(factors, size, border)
+    if factors.numel() == 1:  # one scale: leave out the frame pixels that the digit does not reach
+        rows, columns = _reached(shrink[0]), _reached(across[0])
+        shrink, across = shrink[:, rows], across[:, columns]
+        smooth_rows, smooth_columns = smooth[:, :, rows], smooth[:, :, columns]
+    else:
+        smooth_rows = smooth_columns = smooth
+    rescaled = _apply(shrink, images.float(), across).clamp_(0, 256)
+    return soft_threshold(_stretch(_apply(smooth_rows, rescaled, smooth_columns)))
+
+
+def bicubic_matrices(scales: Tensor, source: int, size: int, margin: int = 0) -> Tensor:
+    """Weights (N, size + 2 margin, source) that rescale a line of pixels into the frame."""
+    frame = torch.arange(-margin, size + margin, dtype=torch.float64, device=scales.device)
+    position = (frame + 0.5 - size / 2) / scales[:, None] + source / 2
+    width = (1 / scales).clamp_min(1)[:, None, None]
+    beyond = math.ceil(2 * float(width.max()))
+    pixel = torch.arange(-beyond, source + beyond, dtype=torch.float64, device=scales.device)
+    weights = _keys((position[:, :, None] - (pixel + 0.5)) / width)
+    weights = weights / weights.sum(-1, keepdim=True).clamp_min(0.5)
+    inside = (position - source / 2).abs() <= source / 2 + 1e-9  # both ends in: mirror symmetric
+    return _fold(weights * inside[:, :, None], pixel.long(), source, "replicate")
+
+
+def smoothing_matrices(scales: Tensor, size: int, border: Border) -> Tensor:
+    """Weights (N, F, F) that smooth a line of the frame, or (N, F, E) for the border `whole`."""
+    variance = (7 / 8 * scales) ** 2
+    radius = gaussian_radius(float(variance.max()))
+    kernel = discrete_gaussian(variance, radius)
+    pixel = torch.arange(-radius, size + radius, device=scales.device)
+    offset = pixel - torch.arange(size, device=scales.device)[:, None] + radius
+    weights = kernel[:, offset.clamp(0, 2 * radius)]
+    weights = weights * ((offset >= 0) & (offset <= 2 * radius))
+    return weights if border == "whole" else _fold(weights, pixel, size, border)
+
+
+def soft_threshold(images: Tensor) -> Tensor:
+    """Map intensities of 0 to 255 to (2 / pi) atan(0.02 (I - 128)), in place."""
+    return images.sub_(128).mul_(0.02).atan_().mul_(2 / math.pi)
+
+
+def _check(images: Tensor, scales: float | Tensor, size: int, border: str) -> Tensor:
+    if images.ndim != 4 or 0 in images.shape[1:]:
+        raise DataError(f"images must be (N, C, h, w) with pixels, got {tuple(images.shape)}")
+    if size < 1:
+        raise ConfigError(f"size must be at least 1 pixel, got {size}")
+    check_border(border)
+    factors = torch.as_tensor(scales, dtype=torch.float64, device=images.device).reshape(-1)
+    if factors.numel() not in (1, len(images)):
+        raise ConfigError(f"give one scale or one per image, got {factors.numel()}")
+    for factor in (factors.min(), factors.max()) if factors.numel() else ():
+        check_scale(float(factor))
+    return factors
+
+
+def check_scale(scale: float) -> float:
+    """Return `scale`, or say why no image can be made at it."""
+    if not SMALLEST <= scale <= LARGEST:  # also refuses NaN
+        raise ConfigError(f"scale must lie between 1/16 and {LARGEST:g}, got {scale:g}")
+    return scale
+
+
+def check_border(border: str) -> Border:
+    """Return `border`, or say which there are."""
+    if border not in get_args(Border):
+        raise ConfigError(f"border must be one of {', '.join(get_args(Border))}, got {border!r}")
+    return cast(Border, border)
+
+
+def _reach(scales: Tensor, border: Border) -> int:
+    return gaussian_radius(float(((7 / 8 * scales) ** 2).max())) if border == "whole" else 0
+
+
+def _keys(x: Tensor) -> Tensor:
+    x = x.abs()
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
+    return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+
+
+def _fold(weights: Tensor, pixel: Tensor, length: int, border: Border) -> Tensor:
+    """Give the weights of pixels outside [0, length) to those inside that stand for them."""
+    if border == "zero":
+        return weights[..., (pixel >= 0) & (pixel < length)]
+    if border == "replicate":
+        target = pixel.clamp(0, length - 1)
+    else:
+        period = max(2 * (length - 1), 1)
+        target = (pixel % period - (length - 1)).abs().neg() + length - 1
+    folded = weights.new_zeros(*weights.shape[:-1], length)
+    return folded.index_add_(-1, target, weights)
+
+
+def _reached(matrix: Tensor) -> slice:
+    rows = matrix.abs().sum(-1).nonzero()
+    return slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 1)
+
+
+def _apply(rows: Tensor, images: Tensor, columns: Tensor) -> Tensor:
+    """Take (N, C, h, w) images to rows @ image @ columns' transpose."""
+    left, right = (m.float() if len(m) > 1 else m[0].float() for m in (rows, columns))
+    if left.ndim == 3:
+        left, right = left[:, None], right[:, None]
+    return left @ (images @ right.mT)
+
+
+def _stretch(images: Tensor) -> Tensor:
+    low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
+    span = high - low
+    gain = torch.where(span > 0, 255 / span, 0.0)
+    return images.sub_(low).mul_(gain)

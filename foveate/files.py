@@ -1,0 +1,62 @@
+"""Write a file so that it is either whole and in place, or not there at all."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a temporary path beside `path`; on success it becomes `path`, on failure it is removed.
+
+    The data reaches the disk before the name does, so a crash cannot leave a short file under the
+    final name. What a killed process left behind is swept away by the next writer on that machine.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _sweep(path)
+    temporary = path.with_name(f"{_prefix(path)}{os.getpid()}.tmp")
+    try:
+        yield temporary
+        _flush(temporary)
+        os.replace(temporary, path)
+        _flush(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` to `path`, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _prefix(path: Path) -> str:
+    return f".{path.name}.{socket.gethostname()}."
+
+
+def _sweep(path: Path) -> None:
+    for leftover in path.parent.glob(f"{_prefix(path)}*.tmp"):
+        pid = leftover.name.split(".")[-2]
+        if pid.isdigit() and not _alive(int(pid)):
+            leftover.unlink(missing_ok=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some file systems cannot sync a directory
+            os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,34 @@
+"""Small IDX files for the tests, and the error that a bad source gives."""
+
+import struct
+
+import numpy as np
+import pytest
+
+from foveate.data.idx import FILES
+from foveate.data.sources import load_source
+from foveate.errors import DataError
+
+
+def idx_bytes(array):
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + (
+        array.astype(np.uint8).tobytes()
+    )  # fmt: skip
+
+
+def error_of(name):
+    """The message of the DataError that loading `name` raises; always one line."""
+    with pytest.raises(DataError) as caught:
+        load_source(name)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def write_idx_folder(folder, *, train=30, test=5, spell=lambda name: name, pack=lambda data: data):
+    generator = np.random.default_rng(0)
+    arrays = []
+    for count in (train, test):
+        arrays += [generator.integers(0, 256, (count, 3, 4)), np.arange(count) % 3]
+    for name, array in zip(FILES, arrays, strict=True):
+        (folder / spell(name)).write_bytes(pack(idx_bytes(array)))
+    return arrays

@@ -1,0 +1,112 @@
+"""The command line as a person meets it: what it prints, what it writes, how it fails."""
+
+import subprocess
+import sys
+
+import pytest
+
+import foveate
+from foveate.cli.app import run
+from foveate.data.store import ScaledFile
+
+GENERATE = ["generate", "mnist-large-scale", "--source", "mnist-5k"]
+
+
+def test_version(capsys):
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"foveate {foveate.__version__}\n"
+
+
+def test_without_a_command_it_shows_the_help(capsys):
+    assert run([]) == 0
+    assert "generate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["generate", "show"])
+def test_every_help_has_an_example(capsys, command):
+    assert run([command, "--help"]) == 0
+    assert "Example: foveate" in capsys.readouterr().out
+
+
+def test_generate_writes_the_files_it_names(capsys, tmp_path):
+    arguments = [*GENERATE, "--train", "none", "--test", "1,2", "--size", "32"]
+    assert run([*arguments, "--out", str(tmp_path)]) == 0
+    names = [line.rsplit("/", 1)[1] for line in capsys.readouterr().out.split()]
+    assert names == [
+        "mnist-5k_large_scale_te1000_outsize32-32_scte1p000.h5",
+        "mnist-5k_large_scale_te1000_outsize32-32_scte2p000.h5",
+    ]
+    assert sorted(p.name for p in tmp_path.iterdir()) == names
+    images, labels = ScaledFile(tmp_path / names[1]).read("test")
+    assert images.shape == (1000, 1, 32, 32)
+    assert labels.bincount().tolist() == [100] * 10
+
+
+def test_generate_makes_multi_scale_training_files(capsys, tmp_path):
+    arguments = [*GENERATE, "--train", "1-4", "--test", "none", "--size", "16"]
+    assert run([*arguments, "--out", str(tmp_path)]) == 0
+    (path,) = tmp_path.iterdir()
+    expected = (
+        "mnist-5k_large_scale_tr3500_vl500_te1000_outsize16-16_sctr1p000-4p000_scte1p000-4p000"
+    )
+    assert path.stem == expected
+    assert ScaledFile(path).counts == {"train": 3500, "val": 500, "test": 1000}
+
+
+def test_show_draws_a_source_and_a_file(capsys, tmp_path):
+    picture = tmp_path / "digits.png"
+    assert run(["show", "mnist-5k", "--scales", "1,2", "--out", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    run([*GENERATE, "--train", "none", "--test", "1", "--size", "16", "--out", str(tmp_path)])
+    (file,) = tmp_path.glob("*.h5")
+    drawing = tmp_path / "file.svg"
+    assert run(["show", str(file), "--out", str(drawing)]) == 0
+    assert "<svg" in drawing.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["generate", "mnist-large-scale"], "Missing option '--out'"),
+        (["nonsense"], "No such command 'nonsense'"),
+        (["generate", "cifar", "--out", "x"], "the only recipe is mnist-large-scale, got 'cifar'"),
+        ([*GENERATE, "--train", "0", "--out", "x"], "scale must lie between 1/16 and 64, got 0"),
+        ([*GENERATE, "--train", "nan", "--out", "x"], "got nan"),
+        ([*GENERATE, "--train", "-2", "--out", "x"], "scale must look like 2 or 1-4, got '-2'"),
+        ([*GENERATE, "--test", "1e9", "--out", "x"], "got 1e+09"),
+        ([*GENERATE, "--test", "big", "--out", "x"], "scales must look like 0.5,1,2 or all"),
+        ([*GENERATE, "--size", "0", "--out", "x"], "size must be at least 1 pixel, got 0"),
+        ([*GENERATE, "--border", "odd", "--out", "x"], "border must be one of"),
+        ([*GENERATE, "--size", "1000000", "--out", "x"], "choose another --out or fewer scales"),
+        (["show", "nothing-like-it"], "nothing-like-it"),
+        (["show", "folder:/no/such/folder"], "/no/such/folder"),
+        (["show", "no-such-file.h5"], "no such file: no-such-file.h5"),
+        (["show", "mnist-5k", "--scales", "1", "--out", "x.exe"], "must end in .png, .svg or .pdf"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert words in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_debug_shows_the_traceback():
+    command = [sys.executable, "-m", "foveate", "--debug", "show", "nothing-like-it"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "Traceback" in done.stderr
+
+
+def test_output_is_plain_when_it_is_not_a_terminal(tmp_path):
+    command = [sys.executable, "-m", "foveate", *GENERATE, "--train", "none", "--test", "1"]
+    done = subprocess.run(
+        [*command, "--size", "16", "--out", str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert done.stdout.count("\n") == 1

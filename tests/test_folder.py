@@ -1,0 +1,259 @@
+"""Folders of pictures: splits, formats, and what goes wrong."""
+
+import shutil
+
+import numpy as np
+import pytest
+from made_sources import error_of
+from PIL import Image
+
+from foveate.data.sources import load_source
+from foveate.errors import DataError
+
+
+def save(path, pixels, **options):
+    """Save an array, or a number as a grey picture of that value."""
+    if isinstance(pixels, int):
+        pixels = np.full((4, 6), pixels, dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    image = pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels)
+    image.save(path, **options)
+
+
+def test_folder_of_classes_is_cut_into_contiguous_runs_that_take_turns(tmp_path):
+    for value in range(20):
+        save(tmp_path / "cat" / f"{value:02}.png", value)
+    for value in range(10):
+        save(tmp_path / "ant" / f"{value:02}.png", 100 + value)
+    source = load_source(f"folder:{tmp_path}")
+    assert source.classes == ("ant", "cat")
+    assert source.train.images.shape == (7 + 14, 1, 4, 6)
+    first = source.train.images[:, 0, 0, 0].tolist()
+    assert first == [100, 0, 101, 1, 102, 2, 103, 3, 104, 4, 105, 5, 106, 6, *range(7, 14)]
+    assert source.train.labels.tolist() == [0, 1] * 7 + [1] * 7
+    assert source.val.images[:, 0, 0, 0].tolist() == [107, 14, 15]
+    assert source.test.images[:, 0, 0, 0].tolist() == [108, 16, 109, 17, 18, 19]
+    assert source.test.labels.tolist() == [0, 1, 0, 1, 1, 1]
+
+
+def write_splits(folder, counts, classes=("a", "b")):
+    for split, count in counts.items():
+        for label, name in enumerate(classes):
+            for value in range(count):
+                save(folder / split / name / f"{value:02}.png", 100 * label + value)
+
+
+def test_folder_with_train_and_test_takes_val_from_the_end_of_each_class(tmp_path):
+    write_splits(tmp_path, {"train": 12, "test": 2})
+    source = load_source(f"folder:{tmp_path}")
+    assert source.train.images[:, 0, 0, 0].tolist() == [x for i in range(10) for x in (i, 100 + i)]
+    assert source.val.images[:, 0, 0, 0].tolist() == [10, 110, 11, 111]
+    assert source.test.images[:, 0, 0, 0].tolist() == [0, 100, 1, 101]
+    assert source.val.labels.tolist() == [0, 1, 0, 1]
+
+
+def test_folder_with_all_three_splits(tmp_path):
+    write_splits(tmp_path, {"train": 3, "val": 2, "test": 1})
+    source = load_source(f"folder:{tmp_path}")
+    assert [len(split) for split in (source.train, source.val, source.test)] == [6, 4, 2]
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_splits_with_different_classes(tmp_path, split):
+    write_splits(tmp_path, {"train": 2, "val": 2, "test": 2})
+    save(tmp_path / split / "zebra" / "0.png", 0)
+    message = error_of(f"folder:{tmp_path}")
+    assert "zebra" in message
+    assert split in message
+
+
+def test_train_without_test_is_not_taken_for_a_class(tmp_path):
+    write_splits(tmp_path, {"train": 2, "val": 2})
+    assert "both train and test" in error_of(f"folder:{tmp_path}")
+
+
+def one_class(folder, *pictures):
+    """A folder with splits that hold exactly these pictures as train, in this order."""
+    for index, picture in enumerate(pictures):
+        shutil.copytree(picture.parent, folder / "train" / f"c{index}")
+        for split in ("val", "test"):
+            shutil.copytree(picture.parent, folder / split / f"c{index}")
+    return load_source(f"folder:{folder}").train.images
+
+
+GREY = np.arange(24, dtype=np.uint8).reshape(4, 6) * 10
+COLOUR = np.stack([GREY, 255 - GREY, GREY // 2], axis=2)
+
+
+def decoded(tmp_path, extension, pixels, **options):
+    """Save a picture, and read it as the only one of a folder: (C, H, W)."""
+    path = tmp_path / "raw" / f"x.{extension}"
+    save(path, pixels, **options)
+    return one_class(tmp_path / "data", path)[0].numpy()
+
+
+@pytest.mark.parametrize("extension", ["png", "bmp", "gif", "tif", "tiff", "pgm", "PNG"])
+def test_grey_pictures_have_one_channel(tmp_path, extension):
+    image = Image.fromarray(GREY)
+    options = {"format": "PPM"} if extension == "pgm" else {}
+    assert np.array_equal(decoded(tmp_path, extension, image, **options), GREY[None])
+
+
+@pytest.mark.parametrize("extension", ["png", "bmp", "tif", "ppm"])
+def test_colour_pictures_have_three_channels_in_the_order_rgb(tmp_path, extension):
+    assert np.array_equal(decoded(tmp_path, extension, COLOUR), COLOUR.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("extension", ["jpg", "jpeg", "webp"])
+def test_lossy_formats(tmp_path, extension):
+    flat = np.broadcast_to(np.array([200, 100, 50], dtype=np.uint8), (4, 6, 3))
+    found = decoded(tmp_path, extension, Image.fromarray(flat.copy()), quality=100)
+    assert found.shape == (3, 4, 6)
+    assert np.abs(found.astype(int) - flat.transpose(2, 0, 1)).max() <= 4  # rounding of YCbCr
+
+
+def test_one_colour_picture_makes_all_of_them_rgb(tmp_path):
+    save(tmp_path / "grey" / "x.png", GREY)
+    save(tmp_path / "colour" / "x.png", COLOUR)
+    images = one_class(tmp_path / "d", tmp_path / "grey" / "x.png", tmp_path / "colour" / "x.png")
+    assert np.array_equal(images[0], np.stack([GREY] * 3))
+    assert np.array_equal(images[1], COLOUR.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("extension", ["png", "tif", "pgm"])
+def test_16_bit_grey_keeps_its_upper_byte(tmp_path, extension):
+    values = np.linspace(0, 65535, 24).astype(np.uint16).reshape(4, 6)
+    image = Image.fromarray(values)
+    if extension == "pgm":
+        path = tmp_path / "raw" / "x.pgm"
+        path.parent.mkdir()
+        path.write_bytes(b"P5 6 4 65535\n" + values.astype(">u2").tobytes())
+        found = one_class(tmp_path / "data", path)[0]
+    else:
+        found = decoded(tmp_path, extension, image)
+    assert np.array_equal(found, (values >> 8)[None])
+
+
+def test_alpha_is_flattened_over_black(tmp_path):
+    alpha = np.array([[0, 51, 102, 153, 204, 255]] * 4, dtype=np.uint8)
+    expected = np.round(COLOUR / 255.0 * alpha[..., None]).transpose(2, 0, 1)
+    found = decoded(tmp_path, "png", np.dstack([COLOUR, alpha]))
+    assert found.shape == (3, 4, 6)
+    assert np.abs(found - expected).max() <= 1  # Pillow rounds alpha in steps of its own
+    assert found[:, :, 0].max() == 0
+    assert np.array_equal(found[:, :, 5], COLOUR.transpose(2, 0, 1)[:, :, 5])
+
+
+def test_grey_with_alpha_stays_grey(tmp_path):
+    alpha = np.array([[0, 0, 0, 255, 255, 255]] * 4, dtype=np.uint8)
+    image = Image.merge("LA", [Image.fromarray(GREY), Image.fromarray(alpha)])
+    assert np.array_equal(decoded(tmp_path, "png", image), np.where(alpha, GREY, 0)[None])
+
+
+def test_palette_and_its_transparency(tmp_path):
+    indices = np.arange(24, dtype=np.uint8).reshape(4, 6) % 3
+    image = Image.fromarray(indices)
+    image.putpalette([200, 10, 20, 30, 210, 40, 50, 60, 220])
+    colours = np.array([[200, 10, 20], [30, 210, 40], [50, 60, 220]])
+    expected = colours[indices].transpose(2, 0, 1)
+    assert np.array_equal(decoded(tmp_path / "plain", "png", image), expected)
+    found = decoded(tmp_path / "clear", "png", image, transparency=b"\x00\xff\xff")
+    assert np.array_equal(found, np.where(indices == 0, 0, expected))
+
+
+def test_cmyk_and_bilevel(tmp_path):
+    cmyk = Image.new("CMYK", (6, 4), (0, 255, 255, 0))
+    assert (decoded(tmp_path / "cmyk", "tif", cmyk)[:, 0, 0] == (255, 0, 0)).all()
+    bits = Image.fromarray(GREY > 100)
+    assert np.array_equal(decoded(tmp_path / "bits", "png", bits)[0], (GREY > 100) * 255)
+
+
+@pytest.mark.parametrize("values", [GREY, GREY.astype(np.uint16) << 8])
+def test_exif_orientation_is_applied(tmp_path, values):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned by 90 degrees clockwise
+    found = decoded(tmp_path, "png", Image.fromarray(values), exif=exif)
+    assert np.array_equal(found[0], np.rot90(GREY, -1))
+
+
+def test_first_frame_of_an_animation(tmp_path):
+    frames = [Image.fromarray(np.full((4, 6), value, dtype=np.uint8)) for value in (10, 200)]
+    found = decoded(tmp_path, "gif", frames[0], save_all=True, append_images=frames[1:])
+    assert (found == 10).all()
+
+
+def test_hidden_and_other_files_are_ignored(tmp_path):
+    write_splits(tmp_path, {"train": 6, "test": 1})
+    before = load_source(f"folder:{tmp_path}")
+    for name in ("notes.txt", ".x.png", "._00.png", "Thumbs.db", "LICENSE"):
+        (tmp_path / "train" / "a" / name).write_bytes(b"not a picture")
+    (tmp_path / "train" / ".git").mkdir()
+    (tmp_path / "train" / "a" / "nested.png").mkdir()
+    (tmp_path / "README.png").write_bytes(b"beside the classes")
+    assert load_source(f"folder:{tmp_path}").checksum == before.checksum
+
+
+def test_missing_folder_and_not_a_folder(tmp_path):
+    assert "nowhere does not exist" in error_of(f"folder:{tmp_path / 'nowhere'}")
+    (tmp_path / "file").write_text("")
+    assert "file is not a folder" in error_of(f"folder:{tmp_path / 'file'}")
+
+
+def test_folder_without_classes_or_images(tmp_path):
+    save(tmp_path / "x.png", 0)
+    assert "no class sub-folders" in error_of(f"folder:{tmp_path}")
+    (tmp_path / "bird").mkdir()
+    message = error_of(f"folder:{tmp_path}")
+    assert "'bird'" in message
+    assert "no images" in message
+
+
+def test_too_few_images_for_the_splits(tmp_path):
+    for value in range(9):
+        save(tmp_path / "cat" / f"{value}.png", value)
+    message = error_of(f"folder:{tmp_path}")
+    assert "'cat' has 9 images" in message
+    save(tmp_path / "cat" / "9.png", 9)
+    assert [len(load_source(f"folder:{tmp_path}").val)] == [1]
+
+
+def test_mixed_sizes_name_two_files_and_their_sizes(tmp_path):
+    write_splits(tmp_path, {"train": 6, "test": 1})
+    save(tmp_path / "train" / "b" / "03.png", np.zeros((5, 7), dtype=np.uint8))
+    message = error_of(f"folder:{tmp_path}")
+    for part in ("00.png is 6x4", "03.png is 7x5", "resize"):
+        assert part in message
+
+
+@pytest.mark.parametrize("extension", ["png", "jpg", "bmp", "tif"])
+def test_truncated_image_is_named(tmp_path, extension):
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    path = tmp_path / "raw" / f"x.{extension}"
+    save(path, noise)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(DataError, match=rf"cannot read image .*x\.{extension}"):
+        one_class(tmp_path / "data", path)
+
+
+def test_text_under_an_image_name_and_dangling_links_are_named(tmp_path):
+    write_splits(tmp_path, {"train": 6, "test": 1})
+    path = tmp_path / "test" / "a" / "zz.jpg"
+    path.write_text("not an image")
+    assert "zz.jpg" in error_of(f"folder:{tmp_path}")
+    path.unlink()
+    path.symlink_to(tmp_path / "gone.jpg")
+    assert "zz.jpg" in error_of(f"folder:{tmp_path}")
+
+
+@pytest.mark.parametrize("limit", [20, 10])  # Pillow warns above the limit, raises above twice it
+def test_decompression_bomb(tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+    with pytest.raises(DataError, match=rf"x\.png has more than {limit} pixels"):
+        decoded(tmp_path, "png", GREY)
+
+
+def test_pixels_without_a_known_range_are_refused(tmp_path):
+    with pytest.raises(DataError, match=r"x\.tif has floating-point"):
+        decoded(tmp_path / "float", "tif", GREY.astype(np.float32))
+    with pytest.raises(DataError, match=r"x\.tif has pixels of more than 16 bits"):
+        decoded(tmp_path / "long", "tif", GREY.astype(np.int32) << 16)

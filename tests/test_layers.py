@@ -1,0 +1,66 @@
+"""Imports point one way, and importing the package does nothing heavy."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import foveate
+
+PACKAGE = Path(foveate.__file__).parent
+# A module may import from its own room and from rooms before it.
+ROOMS = (
+    ("errors", "files"),
+    ("scales", "resampling", "scale_space"),
+    ("data",),
+    ("models",),
+    ("training",),
+    ("evaluation",),
+    ("experiments",),
+    ("report",),
+    ("cli", "demo", "__main__"),
+)
+RANK = {name: rank for rank, names in enumerate(ROOMS) for name in names}
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("foveate"):
+            yield node.module
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("foveate"))
+
+
+def room(module):
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else None
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.name))
+def test_imports_point_only_to_earlier_rooms(path):
+    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if own == "__init__":
+        return
+    for module in imports(path):
+        other = room(module)
+        if other is not None:
+            assert RANK[other] <= RANK[own], f"{own} may not import {module}"
+
+
+def test_no_pickle_no_torch_load_no_eval():
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text()
+        for word in ("import pickle", "torch.load(", "exec("):
+            assert word not in text, f"{path.name} has {word}"
+
+
+@pytest.mark.parametrize("command", ["--help", "--version", "generate --help"])
+def test_help_does_not_import_torch(command):
+    code = (
+        "import sys; from foveate.cli.app import run; "
+        f"run({command.split()!r}); sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
