@@ -1,3 +1,34 @@
 """Vision networks that recognise things at sizes they were never trained on."""
 
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foveate.data.sources import load_source as load_source
+    from foveate.models.channels import ScaleChannels as ScaleChannels
+    from foveate.models.sliding import SlidingChannels as SlidingChannels
+    from foveate.models.sliding import local_maps as local_maps
+    from foveate.models.zoo import create_model as create_model
+    from foveate.resampling import foveate as foveate
+    from foveate.scales import ScaleGrid as ScaleGrid
+
 __version__ = "0.1.0"
+
+# Names are looked up on first use, so that `foveate --help` need not wait for torch.
+_HOMES = {
+    "ScaleChannels": "foveate.models.channels",
+    "ScaleGrid": "foveate.scales",
+    "SlidingChannels": "foveate.models.sliding",
+    "create_model": "foveate.models.zoo",
+    "foveate": "foveate.resampling",
+    "load_source": "foveate.data.sources",
+    "local_maps": "foveate.models.sliding",
+}
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'foveate' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -159,6 +159,15 @@ class ScaledFile:
         pixels = torch.from_numpy(np.ascontiguousarray(np.moveaxis(batch, -1, 1), np.float32))
         return pixels, torch.from_numpy(tags.reshape(-1).astype(np.int64))
 
+    def pick(self, split: SplitName, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Read the images and labels at the indices `chosen`, in their order."""
+        order, back = torch.unique(chosen, return_inverse=True)  # HDF5 reads in rising order
+        with self._open() as file:
+            self._require(split)
+            batch, tags = file[f"x_{split}"][order.numpy()], file[f"y_{split}"][order.numpy()]
+        pixels = torch.from_numpy(np.ascontiguousarray(np.moveaxis(batch, -1, 1), np.float32))
+        return pixels[back], torch.from_numpy(tags.astype(np.int64))[back]
+
     def scales(self, split: SplitName) -> Tensor:
         """Give the scale of each image (N,): stored, or the one scale that the file's name says."""
         with self._open() as file:

@@ -1,0 +1,1 @@
+"""What a network does: its errors over scale, measured and held against the theory."""

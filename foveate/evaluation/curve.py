@@ -1,0 +1,111 @@
+"""Accuracy over scale: a network tested on the same images at many sizes."""
+# Shape letters: N images, S scale channel, K classes.
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foveate.data.large_scale import Border, rescale
+from foveate.data.sources import Split
+from foveate.models.channels import ScaleChannels
+from foveate.models.sliding import SlidingChannels
+from foveate.training.config import Precision
+from foveate.training.engine import CHUNK, cast
+
+
+@dataclass(frozen=True)
+class AtScale:
+    """What a network answered on a test set shown at one scale.
+
+    `confusion[label][answer]` counts images; `winners[channel]` counts the images whose predicted
+    class answered most strongly in that scale channel (empty for networks without channels).
+    """
+
+    scale: float
+    confusion: tuple[tuple[int, ...], ...]
+    winners: tuple[int, ...] = ()
+
+    @property
+    def count(self) -> int:
+        """Number of images."""
+        return sum(map(sum, self.confusion))
+
+    @property
+    def accuracy(self) -> float:
+        """Share of images answered rightly."""
+        return sum(row[k] for k, row in enumerate(self.confusion)) / self.count
+
+    @property
+    def per_class(self) -> tuple[float, ...]:
+        """Share of the images of each class answered rightly; NaN where a class has none."""
+        rows = enumerate(self.confusion)
+        return tuple(row[k] / sum(row) if sum(row) else float("nan") for k, row in rows)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        return {**asdict(self), "accuracy": self.accuracy, "per_class": self.per_class}
+
+
+def accuracy_over_scale(
+    net: nn.Module,
+    data: Split,
+    scales: Sequence[float],
+    *,
+    size: int = 112,
+    border: Border = "replicate",
+    precision: Precision = "float32",
+    advance: Callable[[int], None] = lambda count: None,
+) -> list[AtScale]:
+    """Show `data` to the network at each scale, on the device where the network is."""
+    device = next(net.parameters()).device
+    was_training = net.training
+    net.eval()
+    found = []
+    for scale in scales:
+        tally = _Tally()
+        for images, labels in zip(
+            torch.split(data.images, CHUNK), torch.split(data.labels, CHUNK), strict=True
+        ):
+            made = rescale(images.to(device), scale, size=size, border=border)
+            tally.add(*_answers(net, made, precision), labels.to(device))
+            advance(len(labels))
+        found.append(tally.result(scale))
+    net.train(was_training)
+    return found
+
+
+@torch.no_grad()
+def _answers(net: nn.Module, images: Tensor, precision: Precision) -> tuple[Tensor, Tensor | None]:
+    """Logits (N, K), and for networks with channels the channel (N,) that won."""
+    with cast(precision, images.device):
+        if not isinstance(net, ScaleChannels | SlidingChannels):
+            return net(images).float(), None
+        outputs = net.channels(images)
+        logits = net.combine(outputs)
+    chosen = logits.argmax(1)[:, None, None].expand(-1, outputs.shape[1], 1)
+    return logits.float(), outputs.gather(2, chosen).squeeze(2).argmax(1)
+
+
+class _Tally:
+    """Counts on the device, read once at the end: asking after every batch would stall a GPU."""
+
+    def __init__(self) -> None:
+        self.confusion: Tensor | None = None
+        self.winners: Tensor | None = None
+
+    def add(self, logits: Tensor, winners: Tensor | None, labels: Tensor) -> None:
+        classes = logits.shape[1]
+        counts = torch.bincount(labels * classes + logits.argmax(1), minlength=classes**2)
+        counts = counts.reshape(classes, classes)
+        self.confusion = counts if self.confusion is None else self.confusion + counts
+        if winners is not None:
+            won = torch.bincount(winners, minlength=64)
+            self.winners = won if self.winners is None else self.winners + won
+
+    def result(self, scale: float) -> AtScale:
+        assert self.confusion is not None
+        winners = () if self.winners is None else tuple(self.winners.tolist())
+        return AtScale(scale, tuple(map(tuple, self.confusion.tolist())), winners)

@@ -1,0 +1,137 @@
+"""Images given by a formula, so that scaling, derivatives and bounds on them are exact."""
+# Shape letters: M blobs, H W pixels. Points are (y, x) in pixels from the centre of the frame.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foveate.scale_space import hermite
+
+ORIGIN = (0.0, 0.0)
+FAR = 26.0  # deviations; smaller values would become denormal numbers, which are slow to multiply
+CRAMER = 1.0865  # Cramér: |He_n(x)| exp(-x²/4) <= 1.0865 sqrt(n!) for all n and x
+
+
+@dataclass(frozen=True)
+class Blobs:
+    """f(y, x) = sum of a exp(-(y - c_y)² / 2 d_y² - (x - c_x)² / 2 d_x²) over M blobs.
+
+    `amplitudes` a are (M,), `centres` c and `deviations` d are (M, 2), all float64.
+    """
+
+    amplitudes: Tensor
+    centres: Tensor
+    deviations: Tensor
+
+    def values(self, ys: Tensor, xs: Tensor, orders: tuple[int, int] = (0, 0)) -> Tensor:
+        """f, or its partial derivative of these orders, on the grid of ys (H,) and xs (W,)."""
+        rows, columns = self.profiles(0, ys, orders[0]), self.profiles(1, xs, orders[1])
+        return torch.einsum("m,hm,wm->hw", self.amplitudes, rows, columns)
+
+    def profiles(self, axis: int, at: Tensor, order: int = 0) -> Tensor:
+        """A derivative of each blob's profile along one axis, at (L,) points: (L, M)."""
+        z = (at[:, None] - self.centres[:, axis]) / self.deviations[:, axis]
+        slopes = (-1 / self.deviations[:, axis]) ** order * hermite(order, z)
+        return slopes * torch.where(z.abs() < FAR, torch.exp(-(z**2) / 2), 0.0)
+
+    def sampled(self, size: int) -> Tensor:
+        """The image at the pixel centres of a square frame: (1, 1, size, size)."""
+        at = torch.arange(size, dtype=torch.float64) + (0.5 - size / 2)
+        return self.values(at, at)[None, None]
+
+    def transform(self, t: float, x1: Sequence[float], x2: Sequence[float]) -> Blobs:
+        """The image h with h(x') = f(x), x' = t (x - x1) + x2."""
+        one, two = self.centres.new_tensor(x1), self.centres.new_tensor(x2)
+        return Blobs(self.amplitudes, t * (self.centres - one) + two, t * self.deviations)
+
+    def scaled(self, t: float, about: Sequence[float] = ORIGIN) -> Blobs:
+        """The image scaled by t about a point."""
+        return self.transform(t, about, about)
+
+    def smoothed(self, sigma: float) -> Blobs:
+        """The image convolved with a Gaussian: variances add, and the mass of each blob stays."""
+        wider = (self.deviations**2 + sigma**2).sqrt()
+        shrink = (self.deviations / wider).prod(1)
+        return Blobs(self.amplitudes * shrink, self.centres, wider)
+
+    def interpolation_error(self, ys: Tensor, xs: Tensor) -> Tensor:
+        """How far bilinear interpolation between pixels 1 apart can be from f on a grid: (H, W).
+
+        Along an axis a chord is off by at most max|f''| / 8 over its cell, and interpolating the
+        other axis does not enlarge that. A cell reaches 1 pixel from the point at most.
+        """
+        flat = [self._largest(axis, at, _bell) for axis, at in enumerate((ys, xs))]
+        bent = [self._largest(axis, at, _bend) for axis, at in enumerate((ys, xs))]
+        bent = [bent[axis] / self.deviations[:, axis] ** 2 for axis in range(2)]
+        heights = self.amplitudes.abs() / 8
+        product = "m,hm,wm->hw"
+        return torch.einsum(product, heights, bent[0], flat[1]) + torch.einsum(
+            product, heights, flat[0], bent[1]
+        )
+
+    def _largest(self, axis: int, at: Tensor, falling: Callable[[Tensor], Tensor]) -> Tensor:
+        """The largest value of a profile that falls with |z|, within 1 pixel of (L,) points."""
+        reach = ((at[:, None] - self.centres[:, axis]).abs() - 1).clamp_min(0)
+        return falling(reach / self.deviations[:, axis])
+
+    def steepness(self, axis: int, order: int) -> float:
+        """A bound on the derivative of that order of every blob's profile along an axis."""
+        narrowest = float(self.deviations[:, axis].min())
+        return CRAMER * math.sqrt(math.factorial(order)) / narrowest**order
+
+    def beyond(self, near: float, far: float) -> float:
+        """A bound on |f| nearer to the origin than `near` and farther from it than `far`."""
+        radius = self.centres.norm(dim=1)
+        gap = torch.minimum(radius - near, far - radius).clamp_min(0)
+        widest = self.deviations.amax(1)
+        return float((self.amplitudes.abs() * torch.exp(-((gap / widest) ** 2) / 2)).sum())
+
+
+def _bell(z: Tensor) -> Tensor:
+    return torch.exp(-(z**2) / 2)
+
+
+def _bend(z: Tensor) -> Tensor:
+    """The largest |z² - 1| exp(-z²/2), a bell's second derivative, at z >= 0 and beyond."""
+    hump = 2 * math.exp(-1.5)  # at z = sqrt(3); |second derivative| falls from there on
+    here = (z**2 - 1).abs() * _bell(z)
+    return torch.where(z < math.sqrt(3), here.clamp_min(hump), here)
+
+
+def scene(seed: int, count: int = 5) -> Blobs:
+    """Random blobs of deviation 10 to 20 pixels, their centres within 20 of the origin."""
+    random = torch.Generator().manual_seed(seed)
+    centres = 40 * _uniform(random, count, 2) - 20
+    return Blobs(_amplitudes(random, count), centres, 10 + 10 * _uniform(random, count, 2))
+
+
+def ring(seed: int, radius: float = 120.0, count: int = 4) -> Blobs:
+    """Random blobs of deviation 15 to 20 on a circle: empty at its centre and far outside.
+
+    So the finest and the coarsest channels of a wide enough set see nothing but background.
+    """
+    random = torch.Generator().manual_seed(seed)
+    angle = 2 * math.pi * _uniform(random, count)
+    centres = radius * torch.stack([angle.sin(), angle.cos()], 1)
+    return Blobs(_amplitudes(random, count), centres, 15 + 5 * _uniform(random, count, 2))
+
+
+def blob(sigma: float) -> Blobs:
+    """One round blob of height 1 at the origin."""
+    one = torch.ones(1, dtype=torch.float64)
+    return Blobs(one, torch.zeros(1, 2, dtype=torch.float64), torch.full((1, 2), sigma).double())
+
+
+def _uniform(random: torch.Generator, *shape: int) -> Tensor:
+    return torch.rand(shape, generator=random, dtype=torch.float64)
+
+
+def _amplitudes(random: torch.Generator, count: int) -> Tensor:
+    """Heights of 0.5 to 1 with signs in turn, so that some parts are bright and some dark."""
+    signs = 1 - 2 * (torch.arange(count) % 2).double()
+    return signs * (0.5 + 0.5 * _uniform(random, count))

@@ -1,0 +1,88 @@
+"""The paper's base network: unpadded 3 × 3 convolutions, then two fully connected layers."""
+# Shape letters: N patches, C image channel, P patch pixels, K classes, h w positions.
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foveate.errors import ConfigError
+from foveate.models import fast
+
+
+class ConvNet(nn.Module):
+    """Map (N, C, P, P) images to (N, K) logits; stride 2 in every second convolution.
+
+    `features` lists the filters of each convolution: (16, 16, 32, 32) on 28 pixels is the network
+    of a scale channel, (16, 16, 16, 16, 32, 32, 32, 32) on 112 pixels the standard CNN.
+    """
+
+    def __init__(
+        self,
+        features: Sequence[int] = (16, 16, 32, 32),
+        size: int = 28,
+        *,
+        channels: int = 1,
+        classes: int = 10,
+        hidden: int = 100,
+        batch_norm: bool = True,
+        dropout: float = 0.15,
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self.stride = 2 ** (len(features) // 2)
+        layers: list[nn.Module] = []
+        for index, (before, after) in enumerate(zip((channels, *features), features, strict=False)):
+            layers.append(nn.Conv2d(before, after, 3, stride=1 + index % 2))
+            if batch_norm:
+                layers.append(nn.BatchNorm2d(after))
+            layers.append(nn.ReLU(inplace=True))
+        self.trunk = nn.Sequential(*layers)
+        self.side = _side(size, len(features))
+        self.hidden = nn.Linear(features[-1] * self.side**2, hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(hidden, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Give the logits (N, K) of images of exactly `size` pixels."""
+        return self.classify(self.features(images))
+
+    def features(self, images: Tensor) -> Tensor:
+        """Run the convolutions, in the fast form where it applies."""
+        if fast.applies(self.trunk, images):
+            return fast.run(self.trunk, fast.windows(images))
+        return self.trunk(images)  # type: ignore[no-any-return]
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Run the fully connected layers: the last feature map to logits (N, K)."""
+        hidden = F.relu(self.hidden(features.flatten(1)))
+        return self.head(self.dropout(hidden))  # type: ignore[no-any-return]
+
+    def dense(self, images: Tensor) -> Tensor:
+        """Give the logits (N, K, h, w) of every window of `size` pixels, `stride` pixels apart.
+
+        The fully connected layers run as convolutions with the same weights, so the layers below
+        are computed once for all windows.
+        """
+        rows, columns = (self._covered(length) for length in images.shape[-2:])
+        kernel = self.hidden.weight.unflatten(1, (-1, self.side, self.side))
+        features = self.features(images[..., :rows, :columns])
+        hidden = F.relu(F.conv2d(features, kernel, self.hidden.bias))
+        return F.conv2d(self.dropout(hidden), self.head.weight[..., None, None], self.head.bias)
+
+    def _covered(self, length: int) -> int:
+        """Pixels that whole windows cover; in the rest the trunk would find one more, cut short."""
+        if length < self.size:
+            raise ConfigError(f"no window of {self.size} pixels fits into {length} pixels")
+        rest: int = (length - self.size) % self.stride
+        return length - rest
+
+
+def _side(size: int, depth: int) -> int:
+    """Width of the feature map that `depth` unpadded convolutions leave of `size` pixels."""
+    side = size
+    for index in range(depth):
+        side = (side - 3) // (1 + index % 2) + 1
+        if side < 1:
+            raise ConfigError(f"size {size} is too small for {depth} convolutions, enlarge it")
+    return side

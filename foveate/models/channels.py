@@ -1,0 +1,149 @@
+"""Scale channels: one backbone, shared by rescaled copies of the image, pooled over scale."""
+# Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels, K classes.
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from foveate.errors import ConfigError
+from foveate.models.pooling import Mixing, Pool, check_pool, pool_scales
+from foveate.resampling import Padding, foveate
+from foveate.scales import ScaleGrid, as_scales
+
+PAPER_SCALES = ScaleGrid(0.5, 8, per_octave=4)
+
+
+class ScaleChannels(nn.Module):
+    """Make any backbone that maps (N, C, P, P) to (N, K) invariant to the scale of its input.
+
+    Channel s shows the backbone a window of `size` · s pixels about the image centre (`size` is
+    P), and `pool` combines what it says: `max`, `avg` and `logsumexp` are invariant, `concat`
+    learns a mixture and is not (it needs `classes`, the K of the backbone). The state dict is
+    the backbone's, and the mixture's where there is one: scales are no part of it.
+
+    Pooling is over logits, so softmax belongs to the loss. An image with a NaN gets NaN logits.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        scales: ScaleGrid | Sequence[float] = PAPER_SCALES,
+        size: int = 28,
+        pool: Pool = "max",
+        *,
+        padding: Padding = "border",
+        antialias: bool = False,
+        classes: int | None = None,
+    ) -> None:
+        super().__init__()
+        check_pool(pool)
+        self.backbone = backbone
+        self.size, self.pool, self.padding, self.antialias = size, pool, padding, antialias
+        self._scales = as_scales(scales)
+        self.mixing: Mixing | None = None
+        if pool == "concat":
+            if classes is None:
+                raise ConfigError("pool 'concat' learns weights per class: pass classes=")
+            self.mixing = Mixing(len(self._scales), classes)
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """The scales of the channels; may be set, also after training, for all pools but concat."""
+        return self._scales
+
+    @scales.setter
+    def scales(self, scales: ScaleGrid | Sequence[float]) -> None:
+        if self.mixing is not None:
+            raise ConfigError("pool 'concat' has learned weights for its scales: build a new net")
+        self._scales = as_scales(scales)
+
+    def patches(self, images: Tensor, centres: Tensor | None = None) -> Tensor:
+        """Cut images (B, C, H, W) into what each channel sees, (B, S, C, P, P)."""
+        return foveate(
+            images,
+            self._scales,
+            self.size,
+            padding=self.padding,
+            antialias=self.antialias,
+            centres=centres,
+        )
+
+    def channels(self, images: Tensor, centres: Tensor | None = None) -> Tensor:
+        """Give the output of every channel, (B, S, K), about the image centre or `centres`."""
+        return self.answer(self.patches(images, centres))
+
+    def answer(self, patches: Tensor) -> Tensor:
+        """Run the backbone on patches (B, S, C, P, P) that were cut before; gives (B, S, K)."""
+        together = patches.flatten(0, 1)
+        outputs = self._ask(together)
+        count = together.shape[0]  # not len(), which would fix the batch size of an export
+        if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[0] != count:
+            got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise ConfigError(
+                f"the backbone must map {tuple(together.shape)} to ({count}, classes), got {got}"
+            )
+        return outputs.unflatten(0, patches.shape[:2])  # type: ignore[no-any-return]
+
+    def combine(self, outputs: Tensor) -> Tensor:
+        """Pool the outputs (B, S, K) of the channels into logits (B, K)."""
+        if self.mixing is None:
+            return pool_scales(outputs, self.pool)
+        if outputs.shape[1:].numel() != self.mixing.in_features:
+            raise ConfigError(
+                f"classes={self.mixing.out_features} does not fit a backbone with "
+                f"{outputs.shape[2]} outputs"
+            )
+        return self.mixing(outputs)  # type: ignore[no-any-return]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Give the logits (B, K)."""
+        return self.combine(self.channels(images))
+
+    def select_scale(self, images: Tensor) -> Tensor:
+        """Say at which scale (B,) each image's predicted class answered most strongly.
+
+        Between channels the scale is where the parabola through the strongest answer and its two
+        neighbours, over log scale, has its top.
+        """
+        outputs = self.channels(images)
+        label = self.combine(outputs).argmax(1)
+        answers = outputs[torch.arange(outputs.shape[0], device=outputs.device), :, label]
+        return refine_scale(answers, self._scales)
+
+    def extra_repr(self) -> str:
+        """Say what print(net) cannot see."""
+        low, high = self._scales[0], self._scales[-1]
+        return f"{len(self._scales)} scales {low:g} to {high:g}, size={self.size}, pool={self.pool}"
+
+    def _ask(self, patches: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return self.backbone(patches)  # type: ignore[no-any-return]
+        try:
+            return self.backbone(patches)  # type: ignore[no-any-return]
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise ConfigError(
+                f"the backbone refused patches of the shape {tuple(patches.shape)} ({reason}); "
+                "does it take this size and number of channels?"
+            ) from error
+
+
+def refine_scale(answers: Tensor, scales: Sequence[float]) -> Tensor:
+    """Find the scale of the strongest of (B, S) answers, refined between channels: (B,)."""
+    position = torch.tensor(scales, dtype=torch.float64, device=answers.device).log2()
+    best = answers.argmax(1)
+    if len(scales) < 3:
+        return position[best].exp2().to(answers.dtype)
+    middle = best.clamp(1, len(scales) - 2)
+    near = torch.stack([middle - 1, middle, middle + 1], 1)
+    x, y = position[near], answers.gather(1, near).double()
+    # The parabola through three points: slopes left and right, and the curvature between them.
+    left = (y[:, 1] - y[:, 0]) / (x[:, 1] - x[:, 0])
+    right = (y[:, 2] - y[:, 1]) / (x[:, 2] - x[:, 1])
+    curvature = (right - left) / (x[:, 2] - x[:, 0])
+    top = (x[:, 0] + x[:, 1]) / 2 - left / (2 * curvature)
+    inside = (best == middle) & (curvature < 0)
+    return torch.where(inside, top, position[best]).exp2().to(answers.dtype)

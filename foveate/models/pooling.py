@@ -1,0 +1,39 @@
+"""From the outputs of all scale channels to one output."""
+# Shape letters: B batch, S scale channel, K classes.
+
+from typing import Literal, get_args
+
+from torch import Tensor, nn
+
+from foveate.errors import ConfigError
+
+Pool = Literal["max", "avg", "logsumexp", "concat"]
+
+
+def pool_scales(outputs: Tensor, pool: Pool) -> Tensor:
+    """Reduce (B, S, K) to (B, K) by an operation that does not ask which scale is which."""
+    match pool:
+        case "max":
+            return outputs.amax(1)
+        case "avg":
+            return outputs.mean(1)
+        case "logsumexp":
+            return outputs.logsumexp(1)
+    raise ConfigError(f"pool must be max, avg or logsumexp here, got {pool!r}")
+
+
+class Mixing(nn.Linear):
+    """A learned mixture of all outputs of all channels: (B, S, K) to (B, K); not invariant."""
+
+    def __init__(self, scales: int, classes: int) -> None:
+        super().__init__(scales * classes, classes)
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        """Mix (B, S, K) outputs into (B, K)."""
+        return super().forward(outputs.flatten(1))
+
+
+def check_pool(pool: str) -> None:
+    """Refuse a pool that does not exist."""
+    if pool not in get_args(Pool):
+        raise ConfigError(f"pool must be one of {', '.join(get_args(Pool))}, got {pool!r}")

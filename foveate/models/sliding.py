@@ -1,0 +1,159 @@
+"""The base network slid over the whole of each rescaled image, and what can be made of that."""
+# Shape letters: B batch, S scale channel, C image channel, H W pixels, K classes, h w positions.
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from foveate.errors import ConfigError
+from foveate.models.backbone import ConvNet
+from foveate.models.channels import PAPER_SCALES, ScaleChannels
+from foveate.resampling import Padding, sampling_matrices
+from foveate.scales import ScaleGrid, as_scales
+
+SlidingPool = Literal["max", "avg"]
+
+
+class SlidingChannels(nn.Module):
+    """Slide a `ConvNet` over the image at every scale; pool over space, then over scale (SWMax).
+
+    In channel s the image is shown at zoom 1/s, on a grid that is large enough for all of it and
+    for one window (`backbone.size`), and on which one window sits in the middle: there the answer
+    is that of `ScaleChannels` with the same weights.
+    """
+
+    def __init__(
+        self,
+        backbone: ConvNet,
+        scales: ScaleGrid | Sequence[float] = PAPER_SCALES,
+        pool: SlidingPool = "max",
+        *,
+        padding: Padding = "border",
+        antialias: bool = False,
+    ) -> None:
+        super().__init__()
+        if pool not in ("max", "avg"):
+            raise ConfigError(f"pool must be max or avg for a sliding window, got {pool!r}")
+        if not hasattr(backbone, "dense"):
+            kind = type(backbone).__name__
+            raise ConfigError(f"a sliding window needs a backbone with dense(), {kind} has none")
+        _check_padding(padding)
+        self.backbone = backbone
+        self.scales = as_scales(scales)
+        self.pool, self.padding, self.antialias = pool, padding, antialias
+
+    def maps(self, images: Tensor) -> list[Tensor]:
+        """Give the answers at every position, (B, K, h, w) for each scale."""
+        net, options = self.backbone, (self.padding, self.antialias)
+        return [net.dense(rescaled(images, scale, net, *options)) for scale in self.scales]
+
+    def channels(self, images: Tensor) -> Tensor:
+        """Give the output of every channel, pooled over space: (B, S, K)."""
+        return torch.stack([self._reduce(m, (2, 3)) for m in self.maps(images)], 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Give the logits (B, K)."""
+        return self.combine(self.channels(images))
+
+    def combine(self, outputs: Tensor) -> Tensor:
+        """Pool the outputs (B, S, K) of the channels into logits (B, K)."""
+        return self._reduce(outputs, (1,))
+
+    def _reduce(self, answers: Tensor, axes: tuple[int, ...]) -> Tensor:
+        return answers.amax(axes) if self.pool == "max" else answers.mean(axes)
+
+
+class LocalMaps(NamedTuple):
+    """What is where, and how large: see `local_maps`."""
+
+    logits: Tensor
+    scales: Tensor
+
+
+def local_maps(net: ScaleChannels | SlidingChannels, images: Tensor, step: int = 4) -> LocalMaps:
+    """Classify every place of images (B, C, H, W): logits (B, K, h, w) and scales (B, h, w).
+
+    Place (i, j) is the image point ((i + ½) step, (j + ½) step). Its logits are the maximum over
+    scale of the channels' answers at the corresponding points, so that they do not change when
+    the image is scaled about that very point; its scale is where the strongest class answered.
+    The network may have been trained on centred objects only. Answers come from `dense`, a window
+    every `stride` pixels of the rescaled image, and are interpolated linearly between windows.
+    """
+    backbone = net.backbone
+    if not isinstance(backbone, ConvNet):
+        kind = type(backbone).__name__
+        raise ConfigError(f"local_maps needs a backbone with dense(), {kind} has none")
+    _check_images(images)
+    if not 1 <= step <= min(images.shape[-2:]):
+        raise ConfigError(f"step must be from 1 to the {min(images.shape[-2:])} pixels, got {step}")
+    best, chosen = torch.tensor(-torch.inf).to(images), torch.tensor(0.0).to(images)
+    for scale in net.scales:
+        grid = rescaled(images, scale, backbone, net.padding, net.antialias, around=True)
+        answers = _at_places(backbone.dense(grid), images, scale * backbone.stride, step)
+        chosen = torch.where(answers > best, scale, chosen)
+        best = torch.maximum(best, answers)
+    winner = best.argmax(1, keepdim=True)
+    return LocalMaps(best, chosen.gather(1, winner).squeeze(1))
+
+
+def rescaled(
+    images: Tensor,
+    scale: float,
+    backbone: ConvNet,
+    padding: Padding = "border",
+    antialias: bool = False,
+    around: bool = False,
+) -> Tensor:
+    """Show the whole images at zoom 1/scale on a grid that windows of the backbone tile evenly.
+
+    With `around`, the grid is wide enough for windows centred on the very edge of the image.
+    """
+    _check_padding(padding)
+    _check_images(images)
+    sides = [
+        sampling_matrices(
+            length,
+            [scale],
+            _extent(length / scale, backbone.size, backbone.stride, around),
+            padding,
+            antialias,
+            dtype=images.dtype,
+            device=images.device,
+        )[0]
+        for length in images.shape[-2:]
+    ]
+    return sides[0] @ (images @ sides[1].mT)
+
+
+def _extent(visible: float, size: int, stride: int, around: bool) -> int:
+    """Pixels of a grid that shows `visible` pixels and has a window exactly in its middle."""
+    missing = visible if around else max(0.0, visible - size)
+    return size + 2 * stride * math.ceil(missing / (2 * stride) - 1e-9)
+
+
+def _at_places(answers: Tensor, images: Tensor, spacing: float, step: int) -> Tensor:
+    """Interpolate answers (B, K, h, w), `spacing` image pixels apart, at every place."""
+    sides = []
+    for positions, length in zip(answers.shape[-2:], images.shape[-2:], strict=True):
+        places = (torch.arange(length // step, dtype=torch.float64) + 0.5) * step
+        index = (places - length / 2) / spacing + (positions - 1) / 2
+        offset = index[:, None] - torch.arange(positions)
+        sides.append((1 - offset.abs()).clamp_min(0).to(answers))
+    return sides[0] @ (answers @ sides[1].mT)
+
+
+def _check_padding(padding: Padding) -> None:
+    if padding not in ("border", "reflect"):
+        raise ConfigError(f"a sliding window pads with border or reflect, got {padding!r}")
+
+
+def _check_images(images: Tensor) -> None:
+    shape = tuple(images.shape)
+    if images.ndim != 4:
+        hint = ": add a batch axis with images[None]" if images.ndim == 3 else ""
+        raise ConfigError(f"images must have the shape (B, C, H, W), got {shape}{hint}")
+    if not images.is_floating_point():
+        raise ConfigError(f"images must be real floats, got {images.dtype}: pass images.float()")

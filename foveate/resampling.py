@@ -1,0 +1,292 @@
+"""Resample images at many scales at once, as two small matrix products per scale.
+
+The conventions, each pinned by a test:
+
+- Pixel (i, j) covers [i, i + 1) × [j, j + 1) of the plane, so its centre is (i + ½, j + ½) and
+  the centre of the image is (H / 2, W / 2).
+- Patch pixel p of scale s samples at y = centre + (p + ½ - P / 2) · s, and x likewise: the patch
+  shows a window of P · s image pixels, and scale 1 at the size of the image is the identity.
+- Between pixel centres the image is linear along each axis. With `antialias` the kernel is a
+  triangle of half-width max(s, 1) pixels whose weights sum to one.
+- Outside the image, "border" repeats the edge pixel, "reflect" mirrors about the centre of the
+  edge pixel (which is not repeated) as often as needed, and a number is that constant.
+"""
+# Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels,
+# L the pixels of one axis (H or W), T the pixels under one kernel.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from operator import index
+from typing import Literal, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from foveate.errors import ConfigError
+from foveate.scales import ScaleGrid, as_scales
+
+Padding: TypeAlias = Literal["border", "reflect"] | float
+
+
+def foveate(
+    images: Tensor,
+    scales: ScaleGrid | Sequence[float],
+    size: int,
+    *,
+    padding: Padding = "border",
+    antialias: bool = False,
+    centres: Tensor | None = None,
+) -> Tensor:
+    """Cut (B, C, H, W) images into patches (B, S, C, P, P), one of `size` P per scale.
+
+    Each patch looks at a window of `size` · scale pixels about `centres`, a (B, 2) tensor of
+    (y, x) per image; without it, about the middle of the image. The module's docstring gives
+    the conventions. Gradients flow to `images`, not to `centres`.
+
+    Images must be finite, which is not checked (on a GPU, looking would stall it): a NaN spoils
+    every patch whose window reaches it, not only the pixels drawn from it. Products are taken in
+    float32 or float64, also under autocast; half precision is rounded once, at the end. Beside
+    its input and output the call holds about one more output (and, for half precision, a float32
+    copy of the images).
+    """
+    view = _checked(images, scales, size, padding, antialias, centres)
+    with _full_precision(images):
+        return _resample(images, view)
+
+
+def foveate_plain(
+    images: Tensor,
+    scales: ScaleGrid | Sequence[float],
+    size: int,
+    *,
+    padding: Padding = "border",
+    antialias: bool = False,
+    centres: Tensor | None = None,
+) -> Tensor:
+    """The definition of `foveate` in one einsum, which every faster path must equal."""
+    view = _checked(images, scales, size, padding, antialias, centres)
+    axes = "sph,bchw,sqw->bscpq" if centres is None else "bsph,bchw,bsqw->bscpq"
+    with _full_precision(images):
+        pixels = images.to(_working_dtype(images))
+        rows, columns, frame = _matrices(pixels, view)
+        patches = torch.einsum(axes, rows, pixels, columns)
+        return (patches if frame is None else patches + frame.unsqueeze(-3)).to(images.dtype)
+
+
+def sampling_matrices(
+    length: int,
+    scales: ScaleGrid | Sequence[float],
+    size: int,
+    padding: Padding = "border",
+    antialias: bool = False,
+    centres: Tensor | None = None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+) -> Tensor:
+    """The (S, P, L) weights with which the L = `length` pixels of one axis make each patch pixel.
+
+    With `centres`, a (B,) tensor of coordinates on this axis, the result is (B, S, P, L). A
+    constant padding has no pixel to carry its weight, so there the rows sum to less than one.
+    The weights are computed in float64 and then rounded to `dtype`.
+    """
+    view = _View(as_scales(scales), size, padding, antialias, None)
+    _check_view(view)
+    if length < 1:
+        raise ConfigError(f"length must be at least 1 pixel, got {length}")
+    if centres is not None and centres.ndim != 1:
+        raise ConfigError(f"centres of one axis must be (B,), got {tuple(centres.shape)}")
+    return _exact_matrices(length, view, centres, device).to(device=device, dtype=dtype)
+
+
+class _View(NamedTuple):
+    """What the patches show, whatever the image: the arguments of `foveate`."""
+
+    scales: tuple[float, ...]
+    size: int
+    padding: Padding
+    antialias: bool
+    centres: Tensor | None
+
+
+def _resample(images: Tensor, view: _View) -> Tensor:
+    """`foveate` by two matrix products per scale, on the part of the image that the scale sees."""
+    # Products for (32, 1, 112, 112), 17 scales, size 28 on 2 quiet cores: 1.9 ms (grid_sample per
+    # scale 3.4); one einsum 2.5, whole images instead of windows 2.9, gathered rows 4.7. Writing
+    # into one allocated output instead of stacking: 2.1. The matrices add 0.2 to 0.4 ms.
+    pixels = images.to(_working_dtype(images))
+    # The half-resampled (P, W) rows of one scale stay within one output of (S, P, P).
+    parts = min(view.size, math.ceil(index(images.shape[-1]) / (len(view.scales) * view.size)))
+    patches: list[Tensor] = []
+    for part in _groups(view):
+        patches += [patch.to(images.dtype) for patch in _patches(pixels, part, parts)]
+    return torch.stack(patches, 1)
+
+
+def _groups(view: _View) -> list[_View]:
+    """One scale at a time with centres: for each image all matrices would outweigh the patches."""
+    if view.centres is None:
+        return [view]
+    return [view._replace(scales=(scale,)) for scale in view.scales]
+
+
+def _patches(pixels: Tensor, view: _View, parts: int) -> Iterator[Tensor]:
+    """The (B, C, P, P) patches, one scale after another."""
+    # A compiler that traces symbols gets plain numbers: a new size takes it 6 s, else 35.
+    height, width = index(pixels.shape[-2]), index(pixels.shape[-1])
+    rows, columns, frame = _matrices(pixels, view)
+    for i, scale in enumerate(view.scales):
+        y, x = _window(height, scale, view), _window(width, scale, view)
+        patch = _patch(pixels[..., y, x], rows[..., i, :, y], columns[..., i, :, x], parts)
+        yield patch if frame is None else patch + frame[..., i, None, :, :]
+
+
+def _patch(pixels: Tensor, rows: Tensor, columns: Tensor, parts: int) -> Tensor:
+    """The (B, C, P, P) patch of one scale, its rows made in `parts` pieces to save memory."""
+    if rows.ndim == 3:  # matrices of their own for each image
+        columns = columns.unsqueeze(1)
+    # Rows get an axis for C in any case: times a plain matrix, matmul may copy the pixels.
+    pieces = [
+        (piece.unsqueeze(-3) @ pixels) @ columns.mT for piece in rows.tensor_split(parts, dim=-2)
+    ]
+    return pieces[0] if parts == 1 else torch.cat(pieces, -2)
+
+
+def _window(length: int, scale: float, view: _View) -> slice:
+    """The pixels of one axis that a scale can touch: symmetric about the middle of the image."""
+    if view.centres is not None:
+        return slice(0, length)
+    reach = (view.size - 1) / 2 * scale + _half_width(scale, view.antialias)
+    margin = max(0, math.floor((length - 1) / 2 - reach))
+    return slice(margin, length - margin)
+
+
+def _matrices(pixels: Tensor, view: _View) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Row matrices (…, S, P, H), column matrices (…, S, P, W), and what a constant adds.
+
+    The last is (…, S, P, P), or None for a padding that takes its values from the image. A tap
+    is outside as soon as its row or its column is, so what remains of the weight is the
+    constant's: v · (1 - rowsum · columnsum).
+    """
+    height, width = pixels.shape[-2:]
+    y, x = (None, None) if view.centres is None else view.centres.unbind(1)
+    rows, row_sums = _axis(pixels, height, view, y)
+    if view.centres is None and height == width:
+        columns, column_sums = rows, row_sums
+    else:
+        columns, column_sums = _axis(pixels, width, view, x)
+    if isinstance(view.padding, str) or view.padding == 0:
+        return rows, columns, None
+    inside = row_sums[..., :, None] * column_sums[..., None, :]
+    return rows, columns, (float(view.padding) * (1 - inside)).to(pixels)
+
+
+def _axis(
+    pixels: Tensor, length: int, view: _View, centres: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The matrices of one axis as the pixels' dtype, and their row sums still in float64."""
+    exact = _exact_matrices(length, view, centres, pixels.device)
+    return exact.to(pixels), exact.sum(-1)
+
+
+def _exact_matrices(
+    length: int, view: _View, centres: Tensor | None, device: torch.device | str
+) -> Tensor:
+    """`sampling_matrices` in float64, on the CPU where the device has none."""
+    device = "cpu" if torch.device(device).type == "mps" else device
+    offsets = torch.arange(view.size, dtype=torch.float64, device=device) + (0.5 - view.size / 2)
+    at = offsets * _column(view.scales, device)  # (S, P)
+    if centres is None:
+        at = at + (length / 2 - 0.5)  # in pixel indices, so less the half pixel
+    else:
+        at = at + (centres.detach().to(at)[:, None, None] - 0.5)
+    taps, weights = _taps(at, [_half_width(scale, view.antialias) for scale in view.scales])
+    if not isinstance(view.padding, str):
+        weights = weights * ((taps >= 0) & (taps < length))
+    matrices = weights.new_zeros(*at.shape, length)
+    return matrices.scatter_add_(-1, _fold(taps.long(), length, view.padding), weights)
+
+
+def _taps(at: Tensor, half_widths: list[float]) -> tuple[Tensor, Tensor]:
+    """The pixel indices about the points `at` (…, S, P) and their weights, both (…, S, P, T)."""
+    reach = math.ceil(max(half_widths))
+    nearby = torch.arange(1 - reach, reach + 1, dtype=at.dtype, device=at.device)
+    at = at.unsqueeze(-1)
+    taps = at.floor() + nearby
+    distance = (taps - at).abs()
+    if reach == 1:
+        return taps, 1 - distance
+    weights = (1 - distance / _column(half_widths, at.device).unsqueeze(-1)).clamp(min=0)
+    return taps, weights / weights.sum(-1, keepdim=True)
+
+
+def _fold(taps: Tensor, length: int, padding: Padding) -> Tensor:
+    """Indices of any size brought into the image of `length` pixels."""
+    if padding == "reflect":
+        last = length - 1
+        return last - (last - taps.remainder(max(2 * last, 1))).abs()
+    return taps.clamp(0, length - 1)
+
+
+def _half_width(scale: float, antialias: bool) -> float:
+    """How far from its point, in pixels, a sample takes weight."""
+    return max(scale, 1.0) if antialias else 1.0
+
+
+def _column(values: Sequence[float], device: torch.device | str) -> Tensor:
+    """Numbers as an (S, 1) tensor, filled in place: a copy from the CPU breaks CUDA graphs."""
+    fill = [torch.full((1,), value, dtype=torch.float64, device=device) for value in values]
+    return torch.stack(fill)
+
+
+def _working_dtype(images: Tensor) -> torch.dtype:
+    """Float64 for float64 images, float32 for all others."""
+    return torch.float64 if images.dtype == torch.float64 else torch.float32
+
+
+def _full_precision(images: Tensor) -> AbstractContextManager[object]:
+    """Autocast off; nothing where it is off already, which keeps exported graphs flat."""
+    kind = images.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+
+
+def _checked(
+    images: Tensor,
+    scales: ScaleGrid | Sequence[float],
+    size: int,
+    padding: Padding,
+    antialias: bool,
+    centres: Tensor | None,
+) -> _View:
+    """The arguments as a view, or a ConfigError for those that cannot work."""
+    shape = tuple(images.shape)
+    if images.ndim != 4:
+        hint = ": add a batch axis with images[None]" if images.ndim == 3 else ""
+        raise ConfigError(f"images must have the shape (B, C, H, W), got {shape}{hint}")
+    if not images.is_floating_point():
+        raise ConfigError(f"images must be real floats, got {images.dtype}: pass images.float()")
+    if 0 in shape[2:]:
+        raise ConfigError(f"images must have at least one pixel, got the shape {shape}")
+    if centres is not None and tuple(centres.shape) != (shape[0], 2):
+        raise ConfigError(
+            f"centres must be one (y, x) per image, of the shape ({shape[0]}, 2), "
+            f"got {tuple(centres.shape)}"
+        )
+    view = _View(as_scales(scales), size, padding, antialias, centres)
+    _check_view(view)
+    return view
+
+
+def _check_view(view: _View) -> None:
+    """Raise a ConfigError for a size or padding that cannot work."""
+    size, padding = view.size, view.padding
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise ConfigError(f"size must be a whole number of at least 1 pixel, got {size!r}")
+    number = isinstance(padding, int | float) and not isinstance(padding, bool)
+    if not number and padding not in ("border", "reflect"):
+        raise ConfigError(f'padding must be "border", "reflect" or a number, got {padding!r}')
+    if isinstance(padding, int | float) and not math.isfinite(padding):
+        raise ConfigError(f"a constant padding must be finite, got {padding}")

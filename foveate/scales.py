@@ -1,0 +1,133 @@
+"""A geometric set of scale factors, and the one reading of "some scales" used everywhere."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from numbers import Real
+from typing import Any
+
+from foveate.errors import ConfigError
+
+WHOLE = 1e-6  # how far from a whole number of steps a grid may end
+
+
+@dataclass(frozen=True)
+class ScaleGrid:
+    """The scales low · 2^(k / per_octave), k = 0, 1, …, up to and including high.
+
+    `ScaleGrid(0.5, 8, per_octave=4)` is the paper's set of 17 scale channels. Whole octaves
+    above `low` are exact floats, so that grid holds exactly 0.5, 1.0, 2.0, 4.0 and 8.0.
+    """
+
+    low: float
+    high: float
+    per_octave: float = 4
+    values: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high", "per_octave"):
+            object.__setattr__(self, name, _positive(name, getattr(self, name)))
+        if self.high < self.low:
+            raise ConfigError(f"high must be at least low, got {self.low:g} to {self.high:g}: swap")
+        if self.per_octave == int(self.per_octave):
+            object.__setattr__(self, "per_octave", int(self.per_octave))
+        count = self._steps() + 1
+        object.__setattr__(self, "values", tuple(self._scale(k) for k in range(count)))
+
+    def _steps(self) -> int:
+        """The number of steps from low to high, which must be whole."""
+        steps = (math.log2(self.high) - math.log2(self.low)) * self.per_octave
+        if abs(steps - round(steps)) > WHOLE:
+            fitting = self._scale(round(steps))
+            raise ConfigError(
+                f"high={self.high:g} is not a whole number of steps above low={self.low:g} "
+                f"with per_octave={self.per_octave:g}: the nearest high that fits is {fitting!r}"
+            )
+        return round(steps)
+
+    def _scale(self, step: int) -> float:
+        """Scale number `step`, its whole octaves applied by exponent so that they are exact."""
+        octaves = step / self.per_octave
+        whole = math.floor(octaves)
+        return math.ldexp(self.low * 2.0 ** (octaves - whole), whole)
+
+    @property
+    def spacing(self) -> float:
+        """The ratio of two neighbouring scales."""
+        return float(2.0 ** (1 / self.per_octave))
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self.values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, index: int) -> float:
+        return self.values[index]
+
+    def __contains__(self, scale: object) -> bool:
+        """Whether `scale` is one of these, up to the rounding of a float."""
+        return isinstance(scale, Real) and any(
+            math.isclose(float(scale), value, rel_tol=1e-12) for value in self.values
+        )
+
+    def __str__(self) -> str:
+        if len(self) == 1:
+            return f"1 scale, {_readable(self.low)}"
+        ends = f"from {_readable(self.low)} to {_readable(self.high)}"
+        return f"{len(self)} scales {ends}, {self.per_octave:g} per octave"
+
+    def to_dict(self) -> dict[str, float]:
+        """The three numbers that make this grid, ready for JSON."""
+        return {"low": self.low, "high": self.high, "per_octave": self.per_octave}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ScaleGrid:
+        """The grid that `to_dict` wrote down."""
+        unknown = sorted(set(values) - {"low", "high", "per_octave"})
+        missing = sorted({"low", "high"} - set(values))
+        if unknown or missing:
+            raise ConfigError(
+                f"a scale grid has the keys low, high and per_octave; "
+                f"unknown: {unknown}, missing: {missing}"
+            )
+        return cls(**values)
+
+
+def as_scales(scales: ScaleGrid | Iterable[float]) -> tuple[float, ...]:
+    """The scales as a tuple of positive floats in strictly increasing order."""
+    if isinstance(scales, ScaleGrid):
+        return scales.values
+    if isinstance(scales, str | Real) or not isinstance(scales, Iterable):
+        raise ConfigError(f"scales must be a list of numbers, got {scales!r}: write [1.0] for one")
+    values = tuple(_positive("each scale", scale) for scale in scales)
+    if not values:
+        raise ConfigError("no scales given: name at least one, such as [1.0]")
+    for before, after in pairwise(values):
+        if after <= before:
+            raise ConfigError(
+                f"scales out of order: {after:g} follows {before:g}; "
+                "list each scale once, smallest first"
+            )
+    return values
+
+
+def _positive(name: str, value: object) -> float:
+    """`value` as a float, if it is a finite number above zero."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise ConfigError(f"{name} must be a number above 0, got {value!r}")
+    number = float(value)
+    if not (math.isfinite(number) and number > 0):
+        raise ConfigError(f"{name} must be finite and above 0, got {number:g}")
+    return number
+
+
+def _readable(scale: float) -> str:
+    """A scale for people: 1/2 for 0.5, otherwise its shortest usual form."""
+    inverse = 1 / scale
+    if scale < 1 and inverse == round(inverse):
+        return f"1/{round(inverse)}"
+    return f"{scale:g}"

@@ -1,0 +1,186 @@
+"""How a training step is made fast; the step itself is three lines in `plain_step`.
+
+- What never changes for a fixed image (its patches, cut into windows, and their moments) is
+  computed once and stays on the device: `prepare`.
+- On a GPU the step is compiled, captured as a graph and replayed on a stream of its own, so that
+  several runs fill the GPU side by side: `CapturedStep`.
+"""
+# Shape letters: N images, S scale channel, C image channel, m windows along an axis, K classes.
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foveate.models import fast
+from foveate.models.backbone import ConvNet
+from foveate.models.channels import ScaleChannels
+from foveate.training.config import Precision
+
+Inputs = tuple[Tensor, ...]
+CHUNK = 1000  # images prepared or evaluated at a time
+
+
+def prepare(net: nn.Module, images: Tensor, precision: Precision) -> Inputs:
+    """Compute, once, what the network needs of images (N, C, H, W); `answer` takes it from there.
+
+    On a GPU, networks on a `ConvNet` get the windows (N, S, m, m, 16 C) of their patches, and for
+    each image the mean (9 C,) and the mean square (9 C, 9 C) of all its 3 × 3 windows.
+    """
+    patches = net.patches(images) if isinstance(net, ScaleChannels) else images
+    if not images.is_cuda or not windowed(net):
+        return (patches,)
+    cut = fast.windows(patches.flatten(0, -4)).unflatten(0, (len(images), -1))
+    mean, covariance = fast.window_moments(cut.flatten(1, 3).double())
+    square = covariance + mean[:, :, None] * mean[:, None, :]
+    return cut.to(dtype(precision)), mean.float(), square.float()
+
+
+def windowed(net: nn.Module) -> bool:
+    """Whether the network begins with a `ConvNet` that sees each image as fixed patches."""
+    backbone = net.backbone if isinstance(net, ScaleChannels) else net
+    return isinstance(backbone, ConvNet) and backbone.size % 2 == 0
+
+
+def answer(net: nn.Module, inputs: Inputs) -> Tensor:
+    """Give the logits of prepared images."""
+    if len(inputs) == 1:
+        (patches,) = inputs
+        if isinstance(net, ScaleChannels):
+            return net.combine(net.answer(patches))
+        return net(patches)  # type: ignore[no-any-return]
+    cut, means, squares = inputs
+    backbone = net.backbone if isinstance(net, ScaleChannels) else net
+    assert isinstance(backbone, ConvNet)
+    mean = means.mean(0)
+    moments = fast.Moments(mean, squares.mean(0) - mean[:, None] * mean)
+    outputs = backbone.classify(fast.run(backbone.trunk, cut.flatten(0, 1), moments))
+    if not isinstance(net, ScaleChannels):
+        return outputs
+    return net.combine(outputs.unflatten(0, cut.shape[:2]))
+
+
+def dtype(precision: Precision) -> torch.dtype:
+    """The type in which convolutions are computed."""
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def cast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
+    """Compute convolutions and products in that precision."""
+    if precision == "float32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+def loss_of(net: nn.Module, inputs: Inputs, labels: Tensor, precision: Precision) -> Tensor:
+    """Cross entropy of the pooled logits."""
+    with cast(precision, labels.device):
+        logits = answer(net, inputs)
+    return F.cross_entropy(logits.float() if precision == "bf16" else logits, labels)
+
+
+class Step(Protocol):
+    """One step of training: takes a batch, changes the weights, gives the loss."""
+
+    def __call__(self, inputs: Inputs, labels: Tensor) -> Tensor:
+        """Train on one batch."""
+
+
+def plain_step(net: nn.Module, optimiser: torch.optim.Optimizer, precision: Precision) -> Step:
+    """The step as one reads it in a textbook."""
+
+    def step(inputs: Inputs, labels: Tensor) -> Tensor:
+        optimiser.zero_grad(set_to_none=True)
+        loss = loss_of(net, inputs, labels, precision)
+        loss.backward()
+        optimiser.step()
+        return loss.detach()
+
+    return step
+
+
+class CapturedStep:
+    """The same step, compiled and recorded once as a CUDA graph, then replayed.
+
+    The graph is made from the first batch of each shape; warming up must not train, so weights,
+    buffers and the optimiser's state are put back afterwards.
+    """
+
+    def __init__(
+        self, net: nn.Module, optimiser: torch.optim.Optimizer, precision: Precision, compiled: bool
+    ) -> None:
+        self.net, self.optimiser, self.precision = net, optimiser, precision
+        self.loss_of = torch.compile(loss_of, dynamic=False) if compiled else loss_of
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Inputs, Tensor, Tensor]] = {}
+
+    def __call__(self, inputs: Inputs, labels: Tensor) -> Tensor:
+        """Copy the batch to where the graph reads it, and replay."""
+        if len(labels) not in self.graphs:
+            self.graphs[len(labels)] = self._capture(inputs, labels)
+        graph, held_inputs, held_labels, loss = self.graphs[len(labels)]
+        for held, given in zip((*held_inputs, held_labels), (*inputs, labels), strict=True):
+            held.copy_(given)
+        graph.replay()
+        return loss
+
+    def _capture(
+        self, inputs: Inputs, labels: Tensor
+    ) -> tuple[torch.cuda.CUDAGraph, Inputs, Tensor, Tensor]:
+        held_inputs, held_labels = tuple(t.clone() for t in inputs), labels.clone()
+        before = [t.detach().clone() for t in self._state()]
+        for _ in range(3):
+            self._step(held_inputs, held_labels)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            loss = self._step(held_inputs, held_labels)
+        if len(before) < len(list(self._state())):  # the optimiser had no state before: zeros
+            before += [torch.zeros_like(t) for t in list(self._state())[len(before) :]]
+        for tensor, value in zip(self._state(), before, strict=True):
+            tensor.data.copy_(value)
+        return graph, held_inputs, held_labels, loss
+
+    def _step(self, inputs: Inputs, labels: Tensor) -> Tensor:
+        self.optimiser.zero_grad(set_to_none=True)
+        loss: Tensor = self.loss_of(self.net, inputs, labels, self.precision)
+        loss.backward()
+        self.optimiser.step()
+        return loss.detach()
+
+    def _state(self) -> Iterator[Tensor]:
+        """All that a step changes: weights, running statistics, Adam's moments and counts."""
+        yield from self.net.parameters()
+        yield from self.net.buffers()
+        for parameter in self.net.parameters():
+            state = self.optimiser.state.get(parameter, {})
+            yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def make_step(
+    net: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    precision: Precision,
+    device: torch.device,
+    *,
+    compiled: bool = True,
+) -> Step:
+    """The fastest step for that device."""
+    if device.type == "cuda":
+        return CapturedStep(net, optimiser, precision, compiled)
+    return plain_step(net, optimiser, precision)
+
+
+@torch.no_grad()
+def predict(net: nn.Module, images: Tensor, precision: Precision) -> Tensor:
+    """Give the logits (N, K) of images that are on the network's device, in evaluation mode."""
+    was_training = net.training
+    net.eval()
+    parts = []
+    for chunk in torch.split(images, CHUNK):
+        with cast(precision, images.device):
+            parts.append(answer(net, prepare(net, chunk, precision)).float())
+    net.train(was_training)
+    return torch.cat(parts)

@@ -1,0 +1,129 @@
+"""The geometric set of scales: its values, its words and what it refuses."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foveate.errors import ConfigError
+from foveate.scales import ScaleGrid, as_scales
+
+PAPER = ScaleGrid(0.5, 8, per_octave=4)
+
+
+def test_the_papers_set_has_17_scales_and_exact_octaves():
+    assert len(PAPER) == 17
+    assert PAPER.values[::4] == (0.5, 1.0, 2.0, 4.0, 8.0)
+    # two roundings (of the power and of the product) from the true value
+    assert [*PAPER] == pytest.approx([2 ** (k / 4) for k in range(-4, 13)], rel=2**-51)
+
+
+def test_neighbours_differ_by_the_spacing():
+    assert PAPER.spacing == 2**0.25
+    ratios = np.array(PAPER.values[1:]) / np.array(PAPER.values[:-1])
+    np.testing.assert_allclose(ratios, PAPER.spacing, rtol=2**-50)
+
+
+@given(
+    low=st.floats(1e-3, 1e3),
+    steps=st.integers(0, 60),
+    per_octave=st.one_of(st.integers(1, 12), st.floats(0.3, 12)),
+)
+def test_any_whole_number_of_steps_is_a_grid(low, steps, per_octave):
+    grid = ScaleGrid(low, low * 2 ** (steps / per_octave), per_octave=per_octave)
+    assert len(grid) == steps + 1
+    assert grid[0] == grid.low == low
+    assert grid[-1] == pytest.approx(grid.high, rel=1e-12)
+    assert as_scales(grid) == grid.values == tuple(grid)
+    assert eval(repr(grid)) == grid  # noqa: S307 - the text was made one line above
+    assert ScaleGrid.from_dict(json.loads(json.dumps(grid.to_dict()))) == grid
+
+
+def test_a_grid_is_a_collection():
+    assert PAPER[0] == 0.5
+    assert PAPER[-1] == 8
+    assert 2**-0.75 in PAPER
+    assert 3 not in PAPER
+    assert "1" not in PAPER
+
+
+def test_equal_grids_are_one_key():
+    assert ScaleGrid(0.5, 8.0, 4.0) == PAPER
+    assert len({PAPER, ScaleGrid(0.5, 8.0, per_octave=4)}) == 1
+    assert ScaleGrid(0.5, 8, per_octave=2) != PAPER
+
+
+@pytest.mark.parametrize(
+    ("grid", "text"),
+    [
+        (PAPER, "17 scales from 1/2 to 8, 4 per octave"),
+        (ScaleGrid(0.75, 1.5, per_octave=1), "2 scales from 0.75 to 1.5, 1 per octave"),
+        (ScaleGrid(0.25, 4, per_octave=0.5), "3 scales from 1/4 to 4, 0.5 per octave"),
+        (ScaleGrid(2, 2), "1 scale, 2"),
+    ],
+)
+def test_a_grid_reads_well(grid, text):
+    assert str(grid) == text
+
+
+def test_repr_and_dict():
+    assert repr(PAPER) == "ScaleGrid(low=0.5, high=8.0, per_octave=4)"
+    assert PAPER.to_dict() == {"low": 0.5, "high": 8.0, "per_octave": 4}
+
+
+def test_a_grid_cannot_change():
+    with pytest.raises(AttributeError):
+        PAPER.low = 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((0, 8), "low must be finite and above 0, got 0"),
+        ((-1, 8), "got -1"),
+        ((math.nan, 8), "got nan"),
+        ((0.5, math.inf), "high must be finite and above 0, got inf"),
+        ((8, 0.5), "high must be at least low, got 8 to 0.5"),
+        (("1", 2), "low must be a number above 0, got '1'"),
+        ((True, 2), "got True"),
+        ((1, 2, 0), "per_octave must be finite and above 0, got 0"),
+        ((1, 7, 2), r"high=7 .* low=1 .* per_octave=2: the nearest high that fits is 8\.0"),
+    ],
+)
+def test_what_cannot_be_a_grid(arguments, words):
+    with pytest.raises(ConfigError, match=words):
+        ScaleGrid(*arguments)
+
+
+@pytest.mark.parametrize("values", [{"low": 1}, {"low": 1, "high": 2, "step": 3}])
+def test_a_dict_with_other_keys_is_refused(values):
+    with pytest.raises(ConfigError, match=r"unknown: \[.*missing: \["):
+        ScaleGrid.from_dict(values)
+
+
+def test_as_scales_reads_lists_arrays_and_iterators():
+    assert as_scales([1, 2.5]) == as_scales(np.array([1, 2.5])) == as_scales(iter((1, 2.5)))
+    assert all(type(scale) is float for scale in as_scales([1, np.float32(2)]))
+
+
+@pytest.mark.parametrize(
+    ("scales", "words"),
+    [
+        ([], r"no scales given.*\[1\.0\]"),
+        ([1, 0], "finite and above 0, got 0"),
+        ([math.inf], "got inf"),
+        ([math.nan], "got nan"),
+        ([1, 2, 2], "out of order: 2 follows 2"),
+        ([1, 4, 2], "out of order: 2 follows 4; list each scale once, smallest first"),
+        (["1"], "got '1'"),
+        ("12", "must be a list of numbers, got '12'"),
+        (2.0, r"got 2\.0: write \[1\.0\] for one"),
+        (None, "got None"),
+    ],
+)
+def test_what_cannot_be_scales(scales, words):
+    with pytest.raises(ConfigError, match=words):
+        as_scales(scales)

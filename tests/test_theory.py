@@ -1,0 +1,273 @@
+"""The theory: every statement holds, every wrong op is noticed, and the document names it all."""
+
+import ast
+import json
+import re
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+import foveate.evaluation.theory.run as theory
+from foveate.cli.theory import verify as command
+from foveate.evaluation.theory import Finding, covariance, rates, verify
+from foveate.evaluation.theory.covariance import (
+    CASES,
+    scale_covariance,
+    shifted_maps,
+    translation_covariance,
+    translation_per_channel,
+)
+from foveate.evaluation.theory.derivatives import (
+    channel_derivatives,
+    kernel_scaling,
+    scale_selection,
+)
+from foveate.evaluation.theory.duality import duality
+from foveate.evaluation.theory.invariance import (
+    invariance_ends,
+    local_invariance,
+    pooled_invariance,
+)
+from foveate.evaluation.theory.rates import density_order, resolution_order
+from foveate.models import channels
+from foveate.resampling import foveate
+
+HERE = Path(__file__).parent
+DOCUMENT = HERE.parent / "docs" / "theory.md"
+every_seed = pytest.mark.parametrize("seed", [0, 1, 2])
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    with theory.one_thread():
+        yield
+
+
+@cache
+def findings(statement, seed):
+    return statement(seed)
+
+
+def check(request, statement, seed, count):
+    """All findings that name the running test hold, and there are that many."""
+    found = [f for f in findings(statement, seed) if f.test == request.node.originalname]
+    assert len(found) == count
+    for finding in found:
+        assert finding.holds, finding
+
+
+# --- the statements -----------------------------------------------------------------------------
+
+
+@every_seed
+def test_scale_covariance_of_every_layer(request, seed):
+    check(request, scale_covariance, seed, 7)
+
+
+@every_seed
+def test_scaling_and_translation_together(request, seed):
+    check(request, translation_covariance, seed, 3)
+
+
+@every_seed
+def test_feature_maps_shift(request, seed):
+    check(request, shifted_maps, seed, 2)
+
+
+@every_seed
+def test_translation_depends_on_the_channel(request, seed):
+    check(request, translation_per_channel, seed, 2)
+
+
+@every_seed
+def test_pools_are_invariant(request, seed):
+    check(request, pooled_invariance, seed, 5)
+
+
+@every_seed
+def test_concatenation_is_not_invariant(request, seed):
+    check(request, pooled_invariance, seed, 1)
+
+
+@every_seed
+def test_local_scale_invariance(request, seed):
+    check(request, local_invariance, seed, 2)
+
+
+@every_seed
+def test_invariance_ends_where_it_must(request, seed):
+    check(request, invariance_ends, seed, 2)
+
+
+@every_seed
+def test_scaling_the_filter_is_scaling_the_image(request, seed):
+    check(request, duality, seed, 2)
+
+
+@every_seed
+def test_scaled_gaussian_derivatives(request, seed):
+    check(request, kernel_scaling, seed, 3)
+
+
+@every_seed
+def test_derivatives_through_a_channel(request, seed):
+    check(request, channel_derivatives, seed, 1)
+
+
+@every_seed
+def test_scale_selection(request, seed):
+    check(request, scale_selection, seed, 3)
+
+
+@every_seed
+def test_the_error_falls_with_resolution(request, seed):
+    check(request, resolution_order, seed, 1)
+
+
+@every_seed
+def test_the_loss_falls_with_channel_density(request, seed):
+    check(request, density_order, seed, 1)
+
+
+def test_every_statement_is_measured_and_has_a_name():
+    names = [f.statement for statement in theory.STATEMENTS for f in findings(statement, 0)]
+    assert len(names) == len(set(names)) == 35
+
+
+# --- wrong ops ----------------------------------------------------------------------------------
+
+
+def wrong_centre(op, images, scales, size, *, centres=None, **options):
+    middle = torch.tensor(images.shape[-2:]).double().expand(len(images), 2) / 2
+    centres = (middle if centres is None else centres) + 0.5
+    return op(images, scales, size, centres=centres, **options)
+
+
+def inverted_scale(op, images, scales, size, **options):
+    return op(images, [1 / scale for scale in reversed(scales)], size, **options).flip(1)
+
+
+def swapped_axes(op, *arguments, **options):
+    return op(*arguments, **options).mT
+
+
+def swapped_centres(op, *arguments, centres=None, **options):
+    return op(*arguments, centres=None if centres is None else centres.flip(1), **options)
+
+
+def wrong_sign(op, images, *arguments, centres=None, **options):
+    size = torch.tensor(images.shape[-2:])
+    mirrored = None if centres is None else size - centres
+    return op(images, *arguments, centres=mirrored, **options)
+
+
+def broken(monkeypatch, mutant, statement, *arguments):
+    """The statements that no longer hold when the op is replaced by a wrong one."""
+    for user in (channels, covariance, rates):
+        monkeypatch.setattr(user, "foveate", partial(mutant, foveate))
+    return {f.statement for f in statement(0, *arguments) if not f.holds}
+
+
+LAST = CASES[-1:]
+CATCHES = [
+    (wrong_centre, scale_covariance, "scale covariance: patches", LAST),
+    (wrong_centre, channel_derivatives, "Gaussian derivative in channel s: that of scale s"),
+    (wrong_centre, resolution_order, "error falls with the pixel size squared"),
+    (wrong_centre, pooled_invariance, "scale invariance: max pooling"),
+    (inverted_scale, scale_covariance, "scale covariance: logits", LAST),
+    (inverted_scale, channel_derivatives, "Gaussian derivative in channel s: that of scale s"),
+    (inverted_scale, scale_selection, "scale selection: peak at the scale of the blob"),
+    (inverted_scale, translation_per_channel, "translation by d: channel 2.38 shifts by d / 2.38"),
+    (swapped_axes, shifted_maps, "scaling + translation: feature maps shift"),
+    (swapped_axes, translation_per_channel, "translation by d: channel 2.38 shifts by d / 2.38"),
+    (swapped_axes, channel_derivatives, "Gaussian derivative in channel s: that of scale s"),
+    (swapped_centres, translation_covariance, "scaling + translation: logits about any point"),
+    (swapped_centres, local_invariance, "local invariance: response about x0"),
+    (wrong_sign, translation_covariance, "scaling + translation: logits about any point"),
+    (wrong_sign, local_invariance, "local invariance: response about x0"),
+]
+
+
+@pytest.mark.parametrize("case", CATCHES, ids=lambda c: f"{c[0].__name__}-{c[1].__name__}")
+def test_a_wrong_op_is_noticed(monkeypatch, case):
+    mutant, statement, name, *arguments = case
+    assert name in broken(monkeypatch, mutant, statement, *arguments)
+
+
+def test_scaling_alone_is_blind_to_swapped_axes(monkeypatch):
+    assert not broken(monkeypatch, swapped_axes, scale_covariance, LAST)
+
+
+# --- the command and the document ---------------------------------------------------------------
+
+
+@pytest.fixture
+def run(monkeypatch):
+    app = typer.Typer()
+    app.command()(command)
+
+    def invoke(*arguments, statements=(duality, kernel_scaling)):
+        monkeypatch.setattr(theory, "STATEMENTS", statements)
+        return CliRunner().invoke(app, list(arguments))
+
+    return invoke
+
+
+def wrong_statement(seed):
+    return [Finding(statement="up is down", error=2.0, bound=1.0, test="", note="")]
+
+
+def test_the_command_prints_a_table(run):
+    result = run("--seed", "1")
+    assert result.exit_code == 0
+    assert re.search(r"duality in 1-D\S* .*e-\d\d  ≤ \d\.\d\de-\d\d  holds", result.stdout)
+    assert "5 of 5 statements are as the theory says" in result.stdout
+
+
+def test_the_command_fails_when_a_statement_does(run):
+    result = run(statements=(wrong_statement, duality))
+    assert result.exit_code == 1
+    assert re.search(r"up is down +2.00e\+00  ≤ 1.00e\+00  FAILS", result.stdout)
+    assert "2 of 3 statements" in result.stdout
+
+
+def test_the_command_prints_json(run):
+    result = run("--json", statements=(wrong_statement,))
+    assert result.exit_code == 1
+    (finding,) = json.loads(result.stdout)
+    assert (finding["statement"], finding["holds"]) == ("up is down", False)
+
+
+def test_the_help_has_an_example(run):
+    assert "Example: foveate verify" in run("--help").stdout
+
+
+def test_the_number_of_threads_is_as_before():
+    torch.set_num_threads(2)
+    theory.STATEMENTS, before = (), theory.STATEMENTS
+    try:
+        assert verify() == []
+    finally:
+        theory.STATEMENTS = before
+    assert torch.get_num_threads() == 2
+
+
+def functions_in(name):
+    tree = ast.parse((HERE / name).read_text(encoding="utf-8"))
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_the_document_names_every_test_and_every_test_exists():
+    text = DOCUMENT.read_text(encoding="utf-8")
+    named = set(re.findall(r"tests/(test_\w+\.py)::(test_\w+)", text))
+    for file, test in named:
+        assert test in functions_in(file), f"docs/theory.md names {test}, not found in {file}"
+    for file in ("test_theory.py", "test_theory_tools.py", "test_gaussian_derivatives.py"):
+        for test in functions_in(file):
+            assert not test.startswith("test_") or (file, test) in named, f"{test} is not named"
+    measured = {f.test for statement in theory.STATEMENTS for f in findings(statement, 0)}
+    assert {("test_theory.py", test) for test in measured} <= named
