@@ -5,58 +5,86 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE = 32  # patch pixels along each side that one program makes
+BLOCK = 1024  # patch pixels, of all scales of an image, that one program makes
+PADDINGS = {"border": 0, "reflect": 1, "constant": 2}
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _taps(p, scale, rest, centre, length, SIZE: tl.constexpr, PADDING: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Two pixels of an axis and their weights for patch pixels p."""
+    offset = p.to(tl.float32) + (0.5 - SIZE / 2)
+    below = tl.floor(offset * scale + centre)
+    # One rounding of a number near 1 keeps the position as exact as float64 would; the floor of
+    # the rounded position may have been one off.
+    far = tl.fma(offset, scale, centre - below) + offset * rest
+    below += tl.floor(far)
+    far = tl.fma(offset, scale, centre - below) + offset * rest
+    near = 1 - far
+    first = below.to(tl.int32)
+    second = first + 1
+    if PADDING == 2:
+        near = tl.where((first >= 0) & (first < length), near, 0.0)
+        far = tl.where((second >= 0) & (second < length), far, 0.0)
+    if PADDING == 1:
+        period = tl.maximum(2 * (length - 1), 1)
+        first = (first % period + period) % period
+        second = (second % period + period) % period
+        first = length - 1 - tl.abs(length - 1 - first)
+        second = length - 1 - tl.abs(length - 1 - second)
+    first = tl.minimum(tl.maximum(first, 0), length - 1)
+    second = tl.minimum(tl.maximum(second, 0), length - 1)
+    return first, second, near, far
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _gather(  # type: ignore[no-untyped-def]
-    images, patches, row, row_weight, column, column_weight, fill, pixels, width, channels, scales,
-    tap_stride, tiles, SIZE: tl.constexpr, TILE: tl.constexpr
+    images, patches, scales, centres, middle_y, middle_x, fill, height, width, channels, count,
+    blocks, SIZE: tl.constexpr, PADDING: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
-    # The scales of one image are neighbours in launch order, so it is read from memory once.
+    # All patches of an image are neighbours in launch order, so it is read from memory once.
     program = tl.program_id(0)
-    tile, scale = program % (tiles * tiles), (program // (tiles * tiles)) % scales
-    image = (program // (tiles * tiles * scales)).to(tl.int64)
+    block, image = program % blocks, (program // blocks).to(tl.int64)
     batch, channel = image // channels, image % channels
-    y = (tile // tiles) * TILE + tl.arange(0, TILE)
-    x = (tile % tiles) * TILE + tl.arange(0, TILE)
-    taps = batch * tap_stride + scale * SIZE
-    at_y, at_x = (taps + y) * 2, (taps + x) * 2
-    top, bottom = tl.load(row + at_y, y < SIZE, 0), tl.load(row + at_y + 1, y < SIZE, 0)
-    left, right = tl.load(column + at_x, x < SIZE, 0), tl.load(column + at_x + 1, x < SIZE, 0)
-    up, down = tl.load(row_weight + at_y, y < SIZE), tl.load(row_weight + at_y + 1, y < SIZE)
-    near = tl.load(column_weight + at_x, x < SIZE)
-    far = tl.load(column_weight + at_x + 1, x < SIZE)
-    upper = images + image * pixels + (top * width)[:, None]
-    lower = images + image * pixels + (bottom * width)[:, None]
-    inside = (y < SIZE)[:, None] & (x < SIZE)[None, :]
-    above = near[None, :] * tl.load(upper + left[None, :], inside).to(tl.float32)
-    above += far[None, :] * tl.load(upper + right[None, :], inside).to(tl.float32)
-    below = near[None, :] * tl.load(lower + left[None, :], inside).to(tl.float32)
-    below += far[None, :] * tl.load(lower + right[None, :], inside).to(tl.float32)
-    value = up[:, None] * above + down[:, None] * below
-    value += fill * (1 - (up + down)[:, None] * (near + far)[None, :])
-    start = ((batch * scales + scale) * channels + channel) * SIZE * SIZE
-    target = patches + start + y[:, None] * SIZE + x[None, :]
-    tl.store(target, value.to(patches.dtype.element_ty), inside)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    inside = at < count * SIZE * SIZE
+    which, at = at // (SIZE * SIZE), at % (SIZE * SIZE)
+    scale = tl.load(scales + which, inside, 1.0)
+    rest = tl.load(scales + count + which, inside, 0.0)
+    if not CENTRED:
+        middle_y, middle_x = tl.load(centres + 2 * batch), tl.load(centres + 2 * batch + 1)
+    top, bottom, up, down = _taps(at // SIZE, scale, rest, middle_y, height, SIZE, PADDING)
+    left, right, near, far = _taps(at % SIZE, scale, rest, middle_x, width, SIZE, PADDING)
+    upper = images + image * height * width + top * width
+    lower = images + image * height * width + bottom * width
+    above = near * tl.load(upper + left, inside).to(tl.float32)
+    above += far * tl.load(upper + right, inside).to(tl.float32)
+    below = near * tl.load(lower + left, inside).to(tl.float32)
+    below += far * tl.load(lower + right, inside).to(tl.float32)
+    value = up * above + down * below
+    if PADDING == 2:
+        value += fill * (1 - (up + down) * (near + far))
+    start = ((batch * count + which) * channels + channel) * SIZE * SIZE
+    tl.store(patches + start + at, value.to(patches.dtype.element_ty), inside)
 
 
 def gather_patches(
-    images: Tensor, rows: tuple[Tensor, Tensor], columns: tuple[Tensor, Tensor], fill: float
+    images: Tensor, scales: Tensor, size: int, padding: str | float, centres: Tensor | None
 ) -> Tensor:
-    """Cut (B, C, H, W) images into patches (B, S, C, P, P).
+    """Cut (B, C, H, W) images into patches (B, S, C, P, P), as `foveate` without antialiasing.
 
-    `rows` and `columns` are the indices (int32) and weights (float32) of the two pixels that each
-    patch pixel takes on each axis: (S, P, 2), or (B, S, P, 2) where every image has its own.
+    `scales` is (2, S) float32: the scales, and what rounding them to float32 left out.
     """
     batch, channels, height, width = images.shape
-    scales, size = rows[0].shape[-3:-1]
-    patches = images.new_empty(batch, scales, channels, size, size)
-    tiles = triton.cdiv(size, TILE)
-    stride = scales * size if rows[0].ndim == 4 else 0
-    if patches.numel():
-        _gather[(batch * channels * scales * tiles**2,)](
-            images.contiguous(), patches, *rows, *columns, fill, height * width, width, channels,
-            scales, stride, tiles, SIZE=size, TILE=TILE
-        )  # fmt: skip
+    count = scales.shape[1]
+    patches = images.new_empty(batch, count, channels, size, size)
+    if not patches.numel():
+        return patches
+    kind = padding if isinstance(padding, str) else "constant"
+    points = scales if centres is None else (centres - 0.5).to(scales).contiguous()
+    blocks = triton.cdiv(count * size * size, BLOCK)
+    _gather[(batch * channels * blocks,)](
+        images.contiguous(), patches, scales, points, height / 2 - 0.5, width / 2 - 0.5,
+        0.0 if isinstance(padding, str) else float(padding), height, width, channels, count, blocks,
+        SIZE=size, PADDING=PADDINGS[kind], CENTRED=centres is None, BLOCK=BLOCK
+    )  # fmt: skip
     return patches

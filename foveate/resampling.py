@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from operator import index
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -53,6 +54,8 @@ def foveate(
     copy of the images).
     """
     view = _checked(images, scales, size, padding, antialias, centres)
+    if _can_gather(images, view):
+        return _gather(images, view)
     with _full_precision(images):
         return _resample(images, view)
 
@@ -124,6 +127,29 @@ def _resample(images: Tensor, view: _View) -> Tensor:
     for part in _groups(view):
         patches += [patch.to(images.dtype) for patch in _patches(pixels, part, parts)]
     return torch.stack(patches, 1)
+
+
+def _can_gather(images: Tensor, view: _View) -> bool:
+    """Whether the GPU kernel applies: it knows no antialiasing, no float64 and no gradient."""
+    wanted = images.requires_grad and torch.is_grad_enabled()
+    plain = not wanted and not view.antialias and images.dtype != torch.float64
+    return images.is_cuda and plain and not torch.compiler.is_exporting()
+
+
+def _gather(images: Tensor, view: _View) -> Tensor:
+    """`foveate` by the GPU kernel, seven times faster there than the products."""
+    from foveate.kernels import gather_patches
+
+    scales = _rounded(view.scales, images.device)
+    return gather_patches(images, scales, view.size, view.padding, view.centres)
+
+
+@lru_cache(maxsize=64)
+def _rounded(scales: tuple[float, ...], device: torch.device) -> Tensor:
+    """The scales in float32, and what the rounding left out: (2, S)."""
+    exact = torch.tensor(scales, dtype=torch.float64)
+    near = exact.float()
+    return torch.stack([near, (exact - near).float()]).to(device)
 
 
 def _groups(view: _View) -> list[_View]:

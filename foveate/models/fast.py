@@ -55,8 +55,10 @@ def run(trunk: nn.Sequential, cut: Tensor, moments: Moments | None = None) -> Te
     with torch.autocast(cut.device.type, enabled=False):
         weight, bias = _fold_norm(trunk, cut, moments)
         first, grouped = _group(weight), _regroup(second.weight)
-    active = torch.relu_(F.linear(cut, first, bias.repeat(4)))
-    features = F.conv2d(active.permute(0, 3, 1, 2), grouped, second.bias)
+    # Flat, because rectifying a view in place would copy these largest activations.
+    active = torch.relu_(F.linear(cut.flatten(0, 2), first, bias.repeat(4)))
+    grid = active.unflatten(0, cut.shape[:3]).permute(0, 3, 1, 2)
+    features = F.conv2d(grid, grouped, second.bias)
     for layer in list(trunk)[at + 1 :]:
         features = layer(features)
     return features

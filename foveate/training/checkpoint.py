@@ -71,8 +71,9 @@ class RunFolder:
         if path.exists():
             differing = _differences(self.config().to_dict(), config.to_dict())
             if differing:
+                others = ", ".join(differing)
                 raise ConfigError(
-                    f"{self.path} holds a run with other {', '.join(differing)}; choose another --out"
+                    f"{self.path} has a run with other {others}; choose another --out"
                 )
             return
         how = {"version": __version__, "commit": commit(), "hardware": hardware(device)}

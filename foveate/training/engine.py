@@ -9,7 +9,7 @@
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -102,11 +102,21 @@ def plain_step(net: nn.Module, optimiser: torch.optim.Optimizer, precision: Prec
     return step
 
 
+class Recording(NamedTuple):
+    """A captured step: where it reads its batch, and where it leaves its loss."""
+
+    graph: torch.cuda.CUDAGraph
+    inputs: Inputs
+    labels: Tensor
+    loss: Tensor
+
+
 class CapturedStep:
     """The same step, compiled and recorded once as a CUDA graph, then replayed.
 
-    The graph is made from the first batch of each shape; warming up must not train, so weights,
-    buffers and the optimiser's state are put back afterwards.
+    The graph is made from the first batch; a batch of another size, as the last of an epoch may
+    be, takes the plain step. Warming up must not train, so weights, running statistics and the
+    optimiser's state are put back afterwards.
     """
 
     def __init__(
@@ -114,21 +124,23 @@ class CapturedStep:
     ) -> None:
         self.net, self.optimiser, self.precision = net, optimiser, precision
         self.loss_of = torch.compile(loss_of, dynamic=False) if compiled else loss_of
-        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Inputs, Tensor, Tensor]] = {}
+        self.plain = plain_step(net, optimiser, precision)
+        self.recorded: Recording | None = None
 
     def __call__(self, inputs: Inputs, labels: Tensor) -> Tensor:
         """Copy the batch to where the graph reads it, and replay."""
-        if len(labels) not in self.graphs:
-            self.graphs[len(labels)] = self._capture(inputs, labels)
-        graph, held_inputs, held_labels, loss = self.graphs[len(labels)]
-        for held, given in zip((*held_inputs, held_labels), (*inputs, labels), strict=True):
+        if self.recorded is None:
+            self.recorded = self._capture(inputs, labels)
+        recorded = self.recorded
+        if len(labels) != len(recorded.labels):
+            return self.plain(inputs, labels)
+        for held, given in zip(recorded.inputs, inputs, strict=True):
             held.copy_(given)
-        graph.replay()
-        return loss
+        recorded.labels.copy_(labels)
+        recorded.graph.replay()
+        return recorded.loss
 
-    def _capture(
-        self, inputs: Inputs, labels: Tensor
-    ) -> tuple[torch.cuda.CUDAGraph, Inputs, Tensor, Tensor]:
+    def _capture(self, inputs: Inputs, labels: Tensor) -> Recording:
         held_inputs, held_labels = tuple(t.clone() for t in inputs), labels.clone()
         before = [t.detach().clone() for t in self._state()]
         for _ in range(3):
@@ -141,7 +153,7 @@ class CapturedStep:
             before += [torch.zeros_like(t) for t in list(self._state())[len(before) :]]
         for tensor, value in zip(self._state(), before, strict=True):
             tensor.data.copy_(value)
-        return graph, held_inputs, held_labels, loss
+        return Recording(graph, held_inputs, held_labels, loss)
 
     def _step(self, inputs: Inputs, labels: Tensor) -> Tensor:
         self.optimiser.zero_grad(set_to_none=True)
@@ -169,7 +181,8 @@ def make_step(
 ) -> Step:
     """The fastest step for that device."""
     if device.type == "cuda":
-        return CapturedStep(net, optimiser, precision, compiled)
+        # Compiling a sliding window takes minutes: every scale has a shape of its own.
+        return CapturedStep(net, optimiser, precision, compiled and windowed(net))
     return plain_step(net, optimiser, precision)
 
 

@@ -3,12 +3,13 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from foveate.data.store import SplitName
 from foveate.errors import ConfigError, FoveateError
 from foveate.training.checkpoint import Progress, RunFolder
 from foveate.training.config import TrainConfig
@@ -50,8 +51,9 @@ def train_together(
     On a GPU every run has a stream of its own, so that they fill it together.
     """
     place = find_device(device)
+    shared: dict[tuple[str, str], Batches] = {}
     sessions = [
-        _Session(config, RunFolder(folder), place, stream, compiled, watch)
+        _Session(config, RunFolder(folder), place, stream, compiled, watch, shared)
         for config, folder in runs
     ]
     active = [s.steps() for s in sessions if not s.folder.finished]
@@ -81,6 +83,7 @@ class _Session:
     stream: bool
     compiled: bool
     watch: Watch
+    shared: dict[tuple[str, str], Batches]  # seeds of one row see the same images: prepared once
 
     def steps(self) -> Iterator[None]:
         """Do the whole run, pausing after every step; the weights are there at the end."""
@@ -114,8 +117,11 @@ class _Session:
             self._close_epoch(valid)
         self.folder.finish(self.net.state_dict(), self.config)
 
-    def _open(self, split: str) -> Batches:
-        return open_batches(self.config, split, self.net, self.device, self.stream)  # type: ignore[arg-type]
+    def _open(self, split: SplitName) -> Batches:
+        key = (split, replace(self.config, seed=0).digest())
+        if key not in self.shared:
+            self.shared[key] = open_batches(self.config, split, self.net, self.device, self.stream)
+        return self.shared[key]
 
     def _epoch(self, batches: Batches, step: Step) -> Iterator[None]:
         """Train for the rest of an epoch; its order and its dropout depend on its number alone."""
