@@ -5,20 +5,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK = 1024  # patch pixels, of all scales of an image, that one program makes
+# Measured on one H200, 4096 images and 17 scales: 256 pixels in 4 warps for groups of 4 images take
+# 0.167 ms; one image at a time 0.24 ms, 1024 pixels 0.22 ms, a copy of as many bytes 0.105 ms.
+BLOCK = 256  # patch pixels that one program makes, in each of a group of images
+GROUP = 4  # images that share the arithmetic of positions and weights
 PADDINGS = {"border": 0, "reflect": 1, "constant": 2}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _taps(p, scale, rest, centre, length, SIZE: tl.constexpr, PADDING: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Two pixels of an axis and their weights for patch pixels p."""
+def _taps(p, scale, rest, whole, part, length, SIZE: tl.constexpr, PADDING: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Two pixels of an axis and their weights for patch pixels p; the centre is whole + part."""
     offset = p.to(tl.float32) + (0.5 - SIZE / 2)
-    below = tl.floor(offset * scale + centre)
-    # One rounding of a number near 1 keeps the position as exact as float64 would; the floor of
-    # the rounded position may have been one off.
-    far = tl.fma(offset, scale, centre - below) + offset * rest
+    below = tl.floor(offset * scale + (whole + part))
+    # The product is rounded once, less whole pixels: as exact as float64 rounded at the end. The
+    # floor of the rounded position may have been one off.
+    far = tl.fma(offset, scale, whole - below) + (part + offset * rest)
     below += tl.floor(far)
-    far = tl.fma(offset, scale, centre - below) + offset * rest
+    far = tl.fma(offset, scale, whole - below) + (part + offset * rest)
     near = 1 - far
     first = below.to(tl.int32)
     second = first + 1
@@ -38,33 +41,37 @@ def _taps(p, scale, rest, centre, length, SIZE: tl.constexpr, PADDING: tl.conste
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _gather(  # type: ignore[no-untyped-def]
-    images, patches, scales, centres, middle_y, middle_x, fill, height, width, channels, count,
-    blocks, SIZE: tl.constexpr, PADDING: tl.constexpr, CENTRED: tl.constexpr, BLOCK: tl.constexpr
+    images, patches, scales, centres, whole_y, part_y, whole_x, part_x, fill, height, width, total,
+    channels, count, blocks, SIZE: tl.constexpr, PADDING: tl.constexpr, CENTRED: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr
 ):  # fmt: skip
-    # All patches of an image are neighbours in launch order, so it is read from memory once.
+    # The scales of some images are neighbours in launch order, so these are read once.
     program = tl.program_id(0)
-    block, image = program % blocks, (program // blocks).to(tl.int64)
-    batch, channel = image // channels, image % channels
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count * SIZE * SIZE
-    which, at = at // (SIZE * SIZE), at % (SIZE * SIZE)
-    scale = tl.load(scales + which, inside, 1.0)
-    rest = tl.load(scales + count + which, inside, 0.0)
+    block, which = program % blocks, (program // blocks) % count
+    start = (program // (blocks * count)).to(tl.int64) * GROUP
+    scale, rest = tl.load(scales + which), tl.load(scales + count + which)
     if not CENTRED:
-        middle_y, middle_x = tl.load(centres + 2 * batch), tl.load(centres + 2 * batch + 1)
-    top, bottom, up, down = _taps(at // SIZE, scale, rest, middle_y, height, SIZE, PADDING)
-    left, right, near, far = _taps(at % SIZE, scale, rest, middle_x, width, SIZE, PADDING)
-    upper = images + image * height * width + top * width
-    lower = images + image * height * width + bottom * width
-    above = near * tl.load(upper + left, inside).to(tl.float32)
-    above += far * tl.load(upper + right, inside).to(tl.float32)
-    below = near * tl.load(lower + left, inside).to(tl.float32)
-    below += far * tl.load(lower + right, inside).to(tl.float32)
-    value = up * above + down * below
-    if PADDING == 2:
-        value += fill * (1 - (up + down) * (near + far))
-    start = ((batch * count + which) * channels + channel) * SIZE * SIZE
-    tl.store(patches + start + at, value.to(patches.dtype.element_ty), inside)
+        middle = centres + 2 * (start // channels)
+        middle_y, middle_x = tl.load(middle), tl.load(middle + 1)
+        whole_y, whole_x = tl.floor(middle_y), tl.floor(middle_x)
+        part_y, part_x = middle_y - whole_y, middle_x - whole_x
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    top, bottom, up, down = _taps(at // SIZE, scale, rest, whole_y, part_y, height, SIZE, PADDING)
+    left, right, near, far = _taps(at % SIZE, scale, rest, whole_x, part_x, width, SIZE, PADDING)
+    for step in tl.static_range(GROUP):
+        image = start + step
+        inside = (at < SIZE * SIZE) & (image < total)
+        source = images + image * height * width
+        above = near * tl.load(source + (top * width + left), inside).to(tl.float32)
+        above += far * tl.load(source + (top * width + right), inside).to(tl.float32)
+        below = near * tl.load(source + (bottom * width + left), inside).to(tl.float32)
+        below += far * tl.load(source + (bottom * width + right), inside).to(tl.float32)
+        value = up * above + down * below
+        if PADDING == 2:
+            value += fill * (1 - (up + down) * (near + far))
+        place = ((image // channels) * count + which) * channels + image % channels
+        target = patches + place * SIZE * SIZE + at
+        tl.store(target, value.to(patches.dtype.element_ty), inside)
 
 
 def gather_patches(
@@ -80,11 +87,15 @@ def gather_patches(
     if not patches.numel():
         return patches
     kind = padding if isinstance(padding, str) else "constant"
+    fill = 0.0 if isinstance(padding, str) else float(padding)
     points = scales if centres is None else (centres - 0.5).to(scales).contiguous()
-    blocks = triton.cdiv(count * size * size, BLOCK)
-    _gather[(batch * channels * blocks,)](
-        images.contiguous(), patches, scales, points, height / 2 - 0.5, width / 2 - 0.5,
-        0.0 if isinstance(padding, str) else float(padding), height, width, channels, count, blocks,
-        SIZE=size, PADDING=PADDINGS[kind], CENTRED=centres is None, BLOCK=BLOCK
+    middle = [part for length in (height, width) for part in divmod(length / 2 - 0.5, 1.0)]
+    group = GROUP if centres is None else 1  # images with centres of their own share nothing
+    blocks = triton.cdiv(size * size, BLOCK)
+    total = batch * channels
+    _gather[(triton.cdiv(total, group) * count * blocks,)](
+        images.contiguous(), patches, scales, points, *middle, fill, height, width, total, channels,
+        count, blocks, SIZE=size, PADDING=PADDINGS[kind], CENTRED=centres is None, BLOCK=BLOCK,
+        GROUP=group
     )  # fmt: skip
     return patches

@@ -6,7 +6,7 @@ import typer
 from rich.markup import escape
 
 from foveate import __version__
-from foveate.cli import data
+from foveate.cli import data, theory, training
 from foveate.cli.console import ERRORS
 from foveate.errors import FoveateError
 
@@ -23,6 +23,9 @@ UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
 app = typer.Typer(help=HELP, add_completion=False, pretty_exceptions_enable=False)
 app.command()(data.generate)
 app.command()(data.show)
+app.command()(training.train)
+app.command()(training.evaluate)
+app.command()(theory.verify)
 
 
 def _version(wanted: bool) -> None:

@@ -81,7 +81,7 @@ def show(
     if what.endswith((".h5", ".hdf5")):
         images, titles = _from_file(Path(what), samples)
     else:
-        images, titles = _from_source(what, samples, _scales(scales), size, border)
+        images, titles = _from_source(what, samples, read_scales(scales), size, border)
     OUTPUT.print(save(sample_grid(images, titles), out))
 
 
@@ -91,7 +91,7 @@ def _plan(train: str, test: str, size: int, seed: int, border: str) -> "list[Fil
 
     beyond = check_border(border)
     ranges = [] if train == "none" else [ScaleRange.parse(item) for item in train.split(",")]
-    alone = [] if test == "none" else [ScaleRange(scale, scale) for scale in _scales(test)]
+    alone = [] if test == "none" else [ScaleRange(scale, scale) for scale in read_scales(test)]
     pairs = [(both, both) for both in ranges] + [(None, scale) for scale in alone]
     return [
         FileSpec(train=first, test=second, size=size, seed=seed, border=beyond)
@@ -99,7 +99,8 @@ def _plan(train: str, test: str, size: int, seed: int, border: str) -> "list[Fil
     ]
 
 
-def _scales(text: str) -> list[float]:
+def read_scales(text: str) -> list[float]:
+    """Read scales such as 0.5,1,2, or 'all' for the paper's 17."""
     from foveate.data.large_scale import check_scale
     from foveate.errors import ConfigError
 

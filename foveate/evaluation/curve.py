@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from foveate.data.large_scale import Border, rescale
 from foveate.data.sources import Split
+from foveate.errors import ConfigError, DataError
 from foveate.models.channels import ScaleChannels
 from foveate.models.sliding import SlidingChannels
 from foveate.training.config import Precision
@@ -60,33 +61,56 @@ def accuracy_over_scale(
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[AtScale]:
     """Show `data` to the network at each scale, on the device where the network is."""
-    device = next(net.parameters()).device
+    if not len(data):
+        raise DataError("there are no images to test the network on")
     was_training = net.training
     net.eval()
-    found = []
-    for scale in scales:
-        tally = _Tally()
-        for images, labels in zip(
-            torch.split(data.images, CHUNK), torch.split(data.labels, CHUNK), strict=True
-        ):
-            made = rescale(images.to(device), scale, size=size, border=border)
-            tally.add(*_answers(net, made, precision), labels.to(device))
-            advance(len(labels))
-        found.append(tally.result(scale))
-    net.train(was_training)
-    return found
+    try:
+        return [_at_scale(net, data, scale, size, border, precision, advance) for scale in scales]
+    finally:
+        net.train(was_training)
+
+
+def _at_scale(
+    net: nn.Module,
+    data: Split,
+    scale: float,
+    size: int,
+    border: Border,
+    precision: Precision,
+    advance: Callable[[int], None],
+) -> AtScale:
+    device = next(net.parameters()).device
+    tally = _Tally()
+    for images, labels in zip(
+        torch.split(data.images, CHUNK), torch.split(data.labels, CHUNK), strict=True
+    ):
+        made = rescale(images.to(device), scale, size=size, border=border)
+        logits, winners = _answers(net, made, precision)
+        _check_labels(labels, logits.shape[1])
+        tally.add(logits, winners, labels.to(device))
+        advance(len(labels))
+    return tally.result(scale)
+
+
+def _check_labels(labels: Tensor, classes: int) -> None:
+    if int(labels.max()) >= classes:
+        raise ConfigError(
+            f"the images have {int(labels.max()) + 1} classes, and the network knows {classes}"
+        )
 
 
 @torch.no_grad()
 def _answers(net: nn.Module, images: Tensor, precision: Precision) -> tuple[Tensor, Tensor | None]:
-    """Logits (N, K), and for networks with channels the channel (N,) that won."""
+    """Logits (N, K), and for networks with channels the one that won, as (N, S) zeros and ones."""
     with cast(precision, images.device):
         if not isinstance(net, ScaleChannels | SlidingChannels):
             return net(images).float(), None
         outputs = net.channels(images)
         logits = net.combine(outputs)
     chosen = logits.argmax(1)[:, None, None].expand(-1, outputs.shape[1], 1)
-    return logits.float(), outputs.gather(2, chosen).squeeze(2).argmax(1)
+    won = outputs.gather(2, chosen).squeeze(2).argmax(1)
+    return logits.float(), torch.nn.functional.one_hot(won, outputs.shape[1])
 
 
 class _Tally:
@@ -102,7 +126,7 @@ class _Tally:
         counts = counts.reshape(classes, classes)
         self.confusion = counts if self.confusion is None else self.confusion + counts
         if winners is not None:
-            won = torch.bincount(winners, minlength=64)
+            won = winners.sum(0)
             self.winners = won if self.winners is None else self.winners + won
 
     def result(self, scale: float) -> AtScale:

@@ -1,7 +1,6 @@
 """How far a network is from what the theory promises when its images change in scale.
 
-Both measures take `rescale`, a function that gives the batch of images at a relative scale: a
-formula, a renderer, the data-set generator, or `zoomed(images)` where there are only images.
+`rescale` gives the images at a relative scale: a formula, a renderer, or else `zoomed(images)`.
 """
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, K classes.
 

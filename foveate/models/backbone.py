@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foveate.errors import ConfigError
-from foveate.models import fast
+from foveate.models import fast, native_ops
 
 
 class ConvNet(nn.Module):
@@ -48,7 +48,9 @@ class ConvNet(nn.Module):
         return self.classify(self.features(images))
 
     def features(self, images: Tensor) -> Tensor:
-        """Run the convolutions, in the fast form where it applies."""
+        """Run the convolutions, in a fast form where one applies."""
+        if native_ops.applies(self.trunk, images):
+            return native_ops.run(self.trunk, images)
         if fast.applies(self.trunk, images):
             return fast.run(self.trunk, fast.windows(images))
         return self.trunk(images)  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ against 1.47 ms for the plain form.
 """
 # Shape letters: N images, C image channel, P pixels, m windows along an axis, O filters.
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -31,7 +32,12 @@ class Moments(NamedTuple):
 
 
 def applies(trunk: nn.Sequential, images: Tensor) -> bool:
-    """Whether the fast form can stand in: even sides, and no gradient wanted for the images."""
+    """Whether the fast form can stand in: even sides, and no gradient wanted for the images.
+
+    An exported network keeps its plain convolutions, which every runtime knows.
+    """
+    if torch.compiler.is_exporting():
+        return False
     sides = images.shape[2:]
     wanted = images.requires_grad and torch.is_grad_enabled()
     return len(trunk) > 3 and not wanted and all(n % 2 == 0 and n > 6 for n in sides)
@@ -53,7 +59,8 @@ def run(trunk: nn.Sequential, cut: Tensor, moments: Moments | None = None) -> Te
     second = trunk[at]
     assert isinstance(second, nn.Conv2d)
     with torch.autocast(cut.device.type, enabled=False):
-        weight, bias = _fold_norm(trunk, cut, moments)
+        count = 4 * cut.shape[:-1].numel()
+        weight, bias = fold_norm(trunk, lambda: moments or window_moments(cut.flatten(0, 2)), count)
         first, grouped = _group(weight), _regroup(second.weight)
     # Flat, because rectifying a view in place would copy these largest activations.
     active = torch.relu_(F.linear(cut.flatten(0, 2), first, bias.repeat(4)))
@@ -64,16 +71,21 @@ def run(trunk: nn.Sequential, cut: Tensor, moments: Moments | None = None) -> Te
     return features
 
 
-def _fold_norm(trunk: nn.Sequential, cut: Tensor, moments: Moments | None) -> tuple[Tensor, Tensor]:
-    """Weights (O, C, 3, 3) and bias (O,) of the first convolution with its norm folded in."""
+def fold_norm(
+    trunk: nn.Sequential, moments: Callable[[], Moments], count: int
+) -> tuple[Tensor, Tensor]:
+    """Weights (O, C, 3, 3) and bias (O,) of the first convolution with its norm folded in.
+
+    Training takes the `moments` of the `count` windows of 3 × 3 pixels in the batch.
+    """
     first, norm = trunk[0], trunk[1]
     assert isinstance(first, nn.Conv2d) and first.bias is not None
     if not isinstance(norm, nn.BatchNorm2d):
         return first.weight, first.bias
     assert norm.running_mean is not None and norm.running_var is not None
     if norm.training:
-        mean, variance = _output_moments(first, moments or window_moments(cut.flatten(0, 2)))
-        _track(norm, mean, variance, count=4 * cut.shape[:-1].numel())
+        mean, variance = _output_moments(first, moments())
+        track(norm, mean, variance, count)
     else:
         mean, variance = norm.running_mean, norm.running_var
     gain = norm.weight * torch.rsqrt(variance + norm.eps)
@@ -113,7 +125,8 @@ def _inner(channels: int, device: torch.device) -> Tensor:
 
 
 @torch.no_grad()
-def _track(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor, count: int) -> None:
+def track(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor, count: int) -> None:
+    """Update the running statistics with those of a batch of `count` values per filter."""
     assert norm.running_mean is not None and norm.running_var is not None
     assert norm.num_batches_tracked is not None and norm.momentum is not None
     norm.num_batches_tracked += 1

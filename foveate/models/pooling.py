@@ -14,7 +14,7 @@ def pool_scales(outputs: Tensor, pool: Pool) -> Tensor:
     """Reduce (B, S, K) to (B, K) by an operation that does not ask which scale is which."""
     match pool:
         case "max":
-            return outputs.amax(1)
+            return outputs.max(1).values  # not amax: compiled in bf16, its gradient can be 0 / 0
         case "avg":
             return outputs.mean(1)
         case "logsumexp":

@@ -2,7 +2,7 @@
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, K classes, h w positions.
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -11,10 +11,13 @@ from torch import Tensor, nn
 from foveate.errors import ConfigError
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import PAPER_SCALES, ScaleChannels
+from foveate.models.mosaic import Layout, arrange, cut, paint
 from foveate.resampling import Padding, sampling_matrices
 from foveate.scales import ScaleGrid, as_scales
 
 SlidingPool = Literal["max", "avg"]
+# How canvases were laid out, by all that decides it: equal networks can share prepared images.
+LAYOUTS: dict[tuple[object, ...], Layout] = {}
 
 
 class SlidingChannels(nn.Module):
@@ -47,12 +50,33 @@ class SlidingChannels(nn.Module):
 
     def maps(self, images: Tensor) -> list[Tensor]:
         """Give the answers at every position, (B, K, h, w) for each scale."""
-        net, options = self.backbone, (self.padding, self.antialias)
-        return [net.dense(rescaled(images, scale, net, *options)) for scale in self.scales]
+        return [self.backbone.dense(grid) for grid in self._grids(images)]
 
     def channels(self, images: Tensor) -> Tensor:
         """Give the output of every channel, pooled over space: (B, S, K)."""
-        return torch.stack([self._reduce(m, (2, 3)) for m in self.maps(images)], 1)
+        return self._stack(self.maps(images))
+
+    def canvas(self, images: Tensor) -> Tensor:
+        """Lay the images at all scales side by side; `answer` takes it from there.
+
+        Only for a backbone without batch norm, which would see the seams.
+        """
+        grids = list(self._grids(images))
+        layout = arrange([(grid.shape[2], grid.shape[3]) for grid in grids])
+        LAYOUTS[self._canvas_key(layout.height, layout.width)] = layout
+        return paint(grids, layout)
+
+    def layout_of(self, canvas: Tensor) -> Layout | None:
+        """Say how a canvas was laid out, or that this is none."""
+        return LAYOUTS.get(self._canvas_key(canvas.shape[2], canvas.shape[3]))
+
+    def answer(self, canvas: Tensor) -> Tensor:
+        """Give the output of every channel (B, S, K) from a canvas, in one pass of the network."""
+        layout = self.layout_of(canvas)
+        if layout is None:
+            raise ConfigError(f"{tuple(canvas.shape)} is no canvas; make one with canvas(images)")
+        maps = self.backbone.dense(canvas)
+        return self._stack(cut(maps, layout, self.backbone.size, self.backbone.stride))
 
     def forward(self, images: Tensor) -> Tensor:
         """Give the logits (B, K)."""
@@ -60,10 +84,20 @@ class SlidingChannels(nn.Module):
 
     def combine(self, outputs: Tensor) -> Tensor:
         """Pool the outputs (B, S, K) of the channels into logits (B, K)."""
-        return self._reduce(outputs, (1,))
+        return outputs.max(1).values if self.pool == "max" else outputs.mean(1)
 
-    def _reduce(self, answers: Tensor, axes: tuple[int, ...]) -> Tensor:
-        return answers.amax(axes) if self.pool == "max" else answers.mean(axes)
+    def _canvas_key(self, height: int, width: int) -> tuple[object, ...]:
+        return self.scales, self.backbone.size, self.backbone.stride, height, width
+
+    def _grids(self, images: Tensor) -> Iterator[Tensor]:
+        for scale in self.scales:
+            yield rescaled(images, scale, self.backbone, self.padding, self.antialias)
+
+    def _stack(self, maps: list[Tensor]) -> Tensor:
+        over_space = [m.flatten(2) for m in maps]
+        if self.pool == "max":
+            return torch.stack([m.max(2).values for m in over_space], 1)
+        return torch.stack([m.mean(2) for m in over_space], 1)
 
 
 class LocalMaps(NamedTuple):
@@ -125,7 +159,8 @@ def rescaled(
         )[0]
         for length in images.shape[-2:]
     ]
-    return sides[0] @ (images @ sides[1].mT)
+    with torch.autocast(images.device.type, enabled=False):
+        return sides[0] @ (images @ sides[1].mT)
 
 
 def _extent(visible: float, size: int, stride: int, around: bool) -> int:

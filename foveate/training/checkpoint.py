@@ -8,7 +8,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,13 +16,15 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
+from safetensors.torch import save
+from torch import Tensor, nn
 
 from foveate import __version__
 from foveate.errors import ConfigError, DataError
 from foveate.files import replacing, write_text
+from foveate.models.zoo import ModelConfig
 from foveate.training.config import TrainConfig
+from foveate.training.network import build_net
 
 
 @dataclass
@@ -49,19 +51,28 @@ class RunFolder:
         """Whether the run has ended; its weights appear last."""
         return self.weights.exists()
 
+    @property
+    def saved(self) -> bool:
+        """Whether there is a point to resume from."""
+        return self.resume.exists()
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other processes out while the block runs."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
+            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise DataError(f"cannot use the folder {self.path} ({error.strerror})") from None
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DataError(
+                    f"another process is training in {self.path}; wait for it, or choose another "
+                    "--out"
+                ) from None
             yield
-        except BlockingIOError:
-            raise DataError(f"another process is training in {self.path}; wait for it") from None
         finally:
             os.close(handle)
 
@@ -76,6 +87,8 @@ class RunFolder:
                     f"{self.path} has a run with other {others}; choose another --out"
                 )
             return
+        if self.saved or self.finished:
+            raise DataError(f"{self.path} has weights but no config.json; choose another --out")
         how = {"version": __version__, "commit": commit(), "hardware": hardware(device)}
         text = json.dumps({"config": config.to_dict(), "digest": config.digest(), **how}, indent=1)
         self._write(lambda: write_text(path, text + "\n"))
@@ -87,42 +100,81 @@ class RunFolder:
             return TrainConfig.from_dict(json.loads(path.read_text())["config"])
         except FileNotFoundError:
             raise DataError(f"{self.path} is not a run: it has no config.json") from None
-        except (ValueError, KeyError, TypeError, ConfigError) as error:
+        except OSError as error:
+            raise DataError(f"cannot read {path} ({error.strerror})") from None
+        except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             raise DataError(f"{path} is damaged ({error}); remove the folder") from None
+
+    def about(self) -> dict[str, Any]:
+        """Read with what the run was made: version, commit and hardware."""
+        self.config()  # says what is wrong with a damaged file
+        found = json.loads((self.path / "config.json").read_text())
+        return {key: found.get(key, "") for key in ("version", "commit", "hardware")}
 
     def save(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
         """Write the point to resume from, and the metrics so far."""
         note = {"progress": json.dumps(vars(progress))}
         self._write(lambda: _save_tensors(self.resume, tensors, note))
-        lines = "".join(json.dumps(entry) + "\n" for entry in progress.metrics)
-        self._write(lambda: write_text(self.path / "metrics.jsonl", lines))
+        self._save_metrics(progress)
 
     def load(self) -> tuple[Progress, dict[str, Tensor]] | None:
         """Read the point to resume from, if there is one."""
-        if not self.resume.exists():
+        if not self.saved:
             return None
         tensors, note = read_tensors(self.resume)
         try:
+            tensors["random"]
             return Progress(**json.loads(note["progress"])), tensors
         except (KeyError, TypeError, ValueError):
             raise DataError(f"{self.resume} is damaged; remove it to start again") from None
 
-    def finish(self, weights: dict[str, Tensor], config: TrainConfig) -> None:
+    def finish(self, progress: Progress, weights: dict[str, Tensor], config: TrainConfig) -> None:
         """Write the final weights; only then is the run finished."""
+        self._save_metrics(progress)  # the last save may have been cut off before them
         note = {"model": json.dumps(config.model.to_dict()), "digest": config.digest()}
         self._write(lambda: _save_tensors(self.weights, weights, note))
         self.resume.unlink(missing_ok=True)
 
+    def check_finished(self) -> None:
+        """Make sure that the final weights are whole; clear away what is no longer needed."""
+        read_tensors(self.weights)
+        self.resume.unlink(missing_ok=True)
+
+    def net(self) -> nn.Module:
+        """Build the network of a finished run, with its weights, on the CPU."""
+        config = self.config()
+        if not self.finished:
+            raise DataError(
+                f"{self.path} is not finished ({len(self.metrics())} of {config.epochs} epochs); "
+                "run 'foveate train' as before to go on"
+            )
+        weights, note = read_tensors(self.weights)
+        with torch.random.fork_rng(devices=[]):
+            net = build_net(config)
+        load_weights(net, weights, self.weights)
+        if "model" in note and ModelConfig.from_dict(json.loads(note["model"])) != config.model:
+            raise ConfigError(f"{self.weights} is of another model than config.json says")
+        return net
+
     def metrics(self) -> list[dict[str, float]]:
         """Read what was measured after each epoch."""
         path = self.path / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        try:
+            return [json.loads(line) for line in path.read_text().splitlines()]
+        except FileNotFoundError:
+            return []
+        except ValueError as error:
+            raise DataError(f"{path} is damaged ({error}); remove it") from None
 
-    def _write(self, action: Any) -> None:
+    def _save_metrics(self, progress: Progress) -> None:
+        lines = "".join(json.dumps(entry) + "\n" for entry in progress.metrics)
+        self._write(lambda: write_text(self.path / "metrics.jsonl", lines))
+
+    def _write(self, action: Callable[[], None]) -> None:
         try:
             action()
         except (OSError, SafetensorError) as error:
-            reason = str(error).splitlines()[0]
+            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise DataError(
                 f"cannot write in {self.path} ({reason}); free some space and run again to go on"
             ) from None
@@ -132,31 +184,58 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read a safetensors file: its tensors and its notes; nothing in it is executed."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
+            # Copies: the file may be replaced while its tensors are in use.
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
     except FileNotFoundError:
         raise DataError(f"no such file: {path}") from None
     except (SafetensorError, OSError) as error:
-        raise DataError(f"{path} is not a whole safetensors file ({error})") from None
+        raise DataError(
+            f"{path} is not a whole safetensors file ({error}); remove it and train again"
+        ) from None
+
+
+def load_weights(net: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+    """Put the weights of `path` into the network, if they are of its architecture."""
+    try:
+        net.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:120]
+        raise ConfigError(f"{path} is of another architecture ({reason} ...)") from None
 
 
 def _save_tensors(path: Path, tensors: dict[str, Tensor], note: dict[str, str]) -> None:
+    # Copies, because safetensors refuses tensors that share memory, as tied weights do.
+    copies = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
     with replacing(path) as temporary:
-        save_file({k: t.detach().cpu().contiguous() for k, t in tensors.items()}, temporary, note)
+        temporary.write_bytes(save(copies, note))  # save_file has temporary files of its own
 
 
-def _differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    return sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
+def _differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:
+    names = []
+    for key in sorted(one.keys() | other.keys()):
+        first, second = one.get(key), other.get(key)
+        if isinstance(first, dict) and isinstance(second, dict):
+            names += _differences(first, second, f"{prefix}{key}.")
+        elif first != second:
+            names.append(prefix + key)
+    return names
 
 
 def commit() -> str:
-    """The commit of the checkout that runs, or nothing."""
-    here = Path(__file__).parent
-    command = ["git", "-C", str(here), "rev-parse", "--short", "HEAD"]
+    """The commit of the checkout that runs, with -dirty if it was changed, or nothing."""
+    here = Path(__file__)
+    tracked = _git(here.parent, "ls-files", here.name)  # else installed inside another checkout
+    return _git(here.parent, "describe", "--always", "--dirty", "--exclude", "*") if tracked else ""
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout.strip()
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def hardware(device: torch.device) -> str:

@@ -10,8 +10,10 @@ from foveate.data.large_scale import Border, check_border
 from foveate.data.store import ScaleRange
 from foveate.errors import ConfigError
 from foveate.models.zoo import ModelConfig, model_config
+from foveate.scales import ScaleGrid
 
 Precision = Literal["float32", "bf16"]
+LARGEST = 2**32  # of seeds: a random state is made from the seed times a million
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +23,8 @@ class TrainConfig:
     `scales` are the training scales: a factor, a range as 1-4, or several of these separated by
     commas, one of which is drawn for each image, by `data_seed`: all seeds see the same images.
     `samples` is how many of the first training images are used, 0 for all. The batch size is not
-    in the paper; with 32 FovAvg reaches the paper's figures, with 128 it does not.
+    in the paper; with 32 FovAvg reaches the paper's figures, with 128 it does not. `backbone` is
+    package.module:factory, a network of one's own in the place of the paper's (see `build_net`).
     """
 
     model: ModelConfig = field(default_factory=lambda: model_config("fovavg"))
@@ -38,13 +41,15 @@ class TrainConfig:
     smallest_rate: float = 5e-5
     epochs_per_decay: float = 2.0
     precision: Precision = "float32"
+    backbone: str = ""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "batch", "size"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.samples < 0:
-            raise ConfigError(f"samples must be 0 (all) or more, got {self.samples}")
+        for name in ("samples", "seed", "data_seed"):
+            if not 0 <= getattr(self, name) < LARGEST:
+                raise ConfigError(f"{name} must be 0 or more (to 2^32), got {getattr(self, name)}")
         for name in ("learning_rate", "smallest_rate", "epochs_per_decay"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
@@ -101,16 +106,33 @@ def _set(config: Any, key: str, text: str) -> Any:
 
 def _read(key: str, text: str, now: Any) -> Any:
     """Read `text` as the kind of value that is there now."""
-    if isinstance(now, str) and not isinstance(now, bool) and key != "padding":
+    if isinstance(now, str) and key != "padding":
         return text
+    if isinstance(now, ScaleGrid):
+        return _read_grid(text)
     try:
-        value = json.loads(text)
+        value = json.loads(text.lower() if isinstance(now, bool) else text)
     except json.JSONDecodeError:
         value = text
-    if isinstance(now, tuple) and isinstance(value, list):
+    if isinstance(now, tuple) and isinstance(value, list) and all(type(v) is int for v in value):
         return tuple(value)
     if type(now) is float and type(value) is int:
         return float(value)
     if key != "padding" and type(value) is not type(now):
-        raise ConfigError(f"{key} must be like {now!r}, got {text!r}")
+        raise ConfigError(f"{key} must be like {_shown(now)}, got {text!r}")
     return value
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def _read_grid(text: str) -> ScaleGrid:
+    """Read low,high,per_octave."""
+    try:
+        low, high, per_octave = map(float, text.split(","))
+    except ValueError:
+        raise ConfigError(
+            f"scales of a model must be low,high,per_octave as 0.5,8,4, got {text!r}"
+        ) from None
+    return ScaleGrid(low, high, per_octave=per_octave)

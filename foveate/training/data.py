@@ -1,21 +1,25 @@
 """The images of a run: made at its training scales, prepared once, and handed out in batches."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+import h5py
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from foveate.data.large_scale import rescale
-from foveate.data.sources import Source, Split, load_source
+from foveate.data.sources import Source, Split
 from foveate.data.store import ScaledFile, SplitName
 from foveate.errors import ConfigError
 from foveate.training.config import Precision, TrainConfig
 from foveate.training.engine import CHUNK, Inputs, prepare
+
+Load = Callable[[str], Source]
 
 
 class Batches(Protocol):
@@ -39,7 +43,7 @@ class Resident:
 
     def __call__(self, order: Tensor, batch: int) -> Iterator[tuple[Inputs, Tensor]]:
         """Hand out the images that `order` lists, `batch` at a time."""
-        for chosen in torch.split(order.to(self.labels.device), batch):
+        for chosen in _groups(order.to(self.labels.device), batch):
             yield tuple(t[chosen] for t in self.inputs), self.labels[chosen]
 
 
@@ -61,7 +65,7 @@ class Streamed:
         """Hand out the images that `order` lists, `batch` at a time."""
         with ThreadPoolExecutor(1) as reader:
             waiting = None
-            for chosen in torch.split(order, batch):
+            for chosen in _groups(order, batch):
                 coming = reader.submit(self.file.pick, self.split, chosen)
                 if waiting is not None:
                     yield self._ready(*waiting.result())
@@ -76,20 +80,27 @@ class Streamed:
 
 
 def open_batches(
-    config: TrainConfig, split: SplitName, net: nn.Module, device: torch.device, stream: bool
+    config: TrainConfig,
+    split: SplitName,
+    net: nn.Module,
+    device: torch.device,
+    stream: bool,
+    load: Load,
 ) -> Batches:
     """Get the images of a split ready; `source` may be a data set file (.h5), which may stream."""
-    if config.source.endswith((".h5", ".hdf5")):
+    if is_file(config.source):
         file = ScaledFile(Path(config.source))
-        count = file.counts.get(split, 0)
-        count = min(count, config.samples or count) if split == "train" else count
+        first, _ = file.read(split, slice(1))  # says so if there are none
+        count = _count(config, file.counts[split], split)
+        _check_fit(config, first, file_labels(file, split))
         if stream:
             return Streamed(file, split, net, device, config.precision, count)
         images, labels = file.read(split, slice(count))
         return _resident(net, config, device, torch.split(images, CHUNK), labels)
     if stream:
         raise ConfigError(f"only a data set file (.h5) can be streamed, got {config.source!r}")
-    data, scales = training_images(load_source(config.source), config, split)
+    data, scales = training_images(load(config.source), config, split)
+    _check_fit(config, data.images, data.labels)
     return _resident(net, config, device, _made(data.images, scales, config, device), data.labels)
 
 
@@ -97,11 +108,8 @@ def training_images(source: Source, config: TrainConfig, split: SplitName) -> tu
     """Pick the images of a split, and the scale (N,) at which each is shown."""
     data: Split = getattr(source, split)
     scales = draw_scales(config, len(data), split)
-    if split == "train" and config.samples:
-        if config.samples > len(data):
-            raise ConfigError(f"samples={config.samples}, but there are {len(data)} images")
-        data = Split(data.images[: config.samples], data.labels[: config.samples])
-    return data, scales[: len(data)]
+    count = _count(config, len(data), split)
+    return Split(data.images[:count], data.labels[:count]), scales[:count]
 
 
 def draw_scales(config: TrainConfig, count: int, split: SplitName) -> Tensor:
@@ -112,6 +120,83 @@ def draw_scales(config: TrainConfig, count: int, split: SplitName) -> Tensor:
         return drawn[0]
     choice = np.random.default_rng([config.data_seed, 9]).integers(len(ranges), size=count)
     return drawn[torch.from_numpy(choice), torch.arange(count)]
+
+
+def fitted(config: TrainConfig, load: Load, given: Collection[str] = ()) -> TrainConfig:
+    """Let the model's channels and classes follow the source, unless they are among `given`.
+
+    A data set file also decides the size, the scales and the border of the images.
+    """
+    if is_file(config.source):
+        file = ScaledFile(Path(config.source))
+        images, _ = file.read("train", slice(1))
+        classes = 1 + max(int(file_labels(file, split).max()) for split in file.counts)
+        config = replace(config, size=images.shape[-1], **_made_with(file))
+    else:
+        source = load(config.source)
+        images, classes = source.train.images, len(source.classes)
+    follows = {"channels": images.shape[1], "classes": classes}
+    changes: dict[str, Any] = {
+        key: value for key, value in follows.items() if f"model.{key}" not in given
+    }
+    return replace(config, model=replace(config.model, **changes))
+
+
+def _made_with(file: ScaledFile) -> dict[str, Any]:
+    """The training scales and the border of a file, as far as it says."""
+    if file.manifest and file.manifest.get("train"):
+        low, high = file.manifest["train"]["low"], file.manifest["train"]["high"]
+        scales = f"{low:g}" if low == high else f"{low:g}-{high:g}"
+        return {"scales": scales, "border": file.manifest["border"]}
+    found = re.search(r"_sctr(\d+p\d+(?:-\d+p\d+)?)", file.path.name)
+    if not found:
+        return {}
+    ends = found[1].replace("p", ".").split("-")
+    return {"scales": "-".join(f"{float(end):g}" for end in ends)}
+
+
+def is_file(source: str) -> bool:
+    """Whether the source is a data set file, whose images are at their scales already."""
+    return source.endswith((".h5", ".hdf5"))
+
+
+def file_labels(file: ScaledFile, split: SplitName) -> Tensor:
+    """Read the labels (N,) of a split without its images."""
+    with h5py.File(file.path) as opened:
+        return torch.from_numpy(opened[f"y_{split}"][()].reshape(-1).astype(np.int64))
+
+
+def _groups(order: Tensor, batch: int) -> tuple[Tensor, ...]:
+    """Cut `order` into batches; of nothing `torch.split` would make one that is empty."""
+    return torch.split(order, batch) if len(order) else ()
+
+
+def _count(config: TrainConfig, there: int, split: SplitName) -> int:
+    if split != "train" or not config.samples:
+        return there
+    if config.samples > there:
+        raise ConfigError(f"samples={config.samples}, but there are {there} training images")
+    return config.samples
+
+
+def _check_fit(config: TrainConfig, images: Tensor, labels: Tensor) -> None:
+    """Refuse images that the network cannot take, and labels that it cannot give."""
+    model, channels, classes = config.model, images.shape[1], int(labels.max()) + 1
+    if channels != model.channels:
+        raise ConfigError(
+            f"{config.source} has images of {channels} channels, and the model takes "
+            f"{model.channels}: set model.channels={channels}"
+        )
+    if classes > model.classes:
+        raise ConfigError(
+            f"{config.source} has {classes} classes, and the model knows {model.classes}: "
+            f"set model.classes={classes}"
+        )
+    if is_file(config.source) and images.shape[-1] != config.size:
+        raise ConfigError(
+            f"{config.source} has images of {images.shape[-1]} pixels, not {config.size}: "
+            f"set size={images.shape[-1]}"
+        )
 
 
 def _made(

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from foveate.models import fast
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
+from foveate.models.sliding import SlidingChannels
 from foveate.training.config import Precision
 
 Inputs = tuple[Tensor, ...]
@@ -31,7 +32,11 @@ def prepare(net: nn.Module, images: Tensor, precision: Precision) -> Inputs:
     each image the mean (9 C,) and the mean square (9 C, 9 C) of all its 3 × 3 windows.
     """
     patches = net.patches(images) if isinstance(net, ScaleChannels) else images
-    if not images.is_cuda or not windowed(net):
+    if not images.is_cuda:
+        return (patches,)
+    if isinstance(net, SlidingChannels) and not _normed(net):
+        return (net.canvas(images).to(dtype(precision)),)
+    if not windowed(net):
         return (patches,)
     cut = fast.windows(patches.flatten(0, -4)).unflatten(0, (len(images), -1))
     mean, covariance = fast.window_moments(cut.flatten(1, 3).double())
@@ -45,11 +50,17 @@ def windowed(net: nn.Module) -> bool:
     return isinstance(backbone, ConvNet) and backbone.size % 2 == 0
 
 
+def _normed(net: nn.Module) -> bool:
+    return any(isinstance(layer, nn.BatchNorm2d) for layer in net.modules())
+
+
 def answer(net: nn.Module, inputs: Inputs) -> Tensor:
     """Give the logits of prepared images."""
     if len(inputs) == 1:
         (patches,) = inputs
         if isinstance(net, ScaleChannels):
+            return net.combine(net.answer(patches))
+        if isinstance(net, SlidingChannels) and net.layout_of(patches) is not None:
             return net.combine(net.answer(patches))
         return net(patches)  # type: ignore[no-any-return]
     cut, means, squares = inputs
@@ -147,7 +158,7 @@ class CapturedStep:
             self._step(held_inputs, held_labels)
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+        with torch.cuda.graph(graph):
             loss = self._step(held_inputs, held_labels)
         if len(before) < len(list(self._state())):  # the optimiser had no state before: zeros
             before += [torch.zeros_like(t) for t in list(self._state())[len(before) :]]
@@ -181,8 +192,7 @@ def make_step(
 ) -> Step:
     """The fastest step for that device."""
     if device.type == "cuda":
-        # Compiling a sliding window takes minutes: every scale has a shape of its own.
-        return CapturedStep(net, optimiser, precision, compiled and windowed(net))
+        return CapturedStep(net, optimiser, precision, compiled)
     return plain_step(net, optimiser, precision)
 
 

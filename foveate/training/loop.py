@@ -2,21 +2,28 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from foveate.data.sources import load_source
 from foveate.data.store import SplitName
 from foveate.errors import ConfigError, FoveateError
-from foveate.training.checkpoint import Progress, RunFolder
+from foveate.training.checkpoint import Progress, RunFolder, load_weights
 from foveate.training.config import TrainConfig
-from foveate.training.data import Batches, open_batches
-from foveate.training.engine import CHUNK, Step, answer, cast, make_step
+from foveate.training.data import Batches, Load, open_batches
+from foveate.training.engine import CHUNK, answer, cast, make_step
+from foveate.training.interrupt import held_back
+from foveate.training.network import build_net
 
 SAVE_EVERY = 30.0  # seconds between saves inside a long epoch
+LOOK_EVERY = 1.0  # seconds between looks at the losses: each look makes a GPU wait
 Watch = Callable[[TrainConfig, Progress, int], None]
 
 
@@ -28,13 +35,15 @@ def train(
     stream: bool = False,
     compiled: bool = True,
     watch: Watch = lambda config, progress, steps: None,
+    load: Load = load_source,
 ) -> RunFolder:
     """Train a network in `folder`, going on where an earlier call was interrupted.
 
-    `watch` is told after every step how far the run is, and of how many steps an epoch has.
+    `watch` is told after every step and every epoch how far the run is, and of how many steps an
+    epoch has. Ctrl-C saves before it raises KeyboardInterrupt.
     """
     return train_together(
-        [(config, folder)], device=device, stream=stream, compiled=compiled, watch=watch
+        [(config, folder)], device=device, stream=stream, compiled=compiled, watch=watch, load=load
     )[0]
 
 
@@ -45,20 +54,22 @@ def train_together(
     stream: bool = False,
     compiled: bool = True,
     watch: Watch = lambda config, progress, steps: None,
+    load: Load = load_source,
 ) -> list[RunFolder]:
     """Train several networks side by side on one device, a step of each in turn.
 
     On a GPU every run has a stream of its own, so that they fill it together.
     """
-    place = find_device(device)
-    shared: dict[tuple[str, str], Batches] = {}
-    sessions = [
-        _Session(config, RunFolder(folder), place, stream, compiled, watch, shared)
-        for config, folder in runs
-    ]
-    active = [s.steps() for s in sessions if not s.folder.finished]
-    while active:
-        active = [steps for steps in active if next(steps, "done") != "done"]
+    shared = _Shared(find_device(device), stream, compiled, watch, lru_cache(maxsize=1)(load), {})
+    sessions = [_Session(config, RunFolder(folder), shared) for config, folder in runs]
+    active = [session.steps() for session in sessions]
+    try:
+        while active:
+            active = [steps for steps in active if next(steps, "done") != "done"]
+    finally:
+        for steps in active:
+            with suppress(FoveateError):  # the error that is under way says more
+                steps.close()
     return [session.folder for session in sessions]
 
 
@@ -70,118 +81,166 @@ def find_device(name: str) -> torch.device:
         raise ConfigError(f"no device is called {name!r}; use cpu or cuda") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("no GPU was found; use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"there is no {name}, only {torch.cuda.device_count()} GPUs, from cuda:0")
     return device
 
 
-@dataclass(eq=False)
-class _Session:
-    """One run while it trains."""
+class _Shared(NamedTuple):
+    """What runs side by side have in common; seeds of one row also their prepared images."""
 
-    config: TrainConfig
-    folder: RunFolder
     device: torch.device
     stream: bool
     compiled: bool
     watch: Watch
-    shared: dict[tuple[str, str], Batches]  # seeds of one row see the same images: prepared once
+    load: Load
+    batches: dict[tuple[str, str], Batches]
 
-    def steps(self) -> Iterator[None]:
+
+class _Session:
+    """One run while it trains."""
+
+    def __init__(self, config: TrainConfig, folder: RunFolder, shared: _Shared) -> None:
+        self.config, self.folder, self.shared = config, folder, shared
+        self.device = shared.device
+        self.lane = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
+        self.random = torch.get_rng_state()
+        self.progress = Progress()
+
+    def steps(self) -> Generator[None, None, None]:
         """Do the whole run, pausing after every step; the weights are there at the end."""
-        lane = torch.cuda.Stream() if self.device.type == "cuda" else None
         with self.folder.locked():
             self.folder.claim(self.config, self.device)
+            if self.folder.finished:
+                self.folder.check_finished()
+                return
+            with self._alone():
+                self._begin()
             work = self._run()
-            while True:
-                with torch.cuda.stream(lane):
-                    try:
-                        next(work)
-                    except StopIteration:
-                        return
-                    except KeyboardInterrupt:
+            try:
+                while True:
+                    with held_back(), self._alone():
+                        if next(work, "done") == "done":
+                            return
+                    yield
+            except (KeyboardInterrupt, GeneratorExit):
+                if not self.folder.finished:
+                    with self._alone():
                         self._save()
-                        raise
+                raise
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep runs apart: a GPU stream, or on the CPU a random state, for each of its own."""
+        if self.lane is not None:
+            with torch.cuda.stream(self.lane):
                 yield
+            return
+        before = torch.get_rng_state()
+        torch.set_rng_state(self.random)
+        try:
+            yield
+        finally:
+            self.random = torch.get_rng_state()
+            torch.set_rng_state(before)
+
+    def _begin(self) -> None:
+        """Build the network, and bring it and the images to where the run is."""
+        config, device = self.config, self.device
+        torch.manual_seed(config.seed)
+        self.net = build_net(config).to(device)
+        self.optimiser = _adam(self.net, config, device)
+        self._restore()
+        self.train, self.valid = self._open("train"), self._open("val")
+        self.count = math.ceil(len(self.train) / config.batch)
+        self.step = make_step(
+            self.net, self.optimiser, config.precision, device, compiled=self.shared.compiled
+        )
 
     def _run(self) -> Iterator[None]:
-        torch.manual_seed(self.config.seed)
-        self.net = self.config.model.build().to(self.device)
-        self.optimiser = _adam(self.net, self.config, self.device)
-        self.progress = Progress()
-        self._restore()
-        train = self._open("train")
-        valid = self._open("val")
-        precision = self.config.precision
-        step = make_step(self.net, self.optimiser, precision, self.device, compiled=self.compiled)
         while self.progress.epoch < self.config.epochs:
-            yield from self._epoch(train, step)
-            self._close_epoch(valid)
-        self.folder.finish(self.net.state_dict(), self.config)
+            yield from self._epoch()
+            yield from self._close_epoch()
+        self.folder.finish(self.progress, self.net.state_dict(), self.config)
 
     def _open(self, split: SplitName) -> Batches:
-        key = (split, replace(self.config, seed=0).digest())
-        if key not in self.shared:
-            self.shared[key] = open_batches(self.config, split, self.net, self.device, self.stream)
-        return self.shared[key]
+        shared, key = self.shared, (split, replace(self.config, seed=0).digest())
+        if key not in shared.batches:
+            shared.batches[key] = open_batches(
+                self.config, split, self.net, self.device, shared.stream, shared.load
+            )
+        return shared.batches[key]
 
-    def _epoch(self, batches: Batches, step: Step) -> Iterator[None]:
+    def _epoch(self) -> Iterator[None]:
         """Train for the rest of an epoch; its order and its dropout depend on its number alone."""
         progress, config = self.progress, self.config
         order = torch.Generator().manual_seed(config.seed * 1_000_003 + progress.epoch)
-        shuffled = torch.randperm(len(batches), generator=order)
-        count = math.ceil(len(batches) / config.batch)
+        shuffled = torch.randperm(len(self.train), generator=order)
         if progress.step == 0:
             torch.manual_seed(config.seed * 1_000_003 + progress.epoch)
         self._set_rate(config.rate(progress.epoch))
-        losses = torch.zeros(count, device=self.device)
+        self.losses, self.counted = torch.zeros(self.count, device=self.device), progress.step
         self.net.train()
-        start, saved = time.perf_counter(), time.perf_counter()
+        start = looked = saved = time.perf_counter()
         begun = progress.seconds
-        for inputs, labels in batches(shuffled[progress.step * config.batch :], config.batch):
-            losses[progress.step] = step(inputs, labels)
+        for inputs, labels in self.train(shuffled[progress.step * config.batch :], config.batch):
+            self.losses[progress.step] = self.step(inputs, labels)
             progress.step += 1
-            progress.seconds = begun + time.perf_counter() - start
-            self.watch(config, progress, count)
-            yield
-            if time.perf_counter() - saved > SAVE_EVERY and progress.step < count:
-                self._add_up(losses)
+            now = time.perf_counter()
+            progress.seconds = begun + now - start
+            if now - looked > LOOK_EVERY:
+                self._add_up()
+                looked = now
+            if now - saved > SAVE_EVERY:
                 self._save()
-                saved = time.perf_counter()
-        self._add_up(losses)
+                saved = now
+            self.shared.watch(config, progress, self.count)
+            yield
 
-    def _add_up(self, losses: Tensor) -> None:
-        """Take the losses of the steps since the last time; stop at the first that is no number."""
-        bad = (~torch.isfinite(losses)).nonzero()
-        if len(bad):
-            epoch, step = self.progress.epoch + 1, int(bad[0]) + 1
-            raise FoveateError(
-                f"the loss is no number in epoch {epoch}, step {step}; the last good state is kept "
-                f"in {self.folder.path}: try a smaller learning_rate"
-            )
-        self.progress.loss += float(losses.sum())
-        losses.zero_()
+    def _add_up(self) -> None:
+        """Take the losses of the steps since the last time; stop at the first that is no number.
 
-    def _close_epoch(self, valid: Batches) -> None:
-        progress, steps = self.progress, self.progress.step
-        progress.epoch += 1
+        They are added one by one, so that the sum does not depend on when it is taken.
+        """
+        for loss in self.losses[self.counted : self.progress.step].tolist():
+            self.counted += 1
+            if not math.isfinite(loss):
+                self._stop(f"in epoch {self.progress.epoch + 1}, step {self.counted}")
+            self.progress.loss += loss
+
+    def _stop(self, where: str) -> NoReturn:
+        kept = f"the last good state is in {self.folder.path}; " if self.folder.saved else ""
+        raise FoveateError(
+            f"the loss is no number {where}; {kept}try a smaller learning_rate, with another --out"
+        )
+
+    def _close_epoch(self) -> Iterator[None]:
+        accuracy = yield from self._accuracy()
+        self._add_up()
+        progress = self.progress
         entry = {
-            "epoch": progress.epoch,
-            "loss": progress.loss / steps,
-            "validation": self._accuracy(valid),
-            "learning_rate": self.config.rate(progress.epoch - 1),
+            "epoch": progress.epoch + 1,
+            "loss": progress.loss / progress.step,
+            "validation": accuracy,
+            "learning_rate": self.config.rate(progress.epoch),
             "seconds": progress.seconds,
         }
         progress.metrics.append(entry)
-        progress.step, progress.loss = 0, 0.0
+        progress.epoch, progress.step, progress.loss = progress.epoch + 1, 0, 0.0
+        self.counted = 0
         self._save()
+        self.shared.watch(self.config, progress, self.count)
 
     @torch.no_grad()
-    def _accuracy(self, batches: Batches) -> float:
+    def _accuracy(self) -> Generator[None, None, float]:
+        """Give the share of validation images answered rightly, pausing after every chunk."""
         self.net.eval()
         right = torch.zeros((), device=self.device)
-        for inputs, labels in batches(torch.arange(len(batches)), CHUNK):
+        for inputs, labels in self.valid(torch.arange(len(self.valid)), CHUNK):
             with cast(self.config.precision, self.device):
                 right += (answer(self.net, inputs).argmax(1) == labels).sum()
-        return float(right) / max(1, len(batches))
+            yield
+        return float(right) / len(self.valid)
 
     def _set_rate(self, rate: float) -> None:
         for group in self.optimiser.param_groups:
@@ -191,8 +250,12 @@ class _Session:
                 group["lr"] = rate
 
     def _save(self) -> None:
-        if hasattr(self, "progress"):
-            self.folder.save(self.progress, _tensors(self.net, self.optimiser))
+        if self.progress.step:
+            self._add_up()
+        finite = [torch.isfinite(parameter).all() for parameter in self.net.parameters()]
+        if not torch.stack(finite).all():
+            self._stop(f"after epoch {self.progress.epoch}, step {self.progress.step}")
+        self.folder.save(self.progress, _tensors(self.net, self.optimiser))
 
     def _restore(self) -> None:
         found = self.folder.load()
@@ -222,11 +285,7 @@ def _put_back(
     net: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], path: Path
 ) -> None:
     weights = {k.removeprefix("net."): v for k, v in tensors.items() if k.startswith("net.")}
-    try:
-        net.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:120]
-        raise ConfigError(f"{path} is of another architecture ({reason} ...)") from None
+    load_weights(net, weights, path)
     for name, parameter in net.named_parameters():
         for key in ("step", "exp_avg", "exp_avg_sq"):
             if f"adam.{key}.{name}" in tensors:

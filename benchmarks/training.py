@@ -1,0 +1,80 @@
+"""Training speed on a GPU: one step, whole runs side by side, and the obvious loop.
+
+python benchmarks/training.py                 everything; needs MNIST in the cache
+python benchmarks/training.py --only swmax    one network
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from channels import captured, fovavg, milliseconds, obvious, training_step
+
+from foveate.training.checkpoint import Progress, RunFolder
+from foveate.training.config import TrainConfig
+from foveate.training.engine import CapturedStep, prepare
+from foveate.training.loop import train_together
+from foveate.training.presets import preset
+
+EPOCHS = {"fovavg": 20, "fovmax": 20, "cnn": 20, "swmax": 2}  # the paper's 20, or a part of them
+
+
+def one_step() -> dict[str, float]:
+    """FovAvg, 17 channels, batch 128: the captured step and the obvious loop."""
+    images, labels = torch.randn(128, 1, 112, 112).cuda(), torch.randint(0, 10, (128,)).cuda()
+    net, loop = fovavg("cuda"), fovavg("cuda")
+    adam = torch.optim.Adam(net.parameters(), 3e-3, fused=True, capturable=True)
+    with torch.no_grad():
+        inputs = prepare(net, images, "bf16")
+    step = CapturedStep(net, adam, "bf16", compiled=True)
+    slow = training_step(lambda: obvious(loop, images), loop, labels)
+    return {
+        "step, ms": milliseconds(lambda: step(inputs, labels)),
+        "obvious loop, ms": milliseconds(slow, 20),
+        "obvious loop captured, ms": milliseconds(captured(slow), 20),
+    }
+
+
+def whole_runs(name: str, seeds: int = 3) -> dict[str, float]:
+    """Seconds per run of `seeds` runs side by side, and until the first step of a cold start."""
+    epochs, first = EPOCHS[name], list[float]()
+    start = time.perf_counter()
+
+    def watch(config: TrainConfig, progress: Progress, steps: int) -> None:
+        if not first:
+            torch.cuda.synchronize()
+            first.append(time.perf_counter() - start)
+
+    config = replace(preset(f"{name}-tr2"), precision="bf16", epochs=epochs)
+    with tempfile.TemporaryDirectory() as folder:
+        runs = [(replace(config, seed=s), Path(folder) / str(s)) for s in range(seeds)]
+        folders = train_together(runs, device="cuda", watch=watch)
+        total = time.perf_counter() - start
+        steady = [_per_epoch(f) for f in folders]
+        validation = [f.metrics()[-1]["validation"] for f in folders]
+    return {
+        "epochs run": epochs,
+        "20 epochs per run after the first epoch's rate, s": 20 * sum(steady) / seeds**2,
+        "per run with set-up and compiling, s": total / seeds,
+        "first step, cold, s": first[0],
+        "validation accuracy, lowest": min(validation),
+    }
+
+
+def _per_epoch(folder: RunFolder) -> float:
+    """Seconds of an epoch, after the first, in which things are compiled."""
+    seconds = [entry["seconds"] for entry in folder.metrics()]
+    return (seconds[-1] - seconds[0]) / (len(seconds) - 1)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", choices=["step", *EPOCHS])
+    only = parser.parse_args().only
+    for name in ["step", *EPOCHS] if only is None else [only]:
+        found = one_step() if name == "step" else whole_runs(name)
+        print(name, json.dumps({key: round(value, 3) for key, value in found.items()}), flush=True)

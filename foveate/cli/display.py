@@ -1,0 +1,122 @@
+"""How a run is shown while it trains: a live line for people, a line per epoch for files."""
+
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from rich.progress import BarColumn, Progress, TextColumn
+
+from foveate.cli.console import ERRORS, OUTPUT
+from foveate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from foveate.training.checkpoint import Progress as RunProgress
+    from foveate.training.config import TrainConfig
+
+REFRESH = 0.1  # seconds; a step on a GPU takes far less
+
+
+class Display:
+    """Shows epoch, loss, validation accuracy, images per second and time left."""
+
+    def __init__(self, greeting: str) -> None:
+        self.greeting = greeting  # said when the first step is done, not when a run is refused
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"))
+        watched = ERRORS.is_terminal
+        self.bar = Progress(*columns, console=ERRORS, disable=not watched, transient=True)
+        self.task = self.bar.add_task("preparing", total=None, now="")
+        self.start: tuple[float, int] | None = None
+        self.told = 0  # epochs that have their line
+        self.drawn = 0.0
+
+    def __enter__(self) -> Self:
+        self.bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.bar.stop()
+
+    def __call__(self, config: "TrainConfig", progress: "RunProgress", steps: int) -> None:
+        """Show how far the run is."""
+        now, done = time.monotonic(), progress.epoch * steps + progress.step
+        if self.start is None:
+            ended = progress.step == 0  # a run that was stopped in validation begins with a line
+            self.start, self.told = (now, done), len(progress.metrics) - ended
+            OUTPUT.print(self.greeting, markup=False)
+        if len(progress.metrics) > self.told:
+            self.told = len(progress.metrics)
+            OUTPUT.print(self._epoch_line(config, progress, steps, now))
+        if now - self.drawn > REFRESH and ERRORS.is_terminal:
+            self.drawn = now
+            self.bar.update(
+                self.task,
+                description=f"epoch {min(progress.epoch + 1, config.epochs)}/{config.epochs}",
+                total=config.epochs * steps,
+                completed=done,
+                now=self._now(config, progress, steps, now),
+            )
+
+    def _epoch_line(
+        self, config: "TrainConfig", progress: "RunProgress", steps: int, now: float
+    ) -> str:
+        last = progress.metrics[-1]
+        found = f"loss {last['loss']:.4f}  validation {100 * last['validation']:.2f} %"
+        rest = f"  {self._left(config, progress, steps, now)}"
+        ended = progress.epoch == config.epochs
+        return f"epoch {progress.epoch}/{config.epochs}  {found}{'' if ended else rest}"
+
+    def _now(self, config: "TrainConfig", progress: "RunProgress", steps: int, now: float) -> str:
+        words = []
+        if progress.loss:
+            words.append(f"loss {progress.loss / progress.step:.4f}")
+        if progress.metrics:
+            words.append(f"validation {100 * progress.metrics[-1]['validation']:.2f} %")
+        return "  ".join([*words, self._left(config, progress, steps, now)])
+
+    def _left(self, config: "TrainConfig", progress: "RunProgress", steps: int, now: float) -> str:
+        """Images per second and the time left, both as in this call, not before it."""
+        assert self.start is not None
+        begun, first = self.start
+        done = progress.epoch * steps + progress.step
+        if done == first or now == begun:
+            return ""
+        pace = (done - first) / (now - begun)
+        left = round((config.epochs * steps - done) / pace)
+        hours, minutes, seconds = left // 3600, left // 60 % 60, left % 60
+        return f"{pace * config.batch:,.0f} images/s  {hours}:{minutes:02}:{seconds:02} left"
+
+
+class Events:
+    """TensorBoard's event files, a point per epoch, beside what `shown` does."""
+
+    def __init__(self, folder: "Path", shown: Display) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ConfigError(
+                "--tensorboard needs the package tensorboard: pip install tensorboard"
+            ) from None
+        self.folder, self.shown, self.told = folder, shown, 0
+        self.make = SummaryWriter
+        self.writer: SummaryWriter | None = None
+
+    def __call__(self, config: "TrainConfig", progress: "RunProgress", steps: int) -> None:
+        """Show the run, and write the epochs that are new, in a first call those of before too."""
+        self.shown(config, progress, steps)
+        if len(progress.metrics) == self.told:
+            return
+        if self.writer is None:
+            # What an interrupted process wrote is hidden and written again, so nothing is twice.
+            self.writer = self.make(str(self.folder), purge_step=1)
+        for entry in progress.metrics[self.told :]:
+            for name in ("loss", "validation", "learning_rate"):
+                self.writer.add_scalar(name, entry[name], int(entry["epoch"]))
+        self.writer.flush()
+        self.told = len(progress.metrics)

@@ -1,0 +1,300 @@
+"""The commands about networks: train and evaluate."""
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foveate.cli.console import ERRORS, OUTPUT, progress
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from foveate.data.sources import Source
+    from foveate.evaluation.results import Curve, RunResult
+    from foveate.training.checkpoint import RunFolder
+    from foveate.training.config import TrainConfig
+    from foveate.training.data import Load
+
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
+PICTURES = ("png", "svg")
+
+
+def train(
+    model: Annotated[
+        str, typer.Argument(help="cnn, fovmax, fovavg, fovconc or swmax, or a preset: fovavg-tr2.")
+    ],
+    source: Annotated[
+        str | None,
+        typer.Option(help="mnist (default), mnist-5k (embedded), folder:DIR or a file.h5, ..."),
+    ] = None,
+    scales: Annotated[
+        str | None, typer.Option(help="Training scales: 2 (default), 1-4, or several as 1,2,4.")
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Use only the first images.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="20 in the paper.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images in a step; 32.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of weights, order and dropout.")] = None,
+    precision: Annotated[str | None, typer.Option(help="float32 or bf16.")] = None,
+    backbone: Annotated[
+        str | None, typer.Option(help="package.module:factory, a network of your own.")
+    ] = None,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other setting, as model.dropout=0."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the run; runs/MODEL-... if not given.")
+    ] = None,
+    device: DeviceOption = "auto",
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Read a file.h5 batch by batch; it need not fit.")
+    ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write TensorBoard event files too.")
+    ] = False,
+) -> None:
+    """Train a network, or go on with a run that was interrupted.
+
+    Example: foveate train fovavg --source mnist-5k --epochs 3 --out runs/first
+
+    The same command continues where it stopped, whatever stopped it. What is finished is not done
+    again. Without --out, each set of options has a folder of its own.
+    """
+    changes = {
+        "source": source,
+        "scales": scales,
+        "samples": samples,
+        "epochs": epochs,
+        "batch": batch,
+        "seed": seed,
+        "precision": precision,
+        "backbone": backbone,
+    }
+    given = {key: str(value) for key, value in changes.items() if value is not None}
+    _train(model, given | _settings(change or []), out, device, stream, tensorboard)
+
+
+def _train(
+    model: str, given: dict[str, str], out: Path | None, device: str, stream: bool, events: bool
+) -> None:
+    from foveate.cli.display import Display, Events
+    from foveate.training.checkpoint import RunFolder
+    from foveate.training.loop import train as run
+
+    load = _loader()
+    config = _configure(model, given, load)
+    path = out or Path("runs") / f"{model}-{config.digest()}"
+    folder, display = RunFolder(path), Display(f"training {model} in {path}")
+    watch = Events(path / "tensorboard", display) if events else display
+    if folder.finished:
+        run(config, path, load=load)  # says so if the options are others
+        OUTPUT.print(f"{path} is finished already: {_score(folder)}", markup=False)
+        return
+    try:
+        with display:
+            run(config, path, device=_device(device), stream=stream, watch=watch, load=load)
+    except KeyboardInterrupt:
+        message = f"interrupted: {_kept(folder)}; run the same command to go on"
+        ERRORS.print(message, markup=False)
+        raise typer.Exit(130) from None
+    OUTPUT.print(f"{path} is finished: {_score(folder)}", markup=False)
+
+
+def evaluate(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results; the run's own if there is one.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="test or val.")] = "test",
+    scales: Annotated[str, typer.Option(help="Scales as 0.5,1,2, or 'all' for 17.")] = "all",
+    source: Annotated[
+        str | None, typer.Option(help="Other images than the ones the run was trained on.")
+    ] = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Measure the accuracy of finished runs over scale.
+
+    Example: foveate evaluate runs/first --scales 0.5,1,2,4,8
+
+    Writes results.csv (a line per run and scale), results.json (also per class, the confusion
+    matrix and the winning scales) and accuracy.png and .svg. Runs that differ in their seed alone
+    give a mean and its spread.
+    """
+    from foveate.evaluation.results import save_results, summarise
+    from foveate.report.plots import accuracy_curves, save
+    from foveate.training.checkpoint import hardware
+    from foveate.training.loop import find_device
+
+    target, place = _target(runs, out), find_device(_device(device))
+    load = _loader()
+    results = _measure(runs, split, scales, source, str(place), load)
+    tested = sorted({source or _tested_on(result.config) for result in results})
+    about = {
+        "split": split,
+        "sources": [{"name": name, "checksum": load(name).checksum} for name in tested],
+        "hardware": hardware(place),
+    }
+    curves = summarise(results)
+    written = save_results(results, target, about)
+    pictures = [save(accuracy_curves(curves), target / f"accuracy.{kind}") for kind in PICTURES]
+    OUTPUT.print(_table(curves))
+    for path in (*written, *pictures):
+        OUTPUT.print(path, markup=False)
+
+
+def _settings(texts: Sequence[str]) -> dict[str, str]:
+    from foveate.errors import ConfigError
+
+    for text in texts:
+        if not text.partition("=")[1]:
+            raise ConfigError(f"--set takes KEY=VALUE, as model.dropout=0, got {text!r}")
+    return dict(text.split("=", 1) for text in texts)
+
+
+def _configure(model: str, given: dict[str, str], load: "Load") -> "TrainConfig":
+    """The preset or model, with what the user gave, made to fit the source."""
+    from foveate.errors import ConfigError
+    from foveate.training.data import fitted, is_file
+    from foveate.training.presets import preset
+
+    config = preset(model).changed(given)
+    for key in ("scales", "size", "border"):
+        if key in given and is_file(config.source):
+            raise ConfigError(f"the images in {config.source} are made already: leave out {key}")
+    _import_from_here(config)
+    return fitted(config, load, given)
+
+
+def _import_from_here(config: "TrainConfig") -> None:
+    """Find a backbone in the current folder, as python -m would."""
+    if config.backbone and "" not in sys.path:
+        sys.path.insert(0, "")
+
+
+def _loader() -> "Load":
+    """Load a source once, telling of downloads."""
+    from functools import lru_cache
+
+    from foveate.data.sources import load_source
+
+    return lru_cache(maxsize=None)(lambda name: load_source(name, report=ERRORS.print))
+
+
+def _device(name: str) -> str:
+    import torch
+
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _score(folder: "RunFolder") -> str:
+    metrics = folder.metrics()
+    words = f"validation {100 * metrics[-1]['validation']:.2f} %; " if metrics else ""
+    return f"{words}next: foveate evaluate {folder.path}"
+
+
+def _kept(folder: "RunFolder") -> str:
+    found = folder.load()
+    if found is None:
+        return f"nothing was done yet in {folder.path}"
+    reached = found[0]
+    return f"saved in {folder.path} at epoch {reached.epoch + 1}, step {reached.step}"
+
+
+def _target(runs: Sequence[Path], out: Path | None) -> Path:
+    from foveate.errors import ConfigError
+
+    if out is None and len(runs) > 1:
+        raise ConfigError(f"{len(runs)} runs: say with --out where their results go")
+    return out or runs[0]
+
+
+def _measure(
+    runs: Sequence[Path], split: str, scales: str, source: str | None, device: str, load: "Load"
+) -> "list[RunResult]":
+    from foveate.cli.data import read_scales
+    from foveate.data.sources import Split
+    from foveate.errors import ConfigError
+    from foveate.evaluation.curve import accuracy_over_scale
+    from foveate.evaluation.results import RunResult
+    from foveate.training.checkpoint import RunFolder
+
+    if split not in ("val", "test"):
+        raise ConfigError(f"split must be val or test, got {split!r}")
+    factors = read_scales(scales)
+    folders = [RunFolder(path) for path in dict.fromkeys(runs)]
+    for folder in folders:
+        _import_from_here(folder.config())
+    nets = [folder.net().to(device) for folder in folders]
+    images: list[Split] = [
+        getattr(_images(folder.config(), source, load), split) for folder in folders
+    ]
+    results = []
+    with progress("images", len(factors) * sum(map(len, images))) as advance:
+        for folder, net, data in zip(folders, nets, images, strict=True):
+            config = folder.config()
+            options = {"size": config.size, "border": config.border, "precision": config.precision}
+            found = accuracy_over_scale(net, data, factors, advance=advance, **options)  # type: ignore[arg-type]
+            results.append(
+                RunResult(
+                    run=str(folder.path),
+                    config=config,
+                    scales=tuple(found),
+                    made_with=folder.about(),
+                )
+            )
+    return results
+
+
+def _images(config: "TrainConfig", other: str | None, load: "Load") -> "Source":
+    from foveate.errors import ConfigError
+
+    name = other or _tested_on(config)
+    if name == "mnist-5k" and _tested_on(config) == "mnist":
+        raise ConfigError("mnist-5k is a part of mnist's training images: test on mnist instead")
+    source = load(name)
+    if source.test.images.shape[1] != config.model.channels:
+        raise ConfigError(
+            f"{name} has images of {source.test.images.shape[1]} channels, and the network takes "
+            f"{config.model.channels}"
+        )
+    return source
+
+
+def _tested_on(config: "TrainConfig") -> str:
+    """The source of a run, or the one that its data set file was made from."""
+    from foveate.data.store import ScaledFile
+    from foveate.errors import ConfigError
+    from foveate.training.data import is_file
+
+    if not is_file(config.source):
+        return config.source
+    manifest = ScaledFile(Path(config.source)).manifest
+    if manifest is None:
+        raise ConfigError(
+            f"{config.source} does not say from what it was made: name the images with --source"
+        )
+    return str(manifest["source"]["name"])
+
+
+def _table(curves: "list[Curve]") -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("scale", justify="right")
+    for curve in curves:
+        label = curve.label if curve.runs == 1 else f"{curve.label} ({curve.runs} runs)"
+        table.add_column(escape(label), justify="right")
+    for row, scale in enumerate(curves[0].scales):
+        table.add_row(f"{scale:.3f}", *(_cell(curve, row) for curve in curves))
+    return table
+
+
+def _cell(curve: "Curve", row: int) -> str:
+    spread = f" ± {100 * curve.spread[row]:.2f}" if curve.spread else ""
+    return f"{100 * curve.mean[row]:.2f}{spread}"

@@ -1,0 +1,278 @@
+"""The run folder: what is in it, who may use it, and what is said when it is damaged."""
+
+import json
+import os
+import stat
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_runs import MODEL, same_bits, tiny, trained
+from torch import nn
+
+import foveate
+from foveate.errors import DataError, FoveateError
+from foveate.training.checkpoint import Progress, RunFolder, commit, hardware, read_tensors
+from foveate.training.loop import train
+
+
+@pytest.fixture
+def finished(tmp_path):
+    return train(tiny(epochs=1), tmp_path / "run")
+
+
+def stopped(path, **changes):
+    """A run that was interrupted in its second epoch."""
+
+    def watch(config, progress, steps):
+        if (progress.epoch, progress.step) == (1, 2):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(**changes), path, watch=watch)
+    return RunFolder(path)
+
+
+def error_of(action):
+    with pytest.raises(FoveateError) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_config_json_says_how_to_repeat_the_run(finished):
+    content = json.loads((finished.path / "config.json").read_text())
+    assert content["config"] == json.loads(json.dumps(tiny(epochs=1).to_dict()))
+    assert content["digest"] == tiny(epochs=1).digest()
+    assert content["version"] == foveate.__version__
+    assert "CPU" in content["hardware"] and torch.__version__ in content["hardware"]
+    assert "commit" in content
+    assert finished.config() == tiny(epochs=1)
+    assert finished.about() == {k: content[k] for k in ("version", "commit", "hardware")}
+
+
+def test_weights_are_safetensors_of_the_network(finished):
+    tensors, note = read_tensors(finished.weights)
+    assert tensors.keys() == MODEL.build().state_dict().keys()
+    assert json.loads(note["model"]) == json.loads(json.dumps(MODEL.to_dict()))
+    net = finished.net()
+    assert same_bits(tensors, net.state_dict())
+
+
+def test_files_are_as_readable_as_others(finished):
+    modes = {stat.S_IMODE(os.stat(path).st_mode) for path in finished.path.glob("*.*s*")}
+    assert len(modes) == 1
+
+
+def test_a_stopped_run_has_everything_to_go_on(tmp_path):
+    folder = stopped(tmp_path)
+    progress, tensors = folder.load()
+    assert (progress.epoch, progress.step, len(progress.metrics)) == (1, 2, 1)
+    assert progress.loss > 0 and progress.seconds > 0
+    assert tensors["random"].dtype == torch.uint8
+    adam = {key for key in tensors if key.startswith("adam.exp_avg_sq.")}
+    assert len(adam) == len(list(MODEL.build().parameters()))
+    assert float(tensors["adam.step.backbone.head.bias"]) == 8  # six steps and two
+    assert len(folder.metrics()) == 1
+
+
+def test_saving_gives_back_what_was_saved(tmp_path):
+    folder = RunFolder(tmp_path)
+    progress = Progress(3, 7, 1.25, 0.5, [{"epoch": 1.0}])
+    shared = torch.rand(4)
+    tensors = {"random": torch.get_rng_state(), "tied": shared, "twin": shared, "part": shared[1:3]}
+    folder.save(progress, tensors)
+    again, back = folder.load()
+    assert again == progress
+    assert same_bits(back, tensors)
+    assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_finished_run_is_not_done_again(finished):
+    before = {p.name: p.stat().st_mtime_ns for p in finished.path.iterdir()}
+    train(tiny(epochs=1), finished.path, watch=lambda *progress: pytest.fail("it trains again"))
+    assert {p.name: p.stat().st_mtime_ns for p in finished.path.iterdir()} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        ({"seed": 1}, "other seed;"),
+        ({"epochs": 5, "batch": 4}, "other batch, epochs;"),
+        ({"model": replace(MODEL, size=14, pool="max")}, "other model.pool, model.size;"),
+        ({"backbone": "a:b"}, "other backbone;"),
+    ],
+)
+@pytest.mark.parametrize("ended", [True, False])
+def test_another_run_in_the_folder_is_refused(tmp_path, ended, changes, keys):
+    if ended:
+        train(tiny(), tmp_path)
+    else:
+        stopped(tmp_path)
+    before = {p: p.read_bytes() for p in tmp_path.iterdir()}
+    said = error_of(lambda: train(tiny(**changes), tmp_path))
+    assert keys in said and "choose another --out" in said
+    assert {p: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def cut(path, share=0.5):
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+
+
+def test_damaged_configs(finished):
+    path = finished.path / "config.json"
+    whole = json.loads(path.read_text())
+    damaged = ["", "[]", "null", '{"config": 3}', path.read_text()[:100]]
+    for key, value in [("scales", 2), ("epochs", "x"), ("model", []), ("unheard", 1)]:
+        damaged.append(json.dumps({"config": {**whole["config"], key: value}}))
+    for text in damaged:
+        path.write_text(text)
+        for action in (finished.config, finished.net, lambda: train(tiny(epochs=1), finished.path)):
+            assert "config.json is damaged" in error_of(action)
+    path.write_bytes(b"\xff\xfe\x00")
+    assert "config.json is damaged" in error_of(finished.config)
+    path.unlink()
+    assert "is not a run: it has no config.json" in error_of(finished.net)
+    assert "has weights but no config.json" in error_of(lambda: train(tiny(epochs=1), path.parent))
+
+
+@pytest.mark.parametrize("share", [0, 0.001, 0.5, 0.999])
+def test_a_truncated_checkpoint_is_named(tmp_path, share):
+    whole = trained(tmp_path / "whole")
+    folder = stopped(tmp_path / "run")
+    cut(folder.resume, share)
+    said = error_of(lambda: train(tiny(), folder.path))
+    assert "resume.safetensors is not a whole safetensors file" in said and "remove it" in said
+    folder.resume.unlink()
+    assert same_bits(whole, trained(folder.path))
+
+
+def test_a_checkpoint_without_its_parts_is_named(tmp_path):
+    folder = stopped(tmp_path)
+    progress, tensors = folder.load()
+    del tensors["random"]
+    folder.save(progress, tensors)
+    assert "resume.safetensors is damaged; remove it to start again" in error_of(folder.load)
+
+
+def test_truncated_weights_are_named(finished):
+    cut(finished.weights)
+    for action in (finished.net, lambda: train(tiny(epochs=1), finished.path)):
+        assert "weights.safetensors is not a whole safetensors file" in error_of(action)
+
+
+def test_a_checkpoint_of_another_architecture_is_named(tmp_path):
+    other = stopped(tmp_path / "other", model=replace(MODEL, hidden=9))
+    folder = stopped(tmp_path / "run")
+    folder.resume.write_bytes(other.resume.read_bytes())
+    said = error_of(lambda: train(tiny(), folder.path))
+    assert "resume.safetensors is of another architecture" in said
+
+
+def test_weights_of_another_architecture_are_named(finished, tmp_path):
+    other = train(tiny(epochs=1, model=replace(MODEL, hidden=9)), tmp_path / "other")
+    finished.weights.write_bytes(other.weights.read_bytes())
+    assert "weights.safetensors is of another architecture" in error_of(finished.net)
+    # The same shapes, but shown the image in another way:
+    like = train(tiny(epochs=1, model=replace(MODEL, pool="max")), tmp_path / "like")
+    finished.weights.write_bytes(like.weights.read_bytes())
+    assert "is of another model than config.json says" in error_of(finished.net)
+
+
+def test_an_unfinished_run_has_no_network_yet(tmp_path):
+    folder = stopped(tmp_path)
+    assert "is not finished (1 of 3 epochs)" in error_of(folder.net)
+
+
+def test_damaged_metrics_are_named(finished):
+    (finished.path / "metrics.jsonl").write_text('{"epoch"\n')
+    assert "metrics.jsonl is damaged" in error_of(finished.metrics)
+
+
+def test_a_folder_that_cannot_be_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    said = error_of(lambda: train(tiny(), tmp_path / "file" / "below"))
+    assert "cannot use the folder" in said
+
+
+def test_the_lock_keeps_others_out_and_is_given_back(tmp_path):
+    folder = RunFolder(tmp_path)
+    with folder.locked():
+        said = error_of(lambda: train(tiny(), tmp_path))
+        assert "another process is training" in said
+    assert train(tiny(epochs=1), tmp_path).finished
+
+
+def test_an_error_in_the_block_is_not_taken_for_the_lock(tmp_path):
+    with pytest.raises(BlockingIOError), RunFolder(tmp_path).locked():
+        raise BlockingIOError("of another kind")
+
+
+class Tied(nn.Module):
+    def __init__(self, channels, classes):
+        super().__init__()
+        self.one = nn.Conv2d(channels, 4, 3)
+        self.two = nn.Conv2d(channels, 4, 3)
+        self.two.weight = self.one.weight
+        self.head = nn.Linear(8, classes)
+
+    def forward(self, patches):
+        return self.head(torch.cat([f(patches).amax((2, 3)) for f in (self.one, self.two)], 1))
+
+
+class Three(Tied):
+    def __init__(self, channels, classes):
+        super().__init__(channels, 3)
+
+
+class Spatial(Tied):
+    def forward(self, patches):
+        return self.one(patches)
+
+
+def test_tied_weights_can_be_saved(tmp_path):
+    tensors = trained(tmp_path, backbone="test_checkpoint:Tied", epochs=1)
+    assert torch.equal(tensors["backbone.one.weight"], tensors["backbone.two.weight"])
+    assert same_bits(tensors, RunFolder(tmp_path).net().state_dict())
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("nonsense", "written as package.module:factory, got 'nonsense'"),
+        ("no_such_module:net", "cannot import 'no_such_module'"),
+        ("test_checkpoint:Nothing", "'Nothing' is not there in 'test_checkpoint'"),
+        ("foveate:__version__", "'__version__' is no function in 'foveate'"),
+        ("torch:device", "torch:device failed with channels=1, classes=10"),
+        ("builtins:dict", "builtins:dict must give a torch module, got dict"),
+        ("torch.nn:Identity", "gives a module without weights"),
+        ("test_checkpoint:Three", "test_checkpoint:Three gives 3 logits, not classes=10"),
+        ("test_checkpoint:Spatial", "the backbone must map"),
+    ],
+)
+def test_backbones_that_cannot_be_made(tmp_path, spec, words):
+    assert words in error_of(lambda: train(tiny(backbone=spec), tmp_path))
+    assert not RunFolder(tmp_path).saved
+
+
+def test_a_backbone_needs_scale_channels(tmp_path):
+    model = replace(MODEL, form="sliding", pool="max")
+    said = error_of(lambda: train(tiny(backbone="test_checkpoint:Tied", model=model), tmp_path))
+    assert "fovmax, fovavg or fovconc" in said
+
+
+def test_the_commit_is_of_this_checkout_or_nothing(monkeypatch, tmp_path):
+    assert commit() == "" or commit().removesuffix("-dirty").isalnum()
+    monkeypatch.setenv("PATH", str(tmp_path))  # no git
+    assert commit() == ""
+
+
+def test_the_hardware_is_said():
+    assert hardware(torch.device("cpu")).endswith(f"torch {torch.__version__}")
+
+
+def test_reading_what_is_not_there(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        read_tensors(tmp_path / "none.safetensors")
+    assert RunFolder(tmp_path).load() is None
+    assert RunFolder(tmp_path).metrics() == []

@@ -1,0 +1,322 @@
+"""foveate train as a person meets it: options, lines, files, errors, networks of one's own."""
+
+import json
+import re
+import sys
+import types
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_resume import AS_TINY
+from tiny_runs import python, same_bits, tiny, weights
+
+from foveate.cli import display as display_module
+from foveate.cli.app import run
+from foveate.cli.display import Display
+from foveate.data.sources import load_source
+from foveate.data.store import FileSpec, ScaleRange, write
+from foveate.training.checkpoint import Progress, RunFolder
+from foveate.training.config import TrainConfig
+from foveate.training.loop import train
+from foveate.training.presets import preset
+
+SMALL = ["--set", "size=24", "--set", "model.size=12", "--set", "model.features=[4,8]"]
+SMALL += ["--set", "model.hidden=8", "--device", "cpu"]
+
+
+def config_of(folder):
+    return RunFolder(folder).config()
+
+
+def test_train_and_its_lines(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert run([*AS_TINY, "--out", str(out)]) == 0
+    printed, err = capsys.readouterr()
+    assert err == ""
+    lines = printed.splitlines()
+    assert lines[0] == f"training fovavg in {out}"
+    number = r"\d+\.\d+"
+    for epoch, line in enumerate(lines[1:3], start=1):
+        found = rf"epoch {epoch}/3  loss {number}  validation {number} %"
+        assert re.fullmatch(rf"{found}  [\d,]+ images/s  \d:\d\d:\d\d left", line)
+    assert re.fullmatch(rf"epoch 3/3  loss {number}  validation {number} %", lines[3])
+    last = 100 * RunFolder(out).metrics()[-1]["validation"]
+    ending = f"validation {last:.2f} %; next: foveate evaluate {out}"
+    assert lines[4:] == [f"{out} is finished: {ending}"]
+    assert config_of(out) == tiny()
+    before = (out / "weights.safetensors").stat().st_mtime_ns
+    assert run([*AS_TINY, "--out", str(out)]) == 0
+    assert capsys.readouterr().out == f"{out} is finished already: {ending}\n"
+    assert (out / "weights.safetensors").stat().st_mtime_ns == before
+
+
+def test_the_command_and_the_call_make_the_same_run(tmp_path):
+    assert run([*AS_TINY, "--out", str(tmp_path / "a")]) == 0
+    assert same_bits(weights(tmp_path / "a"), weights(train(tiny(), tmp_path / "b").path))
+
+
+def test_without_out_each_set_of_options_has_its_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    for seed in ("0", "1", "0"):
+        assert run([*AS_TINY, "--set", "epochs=1", "--seed", seed]) == 0
+    folders = sorted((tmp_path / "runs").iterdir())
+    digests = [tiny(epochs=1, seed=seed).digest() for seed in (0, 1)]
+    assert {f.name for f in folders} == {f"fovavg-{digest}" for digest in digests}
+    assert capsys.readouterr().out.count("finished already") == 1
+
+
+def test_only_what_is_given_changes_a_preset(tmp_path):
+    arguments = ["train", "fovmax-few100", "--source", "mnist-5k", "--epochs", "1", *SMALL]
+    assert run([*arguments, "--samples", "40", "--out", str(tmp_path)]) == 0
+    config, usual = config_of(tmp_path), preset("fovmax-few100")
+    assert (config.scales, config.epochs_per_decay) == ("1-4", usual.epochs_per_decay)
+    assert (config.samples, config.epochs, config.batch) == (40, 1, 32)
+    assert config.model.scales == usual.model.scales
+
+
+def test_every_option_reaches_the_config(tmp_path):
+    options = ["--samples", "33", "--epochs", "1", "--batch", "11", "--seed", "4"]
+    options += ["--precision", "bf16", "--scales", "1,2"]
+    source = ["--source", "mnist-5k", "--set", "model.scales=1,1,1"]
+    assert run(["train", "fovmax", *source, *SMALL, *options, "--out", str(tmp_path)]) == 0
+    config = config_of(tmp_path)
+    assert (config.samples, config.epochs, config.batch, config.seed) == (33, 1, 11, 4)
+    assert (config.precision, config.scales, config.source) == ("bf16", "1,2", "mnist-5k")
+
+
+def pictures(folder, classes=3, count=20):
+    random = np.random.default_rng(0)
+    for label in range(classes):
+        (folder / f"class{label}").mkdir(parents=True)
+        for index in range(count):
+            pixels = random.integers(0, 100, (20, 20, 3)).astype(np.uint8)
+            pixels[..., label] += 120
+            Image.fromarray(pixels).save(folder / f"class{label}" / f"{index:02}.png")
+
+
+def test_the_network_follows_a_folder_of_pictures(tmp_path, capsys):
+    pictures(tmp_path / "pictures")
+    options = ["--source", f"folder:{tmp_path / 'pictures'}", *SMALL, "--epochs", "2"]
+    options += ["--set", "model.scales=1,2,1", "--scales", "1", "--out", str(tmp_path / "run")]
+    assert run(["train", "fovavg", *options]) == 0
+    model = config_of(tmp_path / "run").model
+    assert (model.channels, model.classes) == (3, 3)
+    assert run(["evaluate", str(tmp_path / "run"), "--scales", "1,2"]) == 0
+    content = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert len(content["runs"][0]["scales"][0]["confusion"]) == 3
+    capsys.readouterr()
+    assert run(["evaluate", str(tmp_path / "run"), "--source", "mnist-5k"]) == 2
+    assert "mnist-5k has images of 1 channels, and the network takes 3" in capsys.readouterr().err
+
+
+def test_what_is_set_is_not_made_to_follow(tmp_path):
+    assert run([*AS_TINY, "--set", "model.classes=12", "--out", str(tmp_path)]) == 0
+    assert config_of(tmp_path).model.classes == 12
+
+
+def test_a_data_set_file_resident_and_streamed(tmp_path, capsys):
+    one = ScaleRange(2, 2)
+    file = write(FileSpec(train=one, test=one, size=24), load_source("mnist-5k"), tmp_path)
+    options = ["--source", str(file), "--samples", "64", "--epochs", "1", "--device", "cpu"]
+    options += ["--set", "model.size=12", "--set", "model.features=[4,8]"]
+    options += ["--set", "model.scales=1,2,1"]
+    for name, extra in (("a", []), ("b", ["--stream"])):
+        assert run(["train", "fovmax", *options, *extra, "--out", str(tmp_path / name)]) == 0
+    assert same_bits(weights(tmp_path / "a"), weights(tmp_path / "b"))
+    config = config_of(tmp_path / "a")
+    assert (config.size, config.scales) == (24, "2")
+    assert run(["evaluate", str(tmp_path / "a"), "--scales", "1"]) == 0  # on what it was made from
+    content = json.loads((tmp_path / "a" / "results.json").read_text())
+    assert [source["name"] for source in content["sources"]] == ["mnist-5k"]
+    capsys.readouterr()
+    assert run(["train", "fovmax", *options, "--scales", "1", "--out", str(tmp_path / "c")]) == 2
+    assert "are made already: leave out scales" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train"], "Missing argument"),
+        (["train", "fovagv"], "no model or preset 'fovagv'; there are cnn, fovmax"),
+        (["train", "fovavg-tr3"], "did you mean fovavg-tr"),
+        ([*AS_TINY, "--set", "batch"], "--set takes KEY=VALUE, as model.dropout=0, got 'batch'"),
+        ([*AS_TINY, "--set", "nothing=1"], "cannot set 'nothing'; there are"),
+        ([*AS_TINY, "--epochs", "0"], "epochs must be at least 1, got 0"),
+        ([*AS_TINY, "--epochs", "few"], "Invalid value for '--epochs'"),
+        ([*AS_TINY, "--precision", "int4"], "precision must be float32 or bf16, got 'int4'"),
+        ([*AS_TINY, "--source", "nothing"], "unknown data source 'nothing'"),
+        ([*AS_TINY, "--source", "folder:/no/such"], "/no/such"),
+        ([*AS_TINY, "--source", "none.h5", "--scales", "1"], "are made already"),
+        ([*AS_TINY, "--stream"], "only a data set file (.h5) can be streamed"),
+        ([*AS_TINY, "--samples", "9999"], "samples=9999, but there are 3500"),
+        ([*AS_TINY, "--device", "abacus"], "no device is called 'abacus'"),
+        ([*AS_TINY, "--backbone", "nonsense"], "written as package.module:factory"),
+        ([*AS_TINY, "--backbone", "nowhere:net"], "cannot import 'nowhere'"),
+        ([*AS_TINY, "--set", "learning_rate=1e30"], "the loss is no number in epoch 1, step"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(tmp_path, capsys, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert run(arguments) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("error: ") and err.count("\n") == 1
+    assert words in err
+    assert out == "" or "no number" in err
+    assert not list(tmp_path.rglob("weights.safetensors"))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu_where_one_was_asked_for(tmp_path, capsys):
+    assert run([*AS_TINY, "--device", "cuda", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "error: no GPU was found; use --device cpu\n"
+
+
+# A network of one's own
+
+OWN = """
+from torch import nn
+
+def net(channels, classes):
+    convolution = nn.Conv2d(channels, 6, 3, stride=2)
+    return nn.Sequential(convolution, nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
+                         nn.Dropout(0.2), nn.Linear(24, classes))
+"""
+
+
+def test_a_backbone_in_the_current_folder_trains_resumes_and_is_evaluated(tmp_path, monkeypatch):
+    """In processes of their own, as installed: there the current folder is not on the path."""
+    (tmp_path / "mynet.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    start = "import sys; from foveate.cli import main; sys.path.remove(''); main()"
+    options = [*AS_TINY, "--backbone", "mynet:net", "--out", "run"]
+    done = python("-c", start, *options)
+    out, err = done.communicate()
+    assert done.returncode == 0, err
+    assert RunFolder(tmp_path / "run").config().backbone == "mynet:net"
+    assert weights(tmp_path / "run")["backbone.5.weight"].shape == (10, 24)
+    done = python("-c", start, "evaluate", "run", "--scales", "1")
+    out, err = done.communicate()
+    assert done.returncode == 0, err
+    assert "fovavg-2ch with mynet:net" in " ".join(out.split())
+
+
+def test_a_backbone_resumes(tmp_path, monkeypatch):
+    (tmp_path / "mynet2.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = tiny(backbone="mynet2:net")
+
+    def watch(config, progress, steps):
+        if progress.epoch == 1 and progress.step == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "a", watch=watch)
+    train(config, tmp_path / "a")
+    train(config, tmp_path / "b")
+    assert same_bits(weights(tmp_path / "a"), weights(tmp_path / "b"))
+
+
+# The display
+
+
+def test_time_left_counts_from_this_start_not_from_the_first(monkeypatch):
+    clock = iter([100.0, 108.0])
+    monkeypatch.setattr(display_module.time, "monotonic", lambda: next(clock))
+    config, shown = TrainConfig(epochs=4, batch=10), Display("")
+    entry = {"epoch": 1.0, "loss": 0.5, "validation": 0.9}
+    shown(config, Progress(epoch=1, step=10, metrics=[entry]), 50)  # resumed after an epoch
+    progress = Progress(epoch=2, step=0, metrics=[entry, {**entry, "epoch": 2.0}])
+    lines = []
+    monkeypatch.setattr(display_module.OUTPUT, "print", lines.append)
+    shown(config, progress, 50)
+    # 40 steps of 10 images in 8 seconds; 100 steps are left
+    assert lines == ["epoch 2/4  loss 0.5000  validation 90.00 %  50 images/s  0:00:20 left"]
+
+
+def test_a_terminal_gets_a_live_line(monkeypatch):
+    from io import StringIO
+
+    from rich.console import Console
+
+    screen = Console(file=StringIO(), force_terminal=True, width=120)
+    monkeypatch.setattr(display_module, "ERRORS", screen)
+    monkeypatch.setattr(display_module, "REFRESH", 0.0)
+    entry = {"epoch": 1.0, "loss": 0.5, "validation": 0.9}
+    with Display("hello") as shown:
+        for step in (20, 25):
+            progress = Progress(epoch=1, step=step, loss=step / 4, metrics=[entry])
+            shown(TrainConfig(epochs=4), progress, 50)
+        shown.bar.refresh()
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.file.getvalue())
+    assert "epoch 2/4" in text
+    assert "loss 0.2500  validation 90.00 %" in text
+    assert "images/s" in text and "left" in text
+
+
+def test_tensorboard_is_named_where_it_is_missing(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert run([*AS_TINY, "--tensorboard", "--out", str(tmp_path)]) == 2
+    assert "pip install tensorboard" in capsys.readouterr().err
+
+
+def test_tensorboard_gets_a_point_per_epoch(tmp_path, monkeypatch):
+    points, folders = [], []
+
+    class SummaryWriter:
+        def __init__(self, folder, purge_step):
+            folders.append((folder, purge_step))
+
+        def add_scalar(self, name, value, step):
+            points.append((name, value, step))
+
+        def flush(self):
+            pass
+
+    fake = types.SimpleNamespace(SummaryWriter=SummaryWriter)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    assert run([*AS_TINY, "--tensorboard", "--out", str(tmp_path)]) == 0
+    assert folders == [(str(tmp_path / "tensorboard"), 1)]
+    metrics = RunFolder(tmp_path).metrics()
+    losses = [(value, step) for name, value, step in points if name == "loss"]
+    assert losses == [(entry["loss"], entry["epoch"]) for entry in metrics]
+    assert {name for name, _, _ in points} == {"loss", "validation", "learning_rate"}
+
+
+def test_real_event_files(tmp_path):
+    pytest.importorskip("tensorboard")
+    assert run([*AS_TINY, "--tensorboard", "--out", str(tmp_path)]) == 0
+    assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "verify"])
+def test_every_help_has_an_example(capsys, command):
+    assert run([command, "--help"]) == 0
+    assert "Example: foveate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_help_does_not_import_torch(command):
+    code = f"import sys; from foveate.cli.app import run; run(['{command}', '--help']); "
+    process = python("-c", code + "sys.exit('torch' in sys.modules)")
+    process.communicate()
+    assert process.returncode == 0
+
+
+def test_the_example_with_somebody_elses_backbone(tmp_path, monkeypatch, capsys):
+    try:
+        import monai.networks.nets.densenet  # noqa: F401
+    except Exception as error:
+        pytest.skip(f"MONAI cannot be imported here ({error})")
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "examples")
+    import own_backbone
+
+    small = replace(own_backbone.CONFIG, samples=64, epochs=1, size=40)
+    monkeypatch.setattr(own_backbone, "CONFIG", small)
+    own_backbone.main(tmp_path / "run")
+    out = capsys.readouterr().out
+    assert out.startswith("epoch 1: loss ") and out.count("right; trained on 2 alone") == 4

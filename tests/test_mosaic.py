@@ -1,0 +1,63 @@
+"""Many grids on one canvas: nothing overlaps, nothing moves, the answers are the same."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foveate.errors import ConfigError
+from foveate.models.mosaic import arrange, cut, paint
+from foveate.models.zoo import create_model
+
+sides = st.lists(st.tuples(st.integers(7, 30), st.integers(7, 30)), min_size=1, max_size=12)
+
+
+@given(sides)
+def test_grids_lie_inside_the_canvas_and_apart(units):
+    layout = arrange([(4 * h, 4 * w) for h, w in units])
+    count = torch.zeros(layout.height, layout.width)
+    for (top, left, height, width), (h, w) in zip(layout.places, units, strict=True):
+        assert (height, width) == (4 * h, 4 * w)
+        assert top % 4 == left % 4 == 0
+        part = count[top : top + height, left : left + width]
+        assert part.shape == (height, width)
+        part += 1
+    assert int(count.max()) == 1
+
+
+def test_painting_and_cutting_give_back_the_grids():
+    grids = [torch.randn(2, 3, n, n + 4) for n in (28, 44, 36)]
+    layout = arrange([(g.shape[2], g.shape[3]) for g in grids])
+    canvas = paint(grids, layout)
+    for grid, part in zip(grids, cut(canvas, layout, size=1, stride=1), strict=True):
+        assert torch.equal(grid, part)
+
+
+def test_the_papers_grids_waste_less_than_a_fifth():
+    net = create_model("swmax")
+    layout = net.layout_of(net.canvas(torch.zeros(1, 1, 112, 112)))
+    used = sum(p.height * p.width for p in layout.places)
+    assert used > 0.8 * layout.height * layout.width
+
+
+def test_what_is_no_canvas_is_refused():
+    with pytest.raises(ConfigError, match="is no canvas"):
+        create_model("swmax").answer(torch.zeros(1, 1, 112, 112))
+
+
+def test_equal_networks_share_canvases():
+    one, other = create_model("swmax").eval(), create_model("swmax").eval()
+    other.load_state_dict(one.state_dict())
+    images = torch.randn(1, 1, 112, 112)
+    canvas = one.canvas(images)
+    torch.testing.assert_close(other.answer(canvas), one.channels(images), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pool", ["max", "avg"])
+@pytest.mark.parametrize("shape", [(112, 112), (61, 90)])
+def test_answers_from_a_canvas_are_those_of_every_scale_alone(pool, shape):
+    net = create_model("swmax", pool=pool).double().eval()
+    images = torch.randn(2, 1, *shape).double()
+    expected = net.channels(images)
+    assert torch.equal(net.answer(net.canvas(images)).argmax(2), expected.argmax(2))
+    torch.testing.assert_close(net.answer(net.canvas(images)), expected, atol=1e-12, rtol=0)

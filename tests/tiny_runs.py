@@ -1,0 +1,52 @@
+"""Runs that take a second, for the tests of training and evaluation."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from foveate.models.zoo import ModelConfig
+from foveate.scales import ScaleGrid
+from foveate.training.checkpoint import read_tensors
+from foveate.training.config import TrainConfig
+from foveate.training.loop import train
+
+torch.set_num_threads(1)  # on shared cores two threads wait for each other more than they work
+MODEL = ModelConfig(
+    pool="avg", features=(4, 8), size=12, scales=ScaleGrid(1, 2, per_octave=1), hidden=8
+)
+STEPS = 6  # of an epoch: 96 samples in batches of 16
+
+
+def tiny(**changes):
+    """Two channels of 12 pixels on real digits of 24: three epochs of six steps."""
+    usual = {"model": MODEL, "source": "mnist-5k", "scales": "1", "samples": 96, "size": 24}
+    return TrainConfig(**{**usual, "batch": 16, "epochs": 3, **changes})
+
+
+def weights(folder):
+    """All tensors of a finished run."""
+    return read_tensors(Path(folder) / "weights.safetensors")[0]
+
+
+def trained(folder, **changes):
+    """Train a tiny run and give its weights."""
+    return weights(train(tiny(**changes), folder).path)
+
+
+def same_bits(one, other):
+    """Whether two sets of tensors are equal bit for bit."""
+    return one.keys() == other.keys() and all(
+        one[key].numpy().tobytes() == other[key].numpy().tobytes() for key in one
+    )
+
+
+def python(*arguments, **options):
+    """Start a Python process that can import foveate and the tests, on one thread."""
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.Popen(command, env=environment, **pipes, **options)
