@@ -19,8 +19,8 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 quickstart: $(READY)
+	@$(BIN)/foveate generate mnist-large-scale --source mnist-5k --train none --test 1,2,4 --out quickstart
 	@$(BIN)/foveate show mnist-5k --out quickstart/digits.png
-	@$(BIN)/foveate generate mnist-large-scale --source mnist-5k --train 1 --test 0.5,1,2,4,8 --out quickstart/data
 
 test: $(READY)
 	@$(BIN)/python -m pytest -q -n 2

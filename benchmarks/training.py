@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from channels import captured, fovavg, milliseconds, obvious, training_step
+from channels import captured, fovavg, milliseconds, obvious, plainly, training_step
 
 from foveate.training.checkpoint import Progress, RunFolder
 from foveate.training.config import TrainConfig
@@ -26,7 +26,7 @@ EPOCHS = {"fovavg": 20, "fovmax": 20, "cnn": 20, "swmax": 2}  # the paper's 20, 
 def one_step() -> dict[str, float]:
     """FovAvg, 17 channels, batch 128: the captured step and the obvious loop."""
     images, labels = torch.randn(128, 1, 112, 112).cuda(), torch.randint(0, 10, (128,)).cuda()
-    net, loop = fovavg("cuda"), fovavg("cuda")
+    net, loop = fovavg("cuda"), plainly(fovavg("cuda"))
     adam = torch.optim.Adam(net.parameters(), 3e-3, fused=True, capturable=True)
     with torch.no_grad():
         inputs = prepare(net, images, "bf16")

@@ -189,19 +189,25 @@ def net(channels, classes):
 
 
 def test_a_backbone_in_the_current_folder_trains_resumes_and_is_evaluated(tmp_path, monkeypatch):
-    """In processes of their own, as installed: there the current folder is not on the path."""
+    """In a process of its own, as installed: there the current folder is not on the path."""
     (tmp_path / "mynet.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
-    start = "import sys; from foveate.cli import main; sys.path.remove(''); main()"
     options = [*AS_TINY, "--backbone", "mynet:net", "--out", "run"]
-    done = python("-c", start, *options)
-    out, err = done.communicate()
-    assert done.returncode == 0, err
+    code = f"""
+import sys
+from foveate.cli.app import run
+sys.path.remove('')
+print(run({options}))
+sys.path.remove('')
+print(run(["evaluate", "run", "--scales", "1"]))
+"""
+    process = python("-c", code)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    lines = out.splitlines()
+    assert lines.count("0") == 2, err
     assert RunFolder(tmp_path / "run").config().backbone == "mynet:net"
     assert weights(tmp_path / "run")["backbone.5.weight"].shape == (10, 24)
-    done = python("-c", start, "evaluate", "run", "--scales", "1")
-    out, err = done.communicate()
-    assert done.returncode == 0, err
     assert "fovavg-2ch with mynet:net" in " ".join(out.split())
 
 

@@ -153,13 +153,13 @@ AS_TINY += ["--set", "model.hidden=8", "--device", "cpu"]
 
 def test_ctrl_c_saves_says_how_to_go_on_and_goes_on(tmp_path, capsys):
     """The command line itself, interrupted as a terminal does it."""
-    arguments = [*AS_TINY, "--set", "epochs=60"]
+    arguments = [*AS_TINY, "--set", "epochs=40"]
     assert command_line([*arguments, "--out", str(tmp_path / "whole")]) == 0
     capsys.readouterr()
     target = ["--out", str(tmp_path / "run")]
     process = python("-m", "foveate", *arguments, *target)
     for line in process.stdout:
-        if line.startswith("epoch 3/60"):
+        if line.startswith("epoch 3/40"):
             process.send_signal(signal.SIGINT)
             break
     _, err = process.communicate()
@@ -167,10 +167,10 @@ def test_ctrl_c_saves_says_how_to_go_on_and_goes_on(tmp_path, capsys):
     assert err.startswith("interrupted: saved in") and "run the same command to go on" in err
     assert err.count("\n") == 1
     folder = RunFolder(tmp_path / "run")
-    assert 3 <= folder.load()[0].epoch < 60
+    assert 3 <= folder.load()[0].epoch < 40
     assert command_line([*arguments, *target]) == 0
     out = capsys.readouterr().out
-    assert "epoch 3/60" not in out and "epoch 60/60" in out
+    assert "epoch 3/40" not in out and "epoch 40/40" in out
     assert_as_if_nothing_had_been(tmp_path / "run", RunFolder(tmp_path / "whole"))
 
 

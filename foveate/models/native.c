@@ -38,6 +38,9 @@ typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t bits __attribute__((vector_size(4 * LANES)));
 typedef vec loose __attribute__((aligned(4), may_alias)); /* a vector anywhere in memory */
 
+typedef double doubles __attribute__((vector_size(8 * LANES)));
+typedef doubles loose_double __attribute__((aligned(8), may_alias));
+
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
 
@@ -322,7 +325,7 @@ static void rectify(const struct job *j, const float *map, float *active) {
 }
 
 INLINE void add_lanes(double *total, vec value) {
-    for (int i = 0; i < LANES; i++) total[i] += value[i];
+    *(loose_double *)total += __builtin_convertvector(value, doubles);
 }
 
 /* Mask `slope` by what is active, and add up the slope and its product with the deviation. */
@@ -419,14 +422,16 @@ static void part_of_moments(const struct job *j, int64_t part, int64_t begin, in
                             float *scratch) {
     int64_t taps = 9 * j->colours, wide = j->width + 2, pixels = (j->height + 2) * wide;
     int64_t plane = pixels + 2 * LANES; /* with zeros behind */
-    float *planes = scratch + plane;
+    float *planes = scratch + plane, shift = *j->shift;
     int32_t *inside = (int32_t *)scratch;
-    for (int64_t i = 0; i < plane; i++) inside[i] = i / wide < j->height && i % wide < j->width ? -1 : 0;
+    memset(scratch, 0, (size_t)((j->colours + 1) * plane) * sizeof(float));
+    for (int64_t y = 0; y < j->height; y++)
+        for (int64_t x = 0; x < j->width; x++) inside[y * wide + x] = -1;
     for (int64_t n = begin; n < end; n++) {
-        memset(planes, 0, (size_t)(j->colours * plane) * sizeof(float));
-        for (int64_t c = 0; c < j->colours; c++)
-            for (int64_t i = 0; i < pixels; i++)
-                planes[c * plane + i] = j->images[(n * j->colours + c) * pixels + i] - *j->shift;
+        for (int64_t c = 0; c < j->colours; c++) {
+            const float *image = j->images + (n * j->colours + c) * pixels;
+            for (int64_t i = 0; i < pixels; i++) planes[c * plane + i] = image[i] - shift;
+        }
         moments(j, planes, plane, inside, j->sums + part * taps * LANES,
                 j->squares + part * taps * taps * LANES);
     }
@@ -442,8 +447,8 @@ static struct job band_of(const struct job *j, int64_t rows) {
 static void part_forward(const struct job *j, int64_t part, int64_t begin, int64_t end,
                          float *active) {
     int64_t in = j->height * j->width * j->from, high = out_height(j), wide = out_width(j);
-    int64_t *windows = (int64_t *)(active + in), rows = rows_at_once(j);
-    float *panel = (float *)(windows + high * wide);
+    float *panel = active + in;
+    int64_t *windows = (int64_t *)(panel + PIXELS * 9 * j->from), rows = rows_at_once(j);
     list_windows(j, windows);
     for (int64_t n = begin; n < end; n++) {
         const float *image = j->images + n * j->colours * j->plane;

@@ -305,13 +305,14 @@ class _Backward:
     ) -> dict[str, native.Field]:
         conv, parts = self.found[at + 1].conv, native.parts_of(self.images.shape[0])
         before = sizes(self.found, self.images)[at]
+        sums = self.buffers.take(parts, conv.out_channels, 3, 3, conv.in_channels)
         return {
             **_dimensions(conv, before),
             "map": self.maps[at],
             "slope": slope,
             "unnorm": self.norms[at].unnorm(total, product),
             "weight": self.weights[at].permute(0, 2, 3, 1).contiguous(),
-            "weight_sums": torch.zeros(parts, conv.out_channels, 3, 3, conv.in_channels),
+            "weight_sums": sums.zero_(),
             "bias_sums": torch.zeros(parts, conv.out_channels),
         }
 

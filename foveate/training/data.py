@@ -225,4 +225,7 @@ def _resident(
             for target, part in zip(held, ready, strict=True):
                 target[at : at + len(part)] = part
             at += len(chunk)
-    return Resident(held, labels.to(device))
+    resident = Resident(held, labels.to(device))
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)  # runs side by side read it on streams of their own
+    return resident
