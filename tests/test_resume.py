@@ -9,7 +9,6 @@ import time
 from contextlib import contextmanager
 
 import pytest
-import torch
 from tiny_runs import STEPS, python, same_bits, tiny, trained, weights
 
 import foveate.training.loop as loop
@@ -291,20 +290,6 @@ def test_the_callers_ctrl_c_is_given_back(tmp_path):
     before = signal.getsignal(signal.SIGINT)
     train(tiny(epochs=1), tmp_path)
     assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_what_a_run_on_more_threads_saved_is_gone_on_from(tmp_path):
-    def watch(config, progress, steps):
-        if progress.epoch == 1:
-            raise KeyboardInterrupt
-
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            train(tiny(), tmp_path, watch=watch)
-    finally:
-        torch.set_num_threads(1)
-    assert train(tiny(), tmp_path).finished
 
 
 # A full disk

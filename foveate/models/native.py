@@ -30,7 +30,7 @@ COMPILERS = ("cc", "gcc", "clang")
 TARGETS = ("-march=native", "-mcpu=native")  # the first that the compiler knows
 FLAGS = ("-std=c11", "-O3", "-ffp-contract=fast", "-fPIC", "-shared")
 TIMEOUT = 120.0  # seconds for the compiler, which needs 1
-PARTS = 32  # of the work; a fixed number, so that sums do not depend on the number of threads
+PARTS = 16  # of the work; a fixed number, so that sums do not depend on the number of threads
 KEPT = 1 << 23  # floats of the largest buffer to keep
 KINDS = ("moments", "first", "next", "last", "last_back", "next_back", "first_back")
 

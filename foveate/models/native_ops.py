@@ -10,15 +10,19 @@ Measured on 2 quiet cores with AVX-512, FovAvg of 17 channels, batch 32: see `be
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from foveate.models import fast, native
 
 MULTIPLE = 16  # of filters in every convolution
+
+Array: TypeAlias = NDArray[np.float64]
 
 
 class Block(NamedTuple):
@@ -30,29 +34,30 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Norm:
-    """What is subtracted from a map and what it is multiplied with; in float64, each (O,)."""
+    """How a map is normed: float64 arrays (O,), in NumPy because they are small."""
 
-    mean: Tensor
-    spread: Tensor  # 1 / sqrt(variance + eps)
-    gain: Tensor
-    shift: Tensor
+    mean: Array
+    spread: Array  # 1 / sqrt(variance + eps)
+    gain: Array
+    shift: Array
     moving: bool  # the mean and the variance are those of the batch
     count: int  # values per filter
 
     def factors(self) -> Tensor:
-        """As (3, O), for the forward stages."""
-        return torch.stack([self.mean, self.gain, self.shift]).float()
+        """Mean, gain and shift (3, O), for the stages that read the map."""
+        return _stack(self.mean, self.gain, self.shift)
 
-    def unnorm(self, sums: Tensor, products: Tensor) -> Tensor:
-        """Factors (4, O) that turn a slope into the gradient of the map.
+    def unnorm(self, total: Array, product: Array) -> Tensor:
+        """Factors (4, O) that turn the slope of a map into its gradient.
 
-        `sums` are those of the slope, `products` those of slope times deviation from the mean.
+        Given are the sums of the slope, and of the slope times the deviation from the mean.
         """
-        pull, constant = torch.zeros_like(self.gain), torch.zeros_like(self.gain)
-        if self.moving:
-            pull = -self.gain * self.spread**2 * products / self.count
-            constant = -self.gain * sums / self.count
-        return torch.stack([self.gain, pull, self.mean, constant]).float()
+        share = self.gain / self.count if self.moving else np.zeros_like(self.gain)
+        return _stack(self.gain, -share * self.spread**2 * product, self.mean, -share * total)
+
+
+def _stack(*rows: Array) -> Tensor:
+    return torch.from_numpy(np.array(rows, dtype=np.float32))
 
 
 def applies(trunk: nn.Sequential, images: Tensor) -> bool:
@@ -187,19 +192,24 @@ def _forward(
         ["first", *["next"] * len(found)], found[1:], sides, sides[1:], strict=False
     ):
         made = buffers.take(count, *side, block.conv.out_channels)
-        mean, square = (torch.zeros(native.parts_of(count), made.shape[3]).double() for _ in "ms")
+        means, squares = _sums(count, made.shape[3])
         native.stage(
-            kind, count, **read, **_dimensions(block.conv, before), map=made, sums=mean,
-            weight=block.conv.weight.detach().permute(2, 3, 1, 0).contiguous(), squares=square,
+            kind, count, **read, **_dimensions(block.conv, before), map=made, sums=means,
+            weight=block.conv.weight.detach().permute(2, 3, 1, 0).contiguous(), squares=squares,
             bias=_bias(block.conv),
         )  # fmt: skip
-        norm = _norm(block.norm, mean, square, count, side)
+        norm = _norm(block.norm, means.numpy(), squares.numpy(), count, side)
         maps, norms = [*maps, made], [*norms, norm]
         read = {"below": made, "below_norm": norm.factors()}
     result = torch.empty(count, made.shape[3], *side)
     ends = {"height": side[0], "width": side[1], "from": made.shape[3]}
     native.stage("last", count, **read, **ends, result=result)
     return result, maps, norms
+
+
+def _sums(count: int, filters: int) -> Tensor:
+    """Room for two sums (parts, O)."""
+    return torch.zeros(2, native.parts_of(count), filters, dtype=torch.float64)
 
 
 def _planes(images: Tensor) -> dict[str, native.Field]:
@@ -218,31 +228,34 @@ def _bias(conv: nn.Conv2d) -> Tensor:
 
 
 def _norm(
-    norm: nn.BatchNorm2d | None, means: Tensor, squares: Tensor, count: int, side: tuple[int, int]
+    norm: nn.BatchNorm2d | None, means: Array, squares: Array, count: int, side: tuple[int, int]
 ) -> Norm:
     """The norm of a map, given each part's mean and sum of squared deviations (parts, O)."""
     values = count * side[0] * side[1]
     if norm is None:
-        one, nought = torch.ones_like(means[0]), torch.zeros_like(means[0])
+        one, nought = np.ones_like(means[0]), np.zeros_like(means[0])
         return Norm(nought, one, one, nought, False, values)
     assert norm.running_mean is not None and norm.running_var is not None
-    mean, variance = norm.running_mean.double(), norm.running_var.double()
     if norm.training:
-        mean, variance = _combine(means, squares, count, side[0] * side[1])
-        fast.track(norm, mean, variance, values)
-    spread = torch.rsqrt(variance + norm.eps)
-    gain, shift = norm.weight.detach().double() * spread, norm.bias.detach().double()
+        mean, variance = _combine(means, squares, count, values)
+        fast.track(norm, torch.from_numpy(mean), torch.from_numpy(variance), values)
+    else:
+        mean, variance = _array(norm.running_mean), _array(norm.running_var)
+    spread = 1 / np.sqrt(variance + norm.eps)
+    gain, shift = _array(norm.weight) * spread, _array(norm.bias)
     return Norm(mean, spread, gain, shift, norm.training, values)
 
 
-def _combine(means: Tensor, squares: Tensor, count: int, pixels: int) -> tuple[Tensor, Tensor]:
+def _array(tensor: Tensor) -> Array:
+    return tensor.detach().numpy().astype(np.float64)
+
+
+def _combine(means: Array, squares: Array, count: int, values: int) -> tuple[Array, Array]:
     """Mean and variance (O,) of all parts; part k begins at patch ⌊count k / parts⌋."""
-    parts = len(means)
-    begins = torch.arange(parts + 1) * count // parts
-    share = begins.diff()[:, None].double() / count
+    begins = np.arange(len(means) + 1) * count // len(means)
+    share = np.diff(begins)[:, None] / count
     mean = (share * means).sum(0)
-    between = (share * (means - mean) ** 2).sum(0)
-    return mean, squares.sum(0) / (count * pixels) + between
+    return mean, squares.sum(0) / values + (share * (means - mean) ** 2).sum(0)
 
 
 @dataclass(frozen=True)
@@ -269,7 +282,7 @@ class _Backward:
         )  # fmt: skip
         gradients: list[Tensor | None] = []
         for at in range(len(self.maps) - 1, 0, -1):
-            total, product = sums.sum(0), products.sum(0)
+            total, product = sums.numpy().sum(0), products.numpy().sum(0)
             below, sums, products = self._masked(at - 1)
             fields = self._shared(at, slope, total, product)
             native.stage(
@@ -278,16 +291,16 @@ class _Backward:
             )  # fmt: skip
             gradients = self._gradients(at, fields, total, product) + gradients
             slope = below
-        return self._run_first(slope, sums.sum(0), products.sum(0)) + gradients
+        total, product = sums.numpy().sum(0), products.numpy().sum(0)
+        return self._run_first(slope, total, product) + gradients
 
     def _masked(self, at: int) -> tuple[Tensor, Tensor, Tensor]:
         """Room for the slope of a map and its sums."""
         like = self.maps[at]
-        shape = (2, native.parts_of(like.shape[0]), like.shape[3])
-        sums, products = torch.zeros(shape, dtype=torch.float64)
+        sums, products = _sums(like.shape[0], like.shape[3])
         return self.buffers.take(*like.shape), sums, products
 
-    def _run_first(self, slope: Tensor, total: Tensor, product: Tensor) -> list[Tensor | None]:
+    def _run_first(self, slope: Tensor, total: Array, product: Array) -> list[Tensor | None]:
         count, colours, filters = *self.images.shape[:2], self.first.shape[0]
         parts = native.parts_of(count)
         weight, bias = torch.zeros(parts, colours, 3, 3, filters), torch.zeros(parts, filters)
@@ -301,7 +314,7 @@ class _Backward:
         return [weight[0].permute(3, 0, 1, 2).contiguous(), bias[0], *rest]
 
     def _shared(
-        self, at: int, slope: Tensor, total: Tensor, product: Tensor
+        self, at: int, slope: Tensor, total: Array, product: Array
     ) -> dict[str, native.Field]:
         conv, parts = self.found[at + 1].conv, native.parts_of(self.images.shape[0])
         before = sizes(self.found, self.images)[at]
@@ -317,11 +330,11 @@ class _Backward:
         }
 
     def _gradients(
-        self, at: int, fields: dict[str, native.Field], total: Tensor, product: Tensor
+        self, at: int, fields: dict[str, native.Field], total: Array, product: Array
     ) -> list[Tensor | None]:
         weight, bias = fields["weight_sums"], fields["bias_sums"]
         assert isinstance(weight, Tensor) and isinstance(bias, Tensor)
         found: list[Tensor | None] = [weight[0].permute(0, 3, 1, 2).contiguous(), bias[0]]
         if self.found[at + 1].norm is None:
             return found
-        return [*found, (product * self.norms[at].spread).float(), total.float()]
+        return [*found, *_stack(product * self.norms[at].spread, total)]
