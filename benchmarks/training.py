@@ -30,7 +30,7 @@ def one_step() -> dict[str, float]:
     adam = torch.optim.Adam(net.parameters(), 3e-3, fused=True, capturable=True)
     with torch.no_grad():
         inputs = prepare(net, images, "bf16")
-    step = CapturedStep(net, adam, "bf16", compiled=True)
+    step = CapturedStep(net, adam, "bf16", batch=128, compiled=True)
     slow = training_step(lambda: obvious(loop, images), loop, labels)
     return {
         "step, ms": milliseconds(lambda: step(inputs, labels)),

@@ -571,7 +571,7 @@ def test_ten_captured_steps_are_ten_plain_steps(compiled):
         return {key: value.cpu() for key, value in net.state_dict().items()}
 
     plain = run(lambda net, optimiser: plain_step(net, optimiser, "float32"))
-    captured = run(lambda net, optimiser: CapturedStep(net, optimiser, "float32", compiled))
+    captured = run(lambda net, optimiser: CapturedStep(net, optimiser, "float32", 16, compiled))
     idle = ("trunk.0.bias", "trunk.3.bias", "running_mean", "num_batches_tracked")
     keys = [key for key in exact if not key.endswith(idle)]
 

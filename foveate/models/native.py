@@ -14,9 +14,10 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -100,9 +101,9 @@ def parts_of(count: int) -> int:
 
 
 def stage(kind: str, count: int, **fields: Field) -> None:
-    """Run one stage on `count` patches. Tensors must be contiguous; "origin" is the field "from".
+    """Run one stage on `count` patches; `fields` are those of `struct job`, tensors contiguous.
 
-    Sums over the batch, whose first axis are the parts, are left in part 0 if they are float32.
+    What the parts add to `*_sums`, whose first axis they are, is then added up in the first.
     """
     lib = library()
     assert lib is not None
@@ -137,7 +138,7 @@ def _spread(lib: ctypes.CDLL, job: _Job, threads: int) -> None:
 
 
 @cache
-def _team() -> ctypes._CFuncPtr | None:
+def _team() -> Callable[[Any, Any, int, int], None] | None:
     """How PyTorch's own OpenMP starts its threads, if that can be found.
 
     Its threads wait for more work by spinning. Others would have to share the cores with them.
@@ -149,7 +150,7 @@ def _team() -> ctypes._CFuncPtr | None:
         return None
     team.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
     team.restype = None
-    return team
+    return team  # type: ignore[no-any-return]
 
 
 @cache

@@ -125,26 +125,31 @@ class Recording(NamedTuple):
 class CapturedStep:
     """The same step, compiled and recorded once as a CUDA graph, then replayed.
 
-    The graph is made from the first batch; a batch of another size, as the last of an epoch may
-    be, takes the plain step. Warming up must not train, so weights, running statistics and the
+    The graph is made from the first full `batch`; the last of an epoch may be shorter and takes
+    the plain step. Warming up must not train, so weights, running statistics and the
     optimiser's state are put back afterwards.
     """
 
     def __init__(
-        self, net: nn.Module, optimiser: torch.optim.Optimizer, precision: Precision, compiled: bool
+        self,
+        net: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        precision: Precision,
+        batch: int,
+        compiled: bool,
     ) -> None:
-        self.net, self.optimiser, self.precision = net, optimiser, precision
+        self.net, self.optimiser, self.precision, self.batch = net, optimiser, precision, batch
         self.loss_of = torch.compile(loss_of, dynamic=False) if compiled else loss_of
         self.plain = plain_step(net, optimiser, precision)
         self.recorded: Recording | None = None
 
     def __call__(self, inputs: Inputs, labels: Tensor) -> Tensor:
         """Copy the batch to where the graph reads it, and replay."""
+        if len(labels) != self.batch:
+            return self.plain(inputs, labels)
         if self.recorded is None:
             self.recorded = self._capture(inputs, labels)
         recorded = self.recorded
-        if len(labels) != len(recorded.labels):
-            return self.plain(inputs, labels)
         for held, given in zip(recorded.inputs, inputs, strict=True):
             held.copy_(given)
         recorded.labels.copy_(labels)
@@ -188,11 +193,12 @@ def make_step(
     precision: Precision,
     device: torch.device,
     *,
+    batch: int,
     compiled: bool = True,
 ) -> Step:
     """The fastest step for that device."""
     if device.type == "cuda":
-        return CapturedStep(net, optimiser, precision, compiled)
+        return CapturedStep(net, optimiser, precision, batch, compiled)
     return plain_step(net, optimiser, precision)
 
 

@@ -154,7 +154,12 @@ class _Session:
         self.train, self.valid = self._open("train"), self._open("val")
         self.count = math.ceil(len(self.train) / config.batch)
         self.step = make_step(
-            self.net, self.optimiser, config.precision, device, compiled=self.shared.compiled
+            self.net,
+            self.optimiser,
+            config.precision,
+            device,
+            batch=config.batch,
+            compiled=self.shared.compiled,
         )
 
     def _run(self) -> Iterator[None]:
