@@ -3,6 +3,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -78,8 +79,14 @@ def _array(tensor: Tensor) -> Array:
 
 
 def _combine(means: Array, squares: Array, count: int, values: int) -> tuple[Array, Array]:
-    """Mean and variance (O,) of all parts; part k begins at patch ⌊count k / parts⌋."""
-    begins = np.arange(len(means) + 1) * count // len(means)
-    share = np.diff(begins)[:, None] / count
+    """Mean and variance (O,) of all parts."""
+    share = _shares(count, len(means))
     mean = (share * means).sum(0)
     return mean, squares.sum(0) / values + (share * (means - mean) ** 2).sum(0)
+
+
+@lru_cache(maxsize=64)
+def _shares(count: int, parts: int) -> Array:
+    """Which share of the patches each part has (parts, 1); part k begins at ⌊count k / parts⌋."""
+    begins = np.arange(parts + 1) * count // parts
+    return np.diff(begins)[:, None] / count

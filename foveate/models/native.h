@@ -1,0 +1,309 @@
+/* The convolutions of one patch, forward and backward; see native.c for the whole.
+
+   Loops have fixed lengths where sums are kept, so that compilers hold them in registers. Each sum
+   is a vector of channels, and a tile of 24 sums (12 where there are 16 registers) shares what it
+   loads: beside two products a cycle, processors load little more than one vector. */
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#elif defined(__AVX__)
+#define LANES 8
+#else
+#define LANES 4
+#endif
+
+/* Accumulators must fit the registers: 24 of 32, or 12 of 16. */
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define FEW 1
+#else
+#define FEW 2
+#endif
+#define PIXELS (12 / FEW) /* forward: pixels x 2 vectors of channels */
+#define SPREAD (8 / FEW)  /* input gradient: pixels x 3 vectors */
+#define GROUP (8 / FEW)   /* weight gradient: outputs x 3 vectors */
+#define CHUNK 16          /* channels copied together; every number of channels is a multiple */
+#define CLOSE 4096        /* floats that stay in the first cache beside others */
+#define SEGMENT 1024      /* values added in float32 before they go to float64 */
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t bits __attribute__((vector_size(4 * LANES)));
+typedef vec loose __attribute__((aligned(4), may_alias)); /* a vector anywhere in memory */
+
+typedef double doubles __attribute__((vector_size(8 * LANES)));
+typedef doubles loose_double __attribute__((aligned(8), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 32")
+
+enum kind { MOMENTS, FIRST, NEXT, LAST, LAST_BACK, NEXT_BACK, FIRST_BACK };
+
+/* One stage of the network for all patches; each kind sets the fields that it needs. A slope is
+   the gradient with regard to a map after its norm and rectifier. */
+struct job {
+    int64_t kind, count, parts;
+    int64_t colours, height, width, from, to, stride; /* height, width: of the map that is read */
+    int64_t plane;                     /* pixels of one colour of an image */
+    const float *images, *shift;       /* (N, C, height + 2, width + 2), and a value near the mean */
+    const float *first, *first_bias;   /* the first convolution, with its norm folded in */
+    const float *below, *below_norm;   /* the map that is read; its mean, gain and shift */
+    const float *weight, *bias;        /* of the convolution that reads it */
+    float *map;                        /* what the convolution gives */
+    const float *unnorm;               /* from slope to gradient of the map: see `unnormed` */
+    float *slope, *below_slope;        /* of `map` and of `below` */
+    float *result;                     /* (N, from, height, width): the end, or its gradient */
+    double *sums, *squares;            /* (parts, ...) */
+    float *weight_sums, *bias_sums, *first_sums, *first_bias_sums; /* (parts, ...) */
+    _Atomic int64_t next, failed;
+};
+
+INLINE vec load(const float *at) { return *(const loose *)at; }
+INLINE void store(float *at, vec value) { *(loose *)at = value; }
+INLINE vec zero(void) { return (vec){0}; }
+/* Written so that NaN passes, as in PyTorch. */
+INLINE vec rectified(vec x) { return (vec)((bits)x & ~(x < zero())); }
+INLINE vec within(const int32_t *inside, const float *at) {
+    bits mask;
+    memcpy(&mask, inside, sizeof mask);
+    return (vec)((bits)load(at) & mask);
+}
+INLINE vec where_active(vec active, vec x) { return (vec)((bits)x & ~(active <= zero())); }
+
+/* Add panel (k, px) x weights (k, ov vectors); panels hold CHUNK of k for each pixel in turn. */
+INLINE void multiply(const int px, const int ov, int64_t k, const float *panel, const float *weight,
+                     int64_t row, vec *sum) {
+    for (int64_t chunk = 0; chunk < k; chunk += CHUNK, panel += CHUNK * px)
+        for (int c = 0; c < CHUNK; c++, weight += row) {
+            vec w[3];
+            UNROLL for (int v = 0; v < ov; v++) w[v] = load(weight + v * LANES);
+            UNROLL for (int p = 0; p < px; p++)
+                UNROLL for (int v = 0; v < ov; v++) sum[p * ov + v] += w[v] * panel[CHUNK * p + c];
+        }
+}
+
+INLINE void copy_chunks(const int px, int64_t chunks, const float *source, float *panel) {
+    for (int64_t i = 0; i < chunks; i++, panel += CHUNK * px, source += CHUNK)
+        memcpy(panel, source, CHUNK * sizeof(float));
+}
+
+static int64_t out_height(const struct job *j) { return (j->height - 3) / j->stride + 1; }
+static int64_t out_width(const struct job *j) { return (j->width - 3) / j->stride + 1; }
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* Rows of output for which the first cache holds what they read. */
+static int64_t rows_at_once(const struct job *j) {
+    int64_t line = j->stride * j->width * j->from;
+    return line < CLOSE ? CLOSE / line : 1;
+}
+
+/* Where the window of each output pixel begins in the map that is read. */
+static void list_windows(const struct job *j, int64_t *windows) {
+    int64_t wide = out_width(j), pixels = out_height(j) * wide;
+    for (int64_t i = 0; i < pixels; i++)
+        windows[i] = (i / wide * j->width + i % wide) * j->stride * j->from;
+}
+
+INLINE void conv_outputs(const int px, const int ov, const struct job *j, int64_t at, int64_t valid,
+                         int64_t to, const float *panel, float *map) {
+    vec sum[2 * PIXELS];
+    UNROLL for (int p = 0; p < px; p++)
+        UNROLL for (int v = 0; v < ov; v++) sum[p * ov + v] = load(j->bias + to + v * LANES);
+    multiply(px, ov, 9 * j->from, panel, j->weight + to, j->to, sum);
+    UNROLL for (int p = 0; p < px; p++)
+        if (p < valid)
+            UNROLL for (int v = 0; v < ov; v++)
+                store(map + (at + p) * j->to + to + v * LANES, sum[p * ov + v]);
+}
+
+INLINE void conv_pixels(const int px, const struct job *j, int64_t at, int64_t valid,
+                        const int64_t *windows, const float *active, float *map, float *panel) {
+    for (int p = 0; p < px; p++) {
+        const float *from = active + windows[at + (p < valid ? p : valid - 1)];
+        int64_t chunks = 3 * j->from / CHUNK;
+        for (int y = 0; y < 3; y++, from += j->width * j->from)
+            copy_chunks(px, chunks, from, panel + (y * chunks * px + p) * CHUNK);
+    }
+    int64_t to = 0;
+    for (; to + 2 * LANES <= j->to; to += 2 * LANES)
+        conv_outputs(px, 2, j, at, valid, to, panel, map);
+    if (to < j->to) conv_outputs(px, 1, j, at, valid, to, panel, map);
+}
+
+#if LANES == 16
+/* One vector of outputs has as many operands to load as products, and one load in a cycle is all
+   that goes beside them. So 12 pixels of a row share what they read: 16 channels to 16. */
+INLINE void conv_row(const int stride, const struct job *j, const float *active, float *map) {
+    vec sum[12];
+    UNROLL for (int p = 0; p < 12; p++) sum[p] = load(j->bias);
+    for (int y = 0; y < 3; y++)
+        for (int c = 0; c < 16; c++) {
+            const float *at = active + y * j->width * 16 + c, *weight = j->weight + (48 * y + c) * 16;
+            vec w[3] = {load(weight), load(weight + 256), load(weight + 512)};
+            UNROLL for (int i = 0; i < 11 * stride + 3; i++)
+                UNROLL for (int x = 0; x < 3; x++)
+                    if (i >= x && (i - x) % stride == 0 && (i - x) / stride < 12)
+                        sum[(i - x) / stride] += w[x] * at[16 * i];
+        }
+    UNROLL for (int p = 0; p < 12; p++) store(map + 16 * p, sum[p]);
+}
+
+/* `convolve` by such rows, if that applies; the last twelve pixels of a row may overlap others. */
+static int convolve_rows(const struct job *j, const float *active, float *map) {
+    int64_t high = out_height(j), wide = out_width(j);
+    if (j->from != 16 || j->to != 16 || wide < 12) return 0;
+    for (int64_t y = 0; y < high; y++)
+        for (int64_t x = 0; x < wide; x += 12) {
+            int64_t start = x + 12 <= wide ? x : wide - 12;
+            const float *at = active + (y * j->width + start) * j->stride * 16;
+            float *out = map + (y * wide + start) * 16;
+            if (j->stride == 1)
+                conv_row(1, j, at, out);
+            else
+                conv_row(2, j, at, out);
+        }
+    return 1;
+}
+#else
+static int convolve_rows(const struct job *j, const float *active, float *map) {
+    (void)j, (void)active, (void)map;
+    return 0;
+}
+#endif
+
+/* The convolution of one rectified patch. */
+static void convolve(const struct job *j, const int64_t *windows, const float *active, float *map,
+                     float *panel) {
+    int64_t at = 0, pixels = out_height(j) * out_width(j);
+    if (convolve_rows(j, active, map)) return;
+    for (; at + PIXELS <= pixels; at += PIXELS)
+        conv_pixels(PIXELS, j, at, PIXELS, windows, active, map, panel);
+    for (; at < pixels; at += 4)
+        conv_pixels(4, j, at, pixels - at, windows, active, map, panel);
+}
+
+INLINE void spread_pixels(const int px, const struct job *j, int64_t at, int64_t valid,
+                          const int64_t *windows, const float *slope, float *below, float *panel) {
+    int64_t line = 3 * j->from;
+    for (int p = 0; p < px; p++) {
+        int64_t pixel = at + (p < valid ? p : valid - 1);
+        copy_chunks(px, j->to / CHUNK, slope + pixel * j->to, panel + p * CHUNK);
+    }
+    for (int64_t tap = 0; tap < 3 * line; tap += 3 * LANES) {
+        vec sum[3 * SPREAD];
+        UNROLL for (int i = 0; i < 3 * px; i++) sum[i] = zero();
+        multiply(px, 3, j->to, panel, j->weight + tap, 3 * line, sum);
+        float *start = below + (tap / line) * j->width * j->from + tap % line;
+        UNROLL for (int p = 0; p < px; p++)
+            if (p < valid)
+                UNROLL for (int v = 0; v < 3; v++) {
+                    float *target = start + windows[at + p] + v * LANES;
+                    store(target, load(target) + sum[p * 3 + v]);
+                }
+    }
+}
+
+/* Gradient of the convolution of one patch with regard to what it read. */
+static void input_gradient(const struct job *j, const int64_t *windows, const float *slope,
+                           float *below, float *panel) {
+    int64_t at = 0, pixels = out_height(j) * out_width(j);
+    memset(below, 0, (size_t)(j->height * j->width * j->from) * sizeof(float));
+    for (; at + SPREAD <= pixels; at += SPREAD)
+        spread_pixels(SPREAD, j, at, SPREAD, windows, slope, below, panel);
+    for (; at < pixels; at += 4)
+        spread_pixels(4, j, at, pixels - at, windows, slope, below, panel);
+}
+
+/* Add what some rows of one patch have to GROUP x 3 vectors of the weights' gradient. */
+INLINE void weight_tile(const struct job *j, int64_t rows, const float *active,
+                        const float *gradient, float *total) {
+    vec sum[3 * GROUP];
+    UNROLL for (int i = 0; i < 3 * GROUP; i++)
+        sum[i] = load(total + i / 3 * 9 * j->from + i % 3 * LANES);
+    int64_t wide = out_width(j), step = j->stride * j->from;
+    for (int64_t y = 0; y < rows; y++, active += step * j->width)
+        for (int64_t x = 0; x < wide; x++, gradient += j->to) {
+            vec a[3];
+            UNROLL for (int v = 0; v < 3; v++) a[v] = load(active + x * step + v * LANES);
+            UNROLL for (int i = 0; i < 3 * GROUP; i++) sum[i] += a[i % 3] * gradient[i / 3];
+        }
+    UNROLL for (int i = 0; i < 3 * GROUP; i++)
+        store(total + i / 3 * 9 * j->from + i % 3 * LANES, sum[i]);
+}
+
+/* Add the gradient of the weights (to, tap, from) and the bias, a few rows at a time in cache. */
+static void weight_gradient(const struct job *j, const float *active, const float *gradient,
+                            float *weight, float *bias) {
+    int64_t line = 3 * j->from, step = j->stride * j->width * j->from;
+    int64_t high = out_height(j), wide = out_width(j), band = rows_at_once(j);
+    for (int64_t y = 0; y < high; y += band)
+        for (int64_t tap = 0; tap < 3 * line; tap += 3 * LANES)
+            for (int64_t to = 0; to < j->to; to += GROUP)
+                weight_tile(j, smaller(band, high - y),
+                            active + y * step + tap / line * j->width * j->from + tap % line,
+                            gradient + y * wide * j->to + to, weight + to * 3 * line + tap);
+    for (int64_t to = 0; to < j->to; to += LANES) {
+        vec sum = load(bias + to);
+        for (int64_t p = 0; p < high * wide; p++) sum += load(gradient + p * j->to + to);
+        store(bias + to, sum);
+    }
+}
+
+/* Some pixels of a row of the first convolution; each pixel that is read serves three taps. */
+INLINE void first_tile(const int px, const struct job *j, const float *image, float *active) {
+    int64_t wide = j->width + 2;
+    for (int64_t to = 0; to < j->from; to += LANES) {
+        vec sum[PIXELS + 1];
+        UNROLL for (int p = 0; p < px; p++) sum[p] = load(j->first_bias + to);
+        for (int64_t colour = 0; colour < j->colours; colour++)
+            UNROLL for (int y = 0; y < 3; y++) {
+                const float *at = image + colour * j->plane + y * wide;
+                const float *weight = j->first + (9 * colour + 3 * y) * j->from + to;
+                UNROLL for (int i = 0; i < px + 2; i++)
+                    UNROLL for (int x = 0; x < 3; x++)
+                        if (i >= x && i < px + x) sum[i - x] += load(weight + x * j->from) * at[i];
+            }
+        UNROLL for (int p = 0; p < px; p++) store(active + p * j->from + to, rectified(sum[p]));
+    }
+}
+
+/* The first convolution of one image, normed and rectified. */
+static void first_rows(const struct job *j, const float *image, float *active) {
+    const int px = PIXELS + 1; /* 13 is half the row of a patch of 28 */
+    for (int64_t y = 0; y < j->height; y++) {
+        const float *line = image + y * (j->width + 2);
+        float *out = active + y * j->width * j->from;
+        int64_t x = 0;
+        for (; x + px <= j->width; x += px) first_tile(px, j, line + x, out + x * j->from);
+        for (; x + 4 <= j->width; x += 4) first_tile(4, j, line + x, out + x * j->from);
+        for (; x < j->width; x++) first_tile(1, j, line + x, out + x * j->from);
+    }
+}
+
+/* Add the gradient of the first convolution, given the slope of what it gave. */
+static void first_gradient(const struct job *j, const float *image, const float *active,
+                           const float *slope, float *weight, float *bias) {
+    int64_t wide = j->width + 2;
+    for (int64_t to = 0; to < j->from; to += LANES)
+        for (int64_t colour = 0; colour < j->colours; colour++) {
+            vec sum[9], total = load(bias + to);
+            float *mine = weight + 9 * colour * j->from + to;
+            UNROLL for (int t = 0; t < 9; t++) sum[t] = load(mine + t * j->from);
+            for (int64_t y = 0; y < j->height; y++) {
+                vec g[3] = {zero(), zero(), zero()}; /* of this pixel and the two before */
+                for (int64_t x = 0; x < wide; x++) {
+                    int64_t at = (y * j->width + x) * j->from + to;
+                    g[2] = g[1], g[1] = g[0], g[0] = zero();
+                    if (x < j->width) g[0] = where_active(load(active + at), load(slope + at));
+                    UNROLL for (int t = 0; t < 9; t++)
+                        sum[t] += g[t % 3] * image[colour * j->plane + (y + t / 3) * wide + x];
+                    total += g[0];
+                }
+            }
+            UNROLL for (int t = 0; t < 9; t++) store(mine + t * j->from, sum[t]);
+            if (colour == 0) store(bias + to, total);
+        }
+}
