@@ -11,6 +11,7 @@ with the options below, run in the folder of this file.
 
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 from torch import nn
 
@@ -28,20 +29,20 @@ def backbone(channels: int, classes: int) -> nn.Module:
     try:
         from timm import create_model
 
-        return create_model("resnet10t", in_chans=channels, num_classes=classes)
+        net: nn.Module = create_model("resnet10t", in_chans=channels, num_classes=classes)
+        return net
     except Exception:  # missing, or built for another torch
         pass
     try:
         from torchvision.models import shufflenet_v2_x0_5
 
-        net = shufflenet_v2_x0_5(num_classes=classes)
-        net.conv1[0] = nn.Conv2d(channels, 24, 3, stride=2, padding=1, bias=False)
-        return net
+        small: Any = shufflenet_v2_x0_5(num_classes=classes)
+        small.conv1[0] = nn.Conv2d(channels, 24, 3, stride=2, padding=1, bias=False)
+        return cast(nn.Module, small)
     except Exception:
         from monai.networks.nets.densenet import DenseNet
 
-        sizes = {"init_features": 16, "growth_rate": 8, "block_config": (2, 2)}
-        return DenseNet(2, channels, classes, **sizes)
+        return DenseNet(2, channels, classes, init_features=16, growth_rate=8, block_config=(2, 2))
 
 
 CONFIG = TrainConfig(
