@@ -23,7 +23,7 @@ quickstart: $(READY)
 	@$(BIN)/foveate show mnist-5k --out quickstart/digits.png
 
 test: $(READY)
-	@$(BIN)/python -m pytest -q -n 2
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
 
 check: $(READY)
 	@$(BIN)/ruff check .
