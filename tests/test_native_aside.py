@@ -1,0 +1,79 @@
+"""The compiled trunk steps aside for what it does not know."""
+
+import copy
+
+import native_trunks
+import pytest
+import torch
+from native_trunks import made, steps_aside
+
+from foveate.models import native_ops
+
+_needs_a_compiler = native_trunks._needs_a_compiler  # a fixture for every test
+
+
+def test_it_steps_aside_for_what_it_does_not_know(monkeypatch):
+    net, images = made(), torch.randn(3, 1, 28, 28)
+    assert native_ops.applies(net.trunk, images)
+    assert steps_aside(net.trunk, images.double())
+    assert steps_aside(net.trunk, images.bfloat16())
+    assert steps_aside(net.trunk, images.clone().requires_grad_())
+    assert steps_aside(net.trunk, images[:0])
+    assert steps_aside(net.trunk, images[:, :, :9])
+    assert steps_aside(net.trunk, torch.randn(3, 2, 28, 28))
+    assert steps_aside(copy.deepcopy(net).double().trunk, images)
+    assert steps_aside(made((16, 24)).trunk, images)
+    assert steps_aside(made((16,)).trunk, images)
+    assert steps_aside(made((16, 16)).trunk[:-1], images)  # no rectifier at the end
+    assert steps_aside(torch.nn.Sequential(torch.nn.Conv2d(1, 16, 5), *net.trunk[1:]), images)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert steps_aside(net.trunk, images)
+    with torch.no_grad():
+        assert native_ops.applies(net.trunk, images.clone().requires_grad_())
+    monkeypatch.setattr(net.trunk[1], "momentum", None)
+    assert steps_aside(net.trunk, images)
+
+
+def test_hooks_see_every_layer():
+    net, seen = made(), []
+    net.trunk[4].register_forward_hook(lambda *_: seen.append(1))
+    net.eval().trunk(torch.randn(1, 1, 28, 28))
+    assert steps_aside(net.trunk, torch.randn(1, 1, 28, 28)) and seen
+
+
+def test_one_value_per_channel_is_refused_as_by_the_plain_trunk():
+    with pytest.raises(ValueError, match="more than 1 value"):
+        made((16, 16), 5)(torch.randn(1, 1, 5, 5))
+
+
+def test_images_that_want_gradients_get_them():
+    images = torch.randn(3, 1, 28, 28, requires_grad=True)
+    made()(images).sum().backward()
+    assert float(images.grad.abs().sum()) > 0
+
+
+def test_compilers_and_transforms_see_the_plain_operations():
+    net, images = made().eval(), torch.randn(3, 1, 28, 28)
+    right = net(images)
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(images), right, atol=1e-4, rtol=0)
+    exported = torch.export.export(net, (images,)).module()
+    torch.testing.assert_close(exported(images), right, atol=1e-4, rtol=0)
+    parameters = dict(net.named_parameters())
+
+    def loss(values):
+        return torch.func.functional_call(net, values, (images,)).square().sum()
+
+    found = torch.func.grad(loss)(parameters)
+    net(images).square().sum().backward()
+    for name, parameter in parameters.items():
+        scale = float(parameter.grad.abs().max())
+        torch.testing.assert_close(found[name], parameter.grad, atol=1e-4 * scale, rtol=0)
+
+
+def test_no_second_derivatives():
+    net = made()
+    out = net.features(torch.randn(2, 1, 28, 28)).square().sum()
+    (slope,) = torch.autograd.grad(out, net.trunk[3].weight, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        slope.sum().backward()

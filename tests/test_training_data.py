@@ -1,0 +1,183 @@
+"""What a run trains on: the order of its images, their scales, and data set files."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_runs import MODEL, STEPS, same_bits, tiny, weights
+
+import foveate.training.loop as loop
+from foveate.data.sources import Source, Split, load_source
+from foveate.data.store import FileSpec, ScaledFile, ScaleRange, write
+from foveate.errors import ConfigError, DataError, FoveateError
+from foveate.training.data import Streamed, draw_scales, fitted, training_images
+from foveate.training.loop import train
+
+
+def recorded_batches(config, folder, monkeypatch, stop=None):
+    """The labels that each step of a run sees; `stop` is a step at which it is interrupted."""
+    seen = []
+    make = loop.make_step
+
+    def recording(*arguments, **options):
+        step = make(*arguments, **options)
+
+        def wrapped(inputs, labels):
+            seen.append(labels.tolist())
+            return step(inputs, labels)
+
+        return wrapped
+
+    def watch(config, progress, steps):
+        if progress.epoch * steps + progress.step == stop:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(loop, "make_step", recording)
+    train(config, folder, watch=watch)
+    return seen
+
+
+def test_an_epoch_shows_every_sample_once_in_an_order_of_its_own(tmp_path, monkeypatch):
+    config = tiny(samples=50, epochs=2)
+    seen = recorded_batches(config, tmp_path, monkeypatch)
+    assert [len(batch) for batch in seen] == [16, 16, 16, 2] * 2
+    first, second = ([label for batch in half for label in batch] for half in (seen[:4], seen[4:]))
+    labels = load_source("mnist-5k").train.labels[:50].tolist()
+    assert sorted(first) == sorted(second) == sorted(labels)
+    assert first != second != labels
+
+
+def test_the_order_of_images_does_not_depend_on_interruptions(tmp_path, monkeypatch):
+    whole = recorded_batches(tiny(), tmp_path / "a", monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        recorded_batches(tiny(), tmp_path / "b", monkeypatch, stop=STEPS + 2)
+    rest = recorded_batches(tiny(), tmp_path / "b", monkeypatch)
+    assert rest == whole[-len(rest) :]
+    assert len(rest) == 2 * STEPS - 2
+
+
+def test_samples_are_the_first_images():
+    source = load_source("mnist-5k")
+    data, scales = training_images(source, tiny(samples=30), "train")
+    assert torch.equal(data.images, source.train.images[:30])
+    assert scales.tolist() == [1.0] * 30
+    assert len(training_images(source, tiny(samples=30), "val")[0]) == 500
+    assert len(training_images(source, tiny(samples=0), "train")[0]) == 3500
+
+
+def test_a_range_of_scales_is_drawn_once_for_all_seeds_and_samples():
+    config = tiny(scales="1-4", samples=0)
+    scales = draw_scales(config, 3500, "train")
+    assert 1 <= float(scales.min()) < 1.01 < 3.9 < float(scales.max()) <= 4
+    assert torch.equal(scales, draw_scales(replace(config, seed=3), 3500, "train"))
+    assert not torch.equal(scales, draw_scales(replace(config, data_seed=3), 3500, "train"))
+    few = training_images(load_source("mnist-5k"), replace(config, samples=20), "train")[1]
+    assert torch.equal(few, scales[:20])
+
+
+def test_a_list_of_scales_gives_each_image_one_of_them():
+    scales = draw_scales(tiny(scales="1,2,3-4"), 3000, "train")
+    shares = [(scales == 1).sum(), (scales == 2).sum(), ((scales >= 3) & (scales <= 4)).sum()]
+    assert sum(map(int, shares)) == 3000
+    # Each share is binomial with p = 1/3: four standard deviations are 4 sqrt(3000 · 2/9) = 103.
+    assert all(abs(int(share) - 1000) < 104 for share in shares)
+
+
+@pytest.mark.parametrize("scales", ["1-2", "1,2"])
+def test_runs_on_several_scales_train(tmp_path, scales):
+    assert train(tiny(scales=scales, epochs=1), tmp_path).finished
+
+
+# Data set files
+
+
+@pytest.fixture(scope="module")
+def data_file(tmp_path_factory):
+    digits = load_source("mnist-5k")
+    some = [Split(s.images[:90], s.labels[:90]) for s in (digits.train, digits.val, digits.test)]
+    source = Source("mnist-5k", *some, classes=digits.classes, checksum="")
+    one = ScaleRange(1.5, 1.5)
+    return write(FileSpec(train=one, test=one, size=24), source, tmp_path_factory.mktemp("data"))
+
+
+def test_a_streamed_run_ends_with_the_bits_of_a_resident_one(tmp_path, data_file, monkeypatch):
+    config = tiny(source=str(data_file), samples=70)
+    resident = weights(train(config, tmp_path / "resident").path)
+    taken = []
+    pick, read = ScaledFile.pick, ScaledFile.read
+
+    def counting_pick(self, split, chosen):
+        taken.append(len(chosen))
+        return pick(self, split, chosen)
+
+    def counting_read(self, split, part=slice(None)):
+        images, labels = read(self, split, part)
+        taken.append(len(images))
+        return images, labels
+
+    monkeypatch.setattr(ScaledFile, "pick", counting_pick)
+    monkeypatch.setattr(ScaledFile, "read", counting_read)
+    monkeypatch.setattr(loop, "CHUNK", 20)
+    streamed = weights(train(config, tmp_path / "streamed", stream=True).path)
+    assert same_bits(resident, streamed)
+    assert max(taken) == 20  # never more at once than a batch, or a chunk of the validation
+    assert sum(taken) == 2 + 3 * (70 + 90)  # the first of each split, then each once an epoch
+
+
+def test_streaming_reads_ahead_by_one_batch_only(data_file):
+    net, config = MODEL.build(), tiny()
+    file, device = ScaledFile(data_file), torch.device("cpu")
+    batches = Streamed(file, "train", net, device, config.precision, 90)
+    got = [len(labels) for _, labels in batches(torch.arange(90), 32)]
+    assert got == [32, 32, 26]
+    assert list(batches(torch.arange(0), 32)) == []
+
+
+def test_a_config_follows_its_file(data_file):
+    config = fitted(tiny(source=str(data_file), size=112), load_source)
+    assert (config.size, config.scales, config.border) == (24, "1.5", "replicate")
+    assert (config.model.channels, config.model.classes) == (1, 10)
+
+
+def test_official_names_say_the_scales(data_file, tmp_path):
+    import h5py
+    import numpy as np
+
+    path = tmp_path / "mnist_large_scale_tr5_vl5_te5_outsize8-8_sctr1p000-4p000_scte1p000-4p000.h5"
+    with h5py.File(path, "w") as file:
+        for split in ("train", "val", "test"):
+            file[f"x_{split}"] = np.zeros((5, 8, 8, 3), np.float32)
+            file[f"y_{split}"] = np.arange(5.0)
+    config = fitted(tiny(source=str(path)), load_source)
+    assert (config.scales, config.size) == ("1-4", 8)
+    assert (config.model.channels, config.model.classes) == (3, 5)
+    kept = fitted(tiny(source=str(path)), load_source, given={"model.classes"})
+    assert kept.model.classes == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "stream", "words"),
+    [
+        ({"samples": 4000}, False, "samples=4000, but there are 3500 training images"),
+        ({"model": replace(MODEL, classes=3)}, False, "set model.classes=10"),
+        ({"model": replace(MODEL, channels=3)}, False, "set model.channels=1"),
+        ({"model": replace(MODEL, form="plain")}, False, "set both to one number"),
+        ({}, True, "only a data set file"),
+        ({"source": "nothing"}, False, "unknown data source"),
+        ({"source": "none.h5"}, False, "no such file"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before(tmp_path, changes, stream, words):
+    with pytest.raises(FoveateError, match=words):
+        train(tiny(**changes), tmp_path, stream=stream)
+
+
+def test_files_that_do_not_fit_are_said_before(tmp_path, data_file):
+    file = str(data_file)
+    with pytest.raises(ConfigError, match="samples=91, but there are 90"):
+        train(tiny(source=file, samples=91), tmp_path / "a", stream=True)
+    with pytest.raises(ConfigError, match="24 pixels, not 30: set size=24"):
+        train(tiny(source=file, samples=0, size=30), tmp_path / "b")
+    test_only = write(FileSpec(test=ScaleRange(1, 1), size=24), load_source("mnist-5k"), tmp_path)
+    with pytest.raises(DataError, match="holds no train images"):
+        train(tiny(source=str(test_only), samples=0), tmp_path / "c", stream=True)

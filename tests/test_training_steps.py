@@ -1,0 +1,128 @@
+"""The fast path of training takes the steps of the plain one."""
+
+import copy
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_runs import MODEL
+
+from foveate.data.large_scale import rescale
+from foveate.data.sources import load_source
+from foveate.models.fast import applies
+from foveate.models.zoo import ModelConfig
+from foveate.training.engine import CapturedStep, answer, plain_step, prepare
+
+
+def data(count=160):
+    split = load_source("mnist-5k").train
+    return rescale(split.images[:count], 1.0, size=24), split.labels[:count]
+
+
+def fast_steps(net, images, labels):
+    """Ten steps as the loop does them: prepared once, then the fast form."""
+    optimiser = torch.optim.Adam(net.parameters(), lr=3e-3)
+    step = plain_step(net, optimiser, "float32")
+    with torch.no_grad():
+        (patches,) = prepare(net, images, "float32")
+    for chosen in torch.arange(160).split(16):
+        step((patches[chosen],), labels[chosen])
+
+
+def obvious_steps(net, images, labels):
+    """Ten steps as in a textbook: a channel at a time, layer by layer."""
+    optimiser = torch.optim.Adam(net.parameters(), lr=3e-3)
+    backbone = net.backbone
+    for chosen in torch.arange(160).split(16):
+        patches = net.patches(images[chosen]).flatten(0, 1)
+        logits = backbone.classify(backbone.trunk(patches)).unflatten(0, (16, -1)).mean(1)
+        optimiser.zero_grad()
+        F.cross_entropy(logits, labels[chosen]).backward()
+        optimiser.step()
+
+
+def twins(dropout, dtype, steps):
+    torch.manual_seed(3)
+    net = replace(MODEL, dropout=dropout).build()
+    images, labels = data()
+    nets = []
+    for each in steps:
+        twin = copy.deepcopy(net).to(dtype)
+        torch.manual_seed(4)
+        each(twin, images.to(dtype), labels)
+        nets.append(twin.state_dict())
+    return nets
+
+
+def test_ten_steps_of_the_fast_path_are_ten_plain_steps_in_float64():
+    fast, plain = twins(0.15, torch.float64, [fast_steps, obvious_steps])
+    assert applies(MODEL.build().backbone.trunk, data(1)[0])
+    for key in plain:
+        torch.testing.assert_close(fast[key], plain[key], atol=1e-9, rtol=0)
+
+
+def test_ten_steps_of_the_fast_path_are_ten_plain_steps_in_float32():
+    """Both are roundings of the same steps in float64, and neither may be much farther from them.
+
+    A bound from the rounding of one product would not do: Adam divides a gradient by its size, so
+    where a gradient is nearly zero rounding decides its sign, in the plain path too. Biases before
+    a batch norm, whose gradient is zero, and the running means that follow them are left out.
+    """
+    fast, plain = twins(0.0, torch.float32, [fast_steps, obvious_steps])
+    (exact,) = twins(0.0, torch.float64, [obvious_steps])
+    idle = ("trunk.0.bias", "trunk.3.bias", "running_mean")
+    keys = [key for key in exact if not key.endswith((*idle, "num_batches_tracked"))]
+
+    def distance(state):
+        return math.sqrt(sum(float(((state[k] - exact[k]) ** 2).sum()) for k in keys))
+
+    moved = math.sqrt(sum(float((exact[k] ** 2).sum()) for k in keys))
+    assert distance(plain) < 1e-3 * moved
+    assert distance(fast) < 2 * distance(plain)
+
+
+def test_answers_of_prepared_images_are_the_networks():
+    images, _ = data(40)
+    for model in (MODEL, replace(MODEL, pool="max"), ModelConfig(form="plain", size=24)):
+        net = model.build().eval().double()
+        with torch.no_grad():
+            prepared = answer(net, prepare(net, images.double(), "float32"))
+            torch.testing.assert_close(prepared, net(images.double()), atol=1e-12, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_ten_captured_steps_are_ten_plain_steps(compiled):
+    """As above: the captured step may not be much farther from float64 than the plain one."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    torch.manual_seed(3)
+    start = replace(MODEL, dropout=0.0).build().cuda()
+    images, labels = (t.cuda() for t in data())
+    (exact,) = twins(0.0, torch.float64, [obvious_steps])
+
+    def run(make):
+        net = copy.deepcopy(start)
+        rate = torch.tensor(3e-3, device="cuda")
+        optimiser = torch.optim.Adam(net.parameters(), lr=rate, fused=True, capturable=True)
+        step = make(net, optimiser)
+        with torch.no_grad():
+            inputs = prepare(net, images, "float32")
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for chosen in torch.arange(160, device="cuda").split(16):
+                step(tuple(t[chosen] for t in inputs), labels[chosen])
+        torch.cuda.synchronize()
+        return {key: value.cpu() for key, value in net.state_dict().items()}
+
+    plain = run(lambda net, optimiser: plain_step(net, optimiser, "float32"))
+    captured = run(lambda net, optimiser: CapturedStep(net, optimiser, "float32", 16, compiled))
+    idle = ("trunk.0.bias", "trunk.3.bias", "running_mean", "num_batches_tracked")
+    keys = [key for key in exact if not key.endswith(idle)]
+
+    def distance(state):
+        return math.sqrt(sum(float(((state[k] - exact[k]) ** 2).sum()) for k in keys))
+
+    assert distance(captured) < 4 * distance(plain)
