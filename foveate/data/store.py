@@ -125,7 +125,7 @@ def write(
         _one_line(path),
         replacing(path) as temporary,
         h5py.File(temporary, "w") as file,
-        _single_threaded(),
+        one_thread(),
         ThreadPoolExecutor(workers) as pool,
     ):
         for split in SPLITS:
@@ -271,7 +271,8 @@ def _same_or_raise(path: Path, wanted: dict[str, Any]) -> None:
 
 
 @contextmanager
-def _single_threaded() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
+    """Let torch use one thread while the block runs."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

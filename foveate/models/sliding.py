@@ -12,7 +12,7 @@ from foveate.errors import ConfigError
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import PAPER_SCALES, ScaleChannels
 from foveate.models.mosaic import Layout, arrange, cut, paint
-from foveate.resampling import Padding, sampling_matrices
+from foveate.resampling import Padding, check_images, sampling_matrices
 from foveate.scales import ScaleGrid, as_scales
 
 SlidingPool = Literal["max", "avg"]
@@ -120,7 +120,7 @@ def local_maps(net: ScaleChannels | SlidingChannels, images: Tensor, step: int =
     if not isinstance(backbone, ConvNet):
         kind = type(backbone).__name__
         raise ConfigError(f"local_maps needs a backbone with dense(), {kind} has none")
-    _check_images(images)
+    check_images(images)
     if not 1 <= step <= min(images.shape[-2:]):
         raise ConfigError(f"step must be from 1 to the {min(images.shape[-2:])} pixels, got {step}")
     best, chosen = torch.tensor(-torch.inf).to(images), torch.tensor(0.0).to(images)
@@ -146,7 +146,7 @@ def rescaled(
     With `around`, the grid is wide enough for windows centred on the very edge of the image.
     """
     _check_padding(padding)
-    _check_images(images)
+    check_images(images)
     sides = [
         sampling_matrices(
             length,
@@ -183,12 +183,3 @@ def _at_places(answers: Tensor, images: Tensor, spacing: float, step: int) -> Te
 def _check_padding(padding: Padding) -> None:
     if padding not in ("border", "reflect"):
         raise ConfigError(f"a sliding window pads with border or reflect, got {padding!r}")
-
-
-def _check_images(images: Tensor) -> None:
-    shape = tuple(images.shape)
-    if images.ndim != 4:
-        hint = ": add a batch axis with images[None]" if images.ndim == 3 else ""
-        raise ConfigError(f"images must have the shape (B, C, H, W), got {shape}{hint}")
-    if not images.is_floating_point():
-        raise ConfigError(f"images must be real floats, got {images.dtype}: pass images.float()")
