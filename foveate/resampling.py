@@ -28,6 +28,7 @@ from torch import Tensor
 
 from foveate.errors import ConfigError
 from foveate.scales import ScaleGrid, as_scales
+from foveate.tracing import exporting
 
 Padding: TypeAlias = Literal["border", "reflect"] | float
 
@@ -133,7 +134,7 @@ def _can_gather(images: Tensor, view: _View) -> bool:
     """Whether the GPU kernel applies: it knows no antialiasing, no float64 and no gradient."""
     wanted = images.requires_grad and torch.is_grad_enabled()
     plain = not wanted and not view.antialias and images.dtype != torch.float64
-    return images.is_cuda and plain and not torch.compiler.is_exporting()
+    return images.is_cuda and plain and not exporting()
 
 
 def _gather(images: Tensor, view: _View) -> Tensor:

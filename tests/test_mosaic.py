@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foveate.errors import ConfigError
-from foveate.models.mosaic import arrange, cut, paint
+from foveate.models.mosaic import arrange, cut, paint, strongest, windows_at
 from foveate.models.zoo import create_model
 
 sides = st.lists(st.tuples(st.integers(7, 30), st.integers(7, 30)), min_size=1, max_size=12)
@@ -31,6 +31,25 @@ def test_painting_and_cutting_give_back_the_grids():
     canvas = paint(grids, layout)
     for grid, part in zip(grids, cut(canvas, layout, size=1, stride=1), strict=True):
         assert torch.equal(grid, part)
+
+
+def test_the_strongest_window_lies_within_a_grid_and_is_found_on_the_canvas():
+    size, stride = 8, 4
+    grids = [torch.randn(3, 2, n, n + 4) for n in (8, 24, 16)]
+    layout = arrange([(g.shape[2], g.shape[3]) for g in grids])
+    canvas = paint(grids, layout)
+    tall, wide = ((n - size) // stride + 1 for n in canvas.shape[-2:])
+    maps = torch.randn(3, 5, tall, wide)
+    parts = cut(maps, layout, size, stride)
+    chosen = strongest(maps, layout, size, stride)
+    highest = torch.cat([part.flatten(2) for part in parts], 2).amax(2)
+    assert torch.equal(maps.flatten(2).gather(2, chosen[..., None])[..., 0], highest)
+    found = windows_at(canvas, chosen, size, stride)
+    for b in range(3):
+        for k in range(5):
+            top, left = int(chosen[b, k]) // wide * stride, int(chosen[b, k]) % wide * stride
+            expected = canvas[b, :, top : top + size, left : left + size]
+            assert torch.equal(found[b, k], expected)
 
 
 def test_the_papers_grids_waste_less_than_a_fifth():

@@ -115,6 +115,41 @@ def test_swmax_is_the_maximum_over_all_windows_and_scales(H, W, pool):
     torch.testing.assert_close(net(images), expected)
 
 
+@pytest.mark.parametrize("shape", [(40, 33), (12, 9)])
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_asking_the_winners_again_gives_the_logits_and_gradients_of_all_windows(shape, dropout):
+    backbone = ConvNet(
+        (4, 4), SIZE, channels=2, classes=3, hidden=6, batch_norm=False, dropout=dropout
+    )
+    net = SlidingChannels(backbone.double(), [0.7, 1.0, 1.9]).train()
+    images = random_images(5, 2, *shape).requires_grad_()
+    found = []
+    for logits in (net, lambda images: net.combine(net.channels(images))):
+        torch.manual_seed(1)
+        answers = logits(images)
+        loss = F.cross_entropy(answers, torch.tensor([0, 1, 2, 0, 1]))
+        found.append([answers, *torch.autograd.grad(loss, [images, *net.parameters()])])
+    for winner, plain in zip(*found, strict=True):
+        torch.testing.assert_close(winner, plain, atol=1e-12, rtol=0)
+    assert net.one_window_wins()
+
+
+def test_a_norm_over_the_batch_or_an_average_needs_all_windows():
+    plain, normed = ConvNet((4, 4), SIZE, batch_norm=False), ConvNet((4, 4), SIZE)
+    assert not SlidingChannels(normed).one_window_wins()
+    assert not SlidingChannels(plain, pool="avg").one_window_wins()
+
+
+def test_dropout_leaves_out_the_same_units_everywhere_in_an_image():
+    net = ConvNet((4,), SIZE, hidden=6, batch_norm=False, dropout=0.5).double().train()
+    with torch.no_grad():
+        net.hidden.weight.zero_()
+        net.hidden.bias.fill_(1.0)
+    answers = net.dense(random_images(40, 1, 24, 24))
+    assert torch.equal(answers, answers[..., :1, :1].expand_as(answers))
+    assert len(answers[:, 0, 0, 0].unique()) > 10
+
+
 def test_every_pixel_is_seen_at_every_scale():
     net, _ = pair([0.7, 1.0, 1.9])
     images = random_images(1, 1, 37, 42).requires_grad_()

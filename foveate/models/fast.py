@@ -23,6 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foveate.tracing import exporting
+
 
 class Moments(NamedTuple):
     """Mean (9 C,) and covariance (9 C, 9 C) of the 3 × 3 windows of a batch."""
@@ -36,7 +38,7 @@ def applies(trunk: nn.Sequential, images: Tensor) -> bool:
 
     An exported network keeps its plain convolutions, which every runtime knows.
     """
-    if torch.compiler.is_exporting():
+    if exporting():
         return False
     sides = images.shape[2:]
     wanted = images.requires_grad and torch.is_grad_enabled()

@@ -3,11 +3,12 @@
 A sliding window over 17 grids is 17 small networks' worth of kernels; over one canvas it is one.
 Windows that straddle two grids are computed too and left out afterwards.
 """
-# Shape letters: B batch, C image channel, K classes, h w positions.
+# Shape letters: B batch, C image channel, P window pixels, K classes, h w positions.
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 
@@ -60,9 +61,39 @@ def paint(grids: Sequence[Tensor], layout: Layout) -> Tensor:
 
 def cut(maps: Tensor, layout: Layout, size: int, stride: int) -> list[Tensor]:
     """Give each grid its positions (B, K, h, w) of the maps of windows over the whole canvas."""
-    parts = []
-    for top, left, height, width in layout.places:
-        rows = slice(top // stride, (top + height - size) // stride + 1)
-        columns = slice(left // stride, (left + width - size) // stride + 1)
-        parts.append(maps[..., rows, columns])
-    return parts
+    return [maps[..., rows, columns] for rows, columns in _positions(layout, size, stride)]
+
+
+def strongest(maps: Tensor, layout: Layout, size: int, stride: int) -> Tensor:
+    """Find the window with the highest value of each map: (B, K) positions in h · w."""
+    row, column = (torch.arange(n, device=maps.device) for n in maps.shape[-2:])
+    inside = torch.zeros(maps.shape[-2:], dtype=torch.bool, device=maps.device)
+    for rows, columns in _positions(layout, size, stride):
+        tall = (row >= rows.start) & (row < rows.stop)
+        wide = (column >= columns.start) & (column < columns.stop)
+        inside = inside | (tall[:, None] & wide)
+    return maps.masked_fill(~inside, -torch.inf).flatten(2).argmax(2)
+
+
+def windows_at(canvas: Tensor, chosen: Tensor, size: int, stride: int) -> Tensor:
+    """Cut windows (B, K, C, P, P) out of a canvas, at positions (B, K) of its maps."""
+    height, width = canvas.shape[-2:]
+    across = (width - size) // stride + 1
+    corner = (chosen // across) * stride * width + (chosen % across) * stride
+    pixel = torch.arange(size, device=canvas.device)
+    offset = pixel[:, None] * width + pixel
+    at = (corner[..., None, None] + offset)[:, :, None]  # (B, K, 1, P, P)
+    at = at.expand(-1, -1, canvas.shape[1], -1, -1).transpose(1, 2).flatten(2)
+    found = canvas.flatten(2).gather(2, at)
+    return found.unflatten(2, (chosen.shape[1], size, size)).transpose(1, 2)
+
+
+def _positions(layout: Layout, size: int, stride: int) -> list[tuple[slice, slice]]:
+    """Rows and columns of the maps whose windows lie within one grid."""
+    return [
+        (
+            slice(top // stride, (top + height - size) // stride + 1),
+            slice(left // stride, (left + width - size) // stride + 1),
+        )
+        for top, left, height, width in layout.places
+    ]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from foveate.errors import ConfigError
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import PAPER_SCALES, ScaleChannels
-from foveate.models.mosaic import Layout, arrange, cut, paint
+from foveate.models.mosaic import Layout, arrange, cut, paint, strongest, windows_at
 from foveate.resampling import Padding, check_images, sampling_matrices
 from foveate.scales import ScaleGrid, as_scales
 
@@ -50,7 +50,9 @@ class SlidingChannels(nn.Module):
 
     def maps(self, images: Tensor) -> list[Tensor]:
         """Give the answers at every position, (B, K, h, w) for each scale."""
-        return [self.backbone.dense(grid) for grid in self._grids(images)]
+        check_images(images)
+        kept = self.backbone.draw_kept(images)
+        return [self.backbone.dense(grid, kept) for grid in self._grids(images)]
 
     def channels(self, images: Tensor) -> Tensor:
         """Give the output of every channel, pooled over space: (B, S, K)."""
@@ -72,19 +74,45 @@ class SlidingChannels(nn.Module):
 
     def answer(self, canvas: Tensor) -> Tensor:
         """Give the output of every channel (B, S, K) from a canvas, in one pass of the network."""
-        layout = self.layout_of(canvas)
-        if layout is None:
-            raise ConfigError(f"{tuple(canvas.shape)} is no canvas; make one with canvas(images)")
-        maps = self.backbone.dense(canvas)
-        return self._stack(cut(maps, layout, self.backbone.size, self.backbone.stride))
+        size, stride = self.backbone.size, self.backbone.stride
+        return self._stack(cut(self.backbone.dense(canvas), self._known(canvas), size, stride))
+
+    def winners(self, canvas: Tensor) -> Tensor:
+        """Give the logits (B, K) from a canvas, for training: gradients cost next to nothing.
+
+        A maximum over space and scale is the answer of one window, and has its gradient. So all
+        windows are asked with nothing kept for the way back, and then the one that won for each
+        class is asked again.
+        """
+        backbone = self.backbone
+        size, stride, kept = backbone.size, backbone.stride, backbone.draw_kept(canvas)
+        with torch.no_grad():
+            chosen = strongest(backbone.dense(canvas, kept), self._known(canvas), size, stride)
+        asked = windows_at(canvas, chosen, size, stride)
+        kept = kept[:, None].expand(-1, chosen.shape[1], -1).flatten(0, 1)
+        outputs = backbone.classify(backbone.features(asked.flatten(0, 1)), kept)
+        return outputs.unflatten(0, chosen.shape).diagonal(dim1=1, dim2=2)
 
     def forward(self, images: Tensor) -> Tensor:
         """Give the logits (B, K)."""
+        if self.one_window_wins() and torch.is_grad_enabled() and self.training:
+            return self.winners(self.canvas(images))
         return self.combine(self.channels(images))
+
+    def one_window_wins(self) -> bool:
+        """Whether the logits are answers of single windows: no average, no norm over the batch."""
+        normed = any(isinstance(layer, nn.BatchNorm2d) for layer in self.backbone.modules())
+        return self.pool == "max" and not normed
 
     def combine(self, outputs: Tensor) -> Tensor:
         """Pool the outputs (B, S, K) of the channels into logits (B, K)."""
         return outputs.max(1).values if self.pool == "max" else outputs.mean(1)
+
+    def _known(self, canvas: Tensor) -> Layout:
+        layout = self.layout_of(canvas)
+        if layout is None:
+            raise ConfigError(f"{tuple(canvas.shape)} is no canvas; make one with canvas(images)")
+        return layout
 
     def _canvas_key(self, height: int, width: int) -> tuple[object, ...]:
         return self.scales, self.backbone.size, self.backbone.stride, height, width

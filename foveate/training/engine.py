@@ -61,6 +61,8 @@ def answer(net: nn.Module, inputs: Inputs) -> Tensor:
         if isinstance(net, ScaleChannels):
             return net.combine(net.answer(patches))
         if isinstance(net, SlidingChannels) and net.layout_of(patches) is not None:
+            if net.one_window_wins() and net.training:
+                return net.winners(patches)
             return net.combine(net.answer(patches))
         return net(patches)  # type: ignore[no-any-return]
     cut, means, squares = inputs
