@@ -148,6 +148,16 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_where(tmp_path):
     assert not folder.finished and not folder.saved
 
 
+def test_a_run_of_many_epochs_is_validated_and_saved_now_and_then(tmp_path, monkeypatch):
+    saves = []
+    monkeypatch.setattr(RunFolder, "save", lambda self, now, tensors: saves.append(now.epoch))
+    trained(tmp_path / "run", epochs=45, samples=16)
+    metrics = RunFolder(tmp_path / "run").metrics()
+    validated = [entry["epoch"] for entry in metrics if "validation" in entry]
+    assert validated == saves == [*range(2, 45, 2), 45]
+    assert len(metrics) == 45
+
+
 def test_the_last_good_state_is_kept(tmp_path, monkeypatch):
     whole = trained(tmp_path / "whole")
     rate = TrainConfig.rate

@@ -67,7 +67,7 @@ class Display:
         self, config: "TrainConfig", progress: "RunProgress", steps: int, now: float
     ) -> str:
         last = progress.metrics[-1]
-        found = f"loss {last['loss']:.4f}  validation {100 * last['validation']:.2f} %"
+        found = f"loss {last['loss']:.4f}{_validation(progress)}"
         rest = f"  {self._left(config, progress, steps, now)}"
         ended = progress.epoch == config.epochs
         return f"epoch {progress.epoch}/{config.epochs}  {found}{'' if ended else rest}"
@@ -76,9 +76,8 @@ class Display:
         words = []
         if progress.loss:
             words.append(f"loss {progress.loss / progress.step:.4f}")
-        if progress.metrics:
-            words.append(f"validation {100 * progress.metrics[-1]['validation']:.2f} %")
-        return "  ".join([*words, self._left(config, progress, steps, now)])
+        rest = self._left(config, progress, steps, now)
+        return "  ".join(words) + _validation(progress) + f"  {rest}"
 
     def _left(self, config: "TrainConfig", progress: "RunProgress", steps: int, now: float) -> str:
         """Images per second and the time left, both as in this call, not before it."""
@@ -91,6 +90,12 @@ class Display:
         left = round((config.epochs * steps - done) / pace)
         hours, minutes, seconds = left // 3600, left // 60 % 60, left % 60
         return f"{pace * config.batch:,.0f} images/s  {hours}:{minutes:02}:{seconds:02} left"
+
+
+def _validation(progress: "RunProgress") -> str:
+    """The accuracy on the validation images when it was last measured, if ever."""
+    measured = [entry["validation"] for entry in progress.metrics if "validation" in entry]
+    return f"  validation {100 * measured[-1]:.2f} %" if measured else ""
 
 
 class Events:
@@ -117,6 +122,7 @@ class Events:
             self.writer = self.make(str(self.folder), purge_step=1)
         for entry in progress.metrics[self.told :]:
             for name in ("loss", "validation", "learning_rate"):
-                self.writer.add_scalar(name, entry[name], int(entry["epoch"]))
+                if name in entry:
+                    self.writer.add_scalar(name, entry[name], int(entry["epoch"]))
         self.writer.flush()
         self.told = len(progress.metrics)

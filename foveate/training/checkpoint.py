@@ -223,7 +223,12 @@ def _differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -
 
 
 def commit() -> str:
-    """The commit of the checkout that runs, with -dirty if it was changed, or nothing."""
+    """The commit of the checkout that runs, with -dirty if it was changed, or nothing.
+
+    FOVEATE_COMMIT says it for a copy that came without its history.
+    """
+    if "FOVEATE_COMMIT" in os.environ:
+        return os.environ["FOVEATE_COMMIT"]
     here = Path(__file__)
     tracked = _git(here.parent, "ls-files", here.name)  # else installed inside another checkout
     return _git(here.parent, "describe", "--always", "--dirty", "--exclude", "*") if tracked else ""

@@ -22,7 +22,8 @@ from foveate.training.engine import CHUNK, answer, cast, make_step
 from foveate.training.interrupt import held_back
 from foveate.training.network import build_net
 
-SAVE_EVERY = 30.0  # seconds between saves inside a long epoch
+SAVE_EVERY = 30.0  # seconds after which a run is saved in the middle of an epoch too
+VALIDATIONS = 20  # times a run is validated and saved, at least; 20 epochs: after each
 LOOK_EVERY = 1.0  # seconds between looks at the losses: each look makes a GPU wait
 Watch = Callable[[TrainConfig, Progress, int], None]
 
@@ -106,6 +107,7 @@ class _Session:
         self.lane = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.random = torch.get_rng_state()
         self.progress = Progress()
+        self.saved = time.perf_counter()
 
     def steps(self) -> Generator[None, None, None]:
         """Do the whole run, pausing after every step; the weights are there at the end."""
@@ -186,7 +188,7 @@ class _Session:
         self._set_rate(config.rate(progress.epoch))
         self.losses, self.counted = torch.zeros(self.count, device=self.device), progress.step
         self.net.train()
-        start = looked = saved = time.perf_counter()
+        start = looked = time.perf_counter()
         begun = progress.seconds
         for inputs, labels in self.train(shuffled[progress.step * config.batch :], config.batch):
             self.losses[progress.step] = self.step(inputs, labels)
@@ -196,9 +198,8 @@ class _Session:
             if now - looked > LOOK_EVERY:
                 self._add_up()
                 looked = now
-            if now - saved > SAVE_EVERY:
+            if now - self.saved > SAVE_EVERY:
                 self._save()
-                saved = now
             self.shared.watch(config, progress, self.count)
             yield
 
@@ -220,20 +221,23 @@ class _Session:
         )
 
     def _close_epoch(self) -> Iterator[None]:
-        accuracy = yield from self._accuracy()
         self._add_up()
         progress = self.progress
         entry = {
             "epoch": progress.epoch + 1,
             "loss": progress.loss / progress.step,
-            "validation": accuracy,
             "learning_rate": self.config.rate(progress.epoch),
             "seconds": progress.seconds,
         }
+        ended, total = progress.epoch + 1, self.config.epochs
+        due = ended == total or ended % max(1, total // VALIDATIONS) == 0
+        if due:
+            entry["validation"] = yield from self._accuracy()
         progress.metrics.append(entry)
         progress.epoch, progress.step, progress.loss = progress.epoch + 1, 0, 0.0
         self.counted = 0
-        self._save()
+        if due:
+            self._save()
         self.shared.watch(self.config, progress, self.count)
 
     @torch.no_grad()
@@ -261,6 +265,7 @@ class _Session:
         if not torch.stack(finite).all():
             self._stop(f"after epoch {self.progress.epoch}, step {self.progress.step}")
         self.folder.save(self.progress, _tensors(self.net, self.optimiser))
+        self.saved = time.perf_counter()
 
     def _restore(self) -> None:
         found = self.folder.load()
