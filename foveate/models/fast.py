@@ -53,7 +53,9 @@ def windows(images: Tensor) -> Tensor:
 def run(trunk: nn.Sequential, cut: Tensor, moments: Moments | None = None) -> Tensor:
     """Run the whole trunk on the windows (N, m, m, 16 C) of images.
 
-    Batch norm updates its running statistics as it always does. The `moments` of the windows may
+    The first product is taken in the precision of the windows, also under autocast: rounded
+    weights shift a filter's answer to the background, and with the norm folded into the weights
+    nothing takes that back. Batch norm updates its running statistics as it always does. The `moments` of the windows may
     be given where they were computed before.
     """
     kinds = [isinstance(layer, nn.Conv2d) for layer in trunk]
@@ -64,8 +66,9 @@ def run(trunk: nn.Sequential, cut: Tensor, moments: Moments | None = None) -> Te
         count = 4 * cut.shape[:-1].numel()
         weight, bias = fold_norm(trunk, lambda: moments or window_moments(cut.flatten(0, 2)), count)
         first, grouped = _group(weight), _regroup(second.weight)
-    # Flat, because rectifying a view in place would copy these largest activations.
-    active = torch.relu_(F.linear(cut.flatten(0, 2), first, bias.repeat(4)))
+        rows, shift = cut.flatten(0, 2), bias.repeat(4)
+        # Flat, because rectifying a view in place would copy these largest activations.
+        active = torch.relu_(F.linear(rows, first.to(rows.dtype), shift.to(rows.dtype)))
     grid = active.unflatten(0, cut.shape[:3]).permute(0, 3, 1, 2)
     features = F.conv2d(grid, grouped, second.bias)
     for layer in list(trunk)[at + 1 :]:

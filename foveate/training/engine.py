@@ -41,7 +41,7 @@ def prepare(net: nn.Module, images: Tensor, precision: Precision) -> Inputs:
     cut = fast.windows(patches.flatten(0, -4)).unflatten(0, (len(images), -1))
     mean, covariance = fast.window_moments(cut.flatten(1, 3).double())
     square = covariance + mean[:, :, None] * mean[:, None, :]
-    return cut.to(dtype(precision)), mean.float(), square.float()
+    return cut, mean.float(), square.float()
 
 
 def windowed(net: nn.Module) -> bool:
