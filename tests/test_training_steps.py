@@ -127,3 +127,36 @@ def test_ten_captured_steps_are_ten_plain_steps(compiled):
         return math.sqrt(sum(float(((state[k] - exact[k]) ** 2).sum()) for k in keys))
 
     assert distance(captured) < 4 * distance(plain)
+
+
+@pytest.mark.gpu
+def test_runs_side_by_side_do_not_disturb_each_other():
+    """Alone and side by side give the same weights, up to what two runs alone differ by."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    images, labels = (t.cuda() for t in data())
+    nets = [replace(MODEL, dropout=0.0, hidden=100).build().cuda() for _ in range(4)]
+
+    def session(net):
+        net = copy.deepcopy(net)
+        optimiser = torch.optim.Adam(net.parameters(), lr=3e-3, fused=True, capturable=True)
+        step, lane = CapturedStep(net, optimiser, "float32", 32, False), torch.cuda.Stream()
+        with torch.no_grad():
+            inputs = prepare(net, images, "float32")
+        torch.cuda.synchronize()
+        for turn in range(300):
+            chosen = torch.arange(32, device="cuda") * 5 + turn % 5
+            with torch.cuda.stream(lane):
+                step(tuple(t[chosen] for t in inputs), labels[chosen])
+            yield
+        torch.cuda.synchronize()
+        yield torch.cat([p.detach().flatten() for p in net.parameters()]).cpu()
+
+    def alone(net):
+        return [*session(net)][-1]
+
+    together = [*zip(*(session(net) for net in nets), strict=True)][-1]
+    for net, found in zip(nets, together, strict=True):
+        one, other = alone(net), alone(net)
+        noise = (one - other).abs().max() + 1e-6 * one.abs().max()
+        assert (found - one).abs().max() <= 10 * noise

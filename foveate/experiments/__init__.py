@@ -1,0 +1,1 @@
+"""Experiments: what is made of many finished runs."""

@@ -1,0 +1,180 @@
+"""A list of runs, and what is left of each: trained, tested, and written down once."""
+
+import json
+import resource
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foveate.data.sources import load_source
+from foveate.errors import ConfigError, DataError
+from foveate.evaluation.curve import AtScale, accuracy_over_scale
+from foveate.experiments.paper import Row
+from foveate.experiments.records import Record, Winners
+from foveate.files import write_text
+from foveate.training.checkpoint import RunFolder
+from foveate.training.config import Precision, TrainConfig
+from foveate.training.data import Load
+from foveate.training.loop import Watch, train_together
+
+SHARED = {f.name for f in fields(Record)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A run to train, and the scales at which its network is tested afterwards.
+
+    `rows` are the rows (table, name) of which it is one seed.
+    """
+
+    name: str
+    config: TrainConfig
+    scales: tuple[float, ...]
+    rows: tuple[tuple[str, str], ...]
+
+    @property
+    def folder(self) -> str:
+        """The folder of the run within that of the study."""
+        return f"{self.name}-s{self.config.seed}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a job gave.
+
+    `seconds` is its share of the machine's time, training and testing: the time that the runs
+    side by side took, divided by their number. `memory` is the peak, in MiB, of the process.
+    """
+
+    name: str
+    seed: int
+    config: str
+    validation: float
+    seconds: float
+    memory: int
+    version: str
+    commit: str
+    hardware: str
+    scales: tuple[AtScale, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        return {**asdict(self), "scales": [asdict(at) for at in self.scales]}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Outcome":
+        """Read what `to_dict` wrote."""
+        scales = tuple(
+            AtScale(at["scale"], tuple(map(tuple, at["confusion"])), tuple(at["winners"]))
+            for at in values["scales"]
+        )
+        return cls(**{**values, "scales": scales})
+
+
+def plan(rows: Iterable[Row], seeds: int, precision: Precision) -> list[Job]:
+    """The distinct runs that the rows need, the seeds of a row one after another."""
+    jobs: dict[str, Job] = {}
+    for row in rows:
+        for seed in range(seeds):
+            config = replace(row.config, seed=seed, precision=precision)
+            new = Job(name=row.name, config=config, scales=row.scales, rows=())
+            job = jobs.get(config.digest(), new)
+            jobs[config.digest()] = replace(job, rows=(*job.rows, (row.table, row.name)))
+    return list(jobs.values())
+
+
+def perform(
+    jobs: Sequence[Job],
+    folder: Path,
+    *,
+    device: str = "cpu",
+    at_once: int = 1,
+    watch: Watch = lambda config, progress, steps: None,
+    load: Load = load_source,
+) -> list[Outcome]:
+    """Train the runs side by side, test them, and write an outcome into the folder of each.
+
+    `at_once` is how many processes share the machine with this one, itself included.
+    """
+    begun = time.perf_counter()
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+    runs = [(job.config, folder / job.folder) for job in jobs]
+    trained = train_together(runs, device=device, watch=watch, load=load)
+    tested = [_test(job, run, device, load) for job, run in zip(jobs, trained, strict=True)]
+    seconds = (time.perf_counter() - begun) / len(jobs) / at_once
+    found = [
+        Outcome(
+            name=job.name,
+            seed=job.config.seed,
+            config=job.config.digest(),
+            validation=run.metrics()[-1]["validation"],
+            seconds=round(seconds, 3),
+            memory=_peak_memory(device),
+            scales=scales,
+            **run.about(),
+        )
+        for job, run, scales in zip(jobs, trained, tested, strict=True)
+    ]
+    for job, outcome in zip(jobs, found, strict=True):
+        write_text(_path(folder, job), json.dumps(outcome.to_dict()) + "\n")
+    return found
+
+
+def outcome_of(job: Job, folder: Path) -> Outcome | None:
+    """What the job gave, if it is done; a folder with another run of that name is an error."""
+    path = _path(folder, job)
+    if not path.exists():
+        return None
+    try:
+        found = Outcome.from_dict(json.loads(path.read_text()))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged ({error}); remove it to test the run again") from None
+    if found.config != job.config.digest():
+        raise ConfigError(
+            f"{path.parent} has another run of the name {job.name}; choose another --out"
+        )
+    return found
+
+
+def records_of(job: Job, outcome: Outcome) -> list[Record]:
+    """A line for every row of the job and every scale."""
+    how = {f.name: getattr(outcome, f.name) for f in fields(Outcome) if f.name in SHARED}
+    return [
+        Record(table=table, row=row, scale=at.scale, accuracy=at.accuracy, **how)
+        for table, row in job.rows
+        for at in outcome.scales
+    ]
+
+
+def winners_of(job: Job, outcome: Outcome) -> list[Winners]:
+    """How often each channel won, at every scale; nothing for networks without channels."""
+    channels = tuple(job.config.model.scales)
+    return [
+        Winners(row=job.name, seed=outcome.seed, scale=at.scale, channel=channel, count=count)
+        for at in outcome.scales
+        for channel, count in zip(channels, at.winners, strict=False)
+    ]
+
+
+def _path(folder: Path, job: Job) -> Path:
+    return folder / job.folder / "outcome.json"
+
+
+def _test(job: Job, run: RunFolder, device: str, load: Load) -> tuple[AtScale, ...]:
+    config, net = job.config, run.net().to(device)
+    found = accuracy_over_scale(
+        net, load(config.source).test, job.scales, size=config.size, border=config.border,
+        precision=config.precision,
+    )  # fmt: skip
+    return tuple(found)
+
+
+def _peak_memory(device: str) -> int:
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated() >> 20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

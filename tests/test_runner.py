@@ -1,0 +1,204 @@
+"""Many runs: done once each, resumed after an interruption, merged, and failures told apart."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from tiny_runs import tiny
+from typer.testing import CliRunner
+
+from foveate.cli.app import app
+from foveate.data.sources import load_source
+from foveate.errors import ConfigError, DataError, FoveateError
+from foveate.evaluation.curve import accuracy_over_scale
+from foveate.experiments import runner
+from foveate.experiments.jobs import Job, Outcome, outcome_of, perform
+from foveate.experiments.records import (
+    Record,
+    merge_folders,
+    merge_records,
+    read_records,
+    read_winners,
+    write_results,
+)
+from foveate.experiments.runner import Done, Failure, LocalEngine, Study, estimate
+from foveate.training.checkpoint import RunFolder
+
+SCALES = (0.5, 1.0)
+
+
+def jobs(count=3, **changes):
+    return [
+        Job(name="row", config=tiny(seed=seed, **changes), scales=SCALES, rows=(("t", "row"),))
+        for seed in range(count)
+    ]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A study of three runs."""
+    study = Study(jobs(), tmp_path_factory.mktemp("study"))
+    ended = list(study.run(LocalEngine()))
+    assert all(isinstance(one, Done) for one in ended)
+    return study
+
+
+def test_every_run_is_in_the_table_with_how_it_was_made(done):
+    records = read_records(done.folder)
+    assert sorted(r.key for r in records) == [("t", "row", s, x) for s in range(3) for x in SCALES]
+    for record in records:
+        folder = RunFolder(done.folder / f"row-s{record.seed}")
+        assert record.config == folder.config().digest()
+        assert record.validation == folder.metrics()[-1]["validation"]
+        assert record.seconds > 0 and record.memory > 10
+        assert (record.version, record.hardware) == (
+            folder.about()["version"],
+            folder.about()["hardware"],
+        )
+
+
+def test_accuracies_and_winners_are_those_of_the_trained_network(done):
+    folder = RunFolder(done.folder / "row-s1")
+    config, test = folder.config(), load_source("mnist-5k").test
+    found = accuracy_over_scale(folder.net(), test, SCALES, size=config.size)
+    records = [r.accuracy for r in read_records(done.folder) if r.seed == 1]
+    assert records == [at.accuracy for at in found]
+    winners = [w for w in read_winners(done.folder) if w.seed == 1 and w.scale == 0.5]
+    assert [w.count for w in winners] == list(found[0].winners)
+    assert [w.channel for w in winners] == list(config.model.scales)
+
+
+def test_what_is_done_is_not_done_again(done, monkeypatch):
+    monkeypatch.setattr(runner, "perform", lambda *a, **k: pytest.fail("it was done already"))
+    again = Study(jobs(), done.folder)
+    assert again.left == [] and list(again.run(LocalEngine())) == []
+    assert len(Study(jobs(4), done.folder).left) == 1
+
+
+def test_a_finished_run_that_is_not_in_the_table_is_taken_up(done, tmp_path):
+    for name in ("row-s0", "row-s2"):
+        (tmp_path / name).mkdir()
+        outcome = (done.folder / name / "outcome.json").read_text()
+        (tmp_path / name / "outcome.json").write_text(outcome)
+    study = Study(jobs(), tmp_path)
+    assert [job.config.seed for job in study.left] == [1]
+    assert read_records(tmp_path) == [r for r in read_records(done.folder) if r.seed != 1]
+
+
+def test_runs_side_by_side_give_the_same_results(done, tmp_path):
+    found = perform(jobs(), tmp_path)
+    for job, outcome in zip(jobs(), found, strict=True):
+        assert outcome.scales == outcome_of(job, done.folder).scales
+        assert outcome_of(job, tmp_path) == outcome
+
+
+def test_a_failed_run_does_not_stop_the_others(tmp_path):
+    wrong = jobs(1, samples=10_000_000)[0]
+    (good,) = jobs(1)
+    study = Study([replace(wrong, name="wrong", rows=(("t", "wrong"),)), good], tmp_path)
+    ended = list(study.run(LocalEngine(together=2)))
+    assert [type(one) for one in ended] == [Failure, Done]
+    assert "training images" in ended[0].reason
+    assert [job.name for job in study.left] == ["wrong"]
+
+
+def test_an_interruption_keeps_what_is_done(tmp_path):
+    def stop(config, progress, steps):
+        if config.seed == 1 and progress.epoch == 1:
+            raise KeyboardInterrupt
+
+    study = Study(jobs(), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        list(study.run(LocalEngine(watch=stop)))
+    again = Study(jobs(), tmp_path)
+    assert [job.config.seed for job in again.left] == [1, 2]
+    assert RunFolder(tmp_path / "row-s1").saved
+    list(again.run(LocalEngine()))
+    assert Study(jobs(), tmp_path).left == []
+
+
+def test_another_run_of_the_same_name_is_refused(done):
+    with pytest.raises(ConfigError, match="choose another --out"):
+        outcome_of(jobs(1, epochs=7)[0], done.folder)
+
+
+def test_a_damaged_outcome_is_named(done, tmp_path):
+    (tmp_path / "row-s0").mkdir()
+    (tmp_path / "row-s0" / "outcome.json").write_text("{")
+    with pytest.raises(DataError, match=r"outcome\.json is damaged"):
+        Study(jobs(1), tmp_path)
+
+
+def test_outcomes_survive_json(done):
+    outcome = outcome_of(jobs(1)[0], done.folder)
+    assert Outcome.from_dict(json.loads(json.dumps(outcome.to_dict()))) == outcome
+
+
+# Merging
+
+
+def record(**changes):
+    values = {"table": "t", "row": "row", "seed": 0, "scale": 1.0, "accuracy": 0.5}
+    values |= {"validation": 0.5, "seconds": 2.0, "memory": 1, "config": "abc", "version": "1"}
+    values |= {"commit": "c", "hardware": "h, with a comma"}
+    return Record(**{**values, **changes})
+
+
+def test_results_of_two_machines_merge_and_the_first_counts(tmp_path):
+    one, other = [record(), record(seed=1)], [record(accuracy=0.9), record(seed=2)]
+    for name, records in (("a", one), ("b", other)):
+        write_results(tmp_path / name, records, [])
+    assert merge_folders([tmp_path / "a", tmp_path / "b"], tmp_path / "c") == 3
+    found = read_records(tmp_path / "c")
+    assert found == [record(), record(seed=1), record(seed=2)]
+    merge_folders([tmp_path / "c", tmp_path / "a"], tmp_path / "c")
+    assert read_records(tmp_path / "c") == found
+
+
+def test_runs_that_were_configured_differently_do_not_merge():
+    with pytest.raises(DataError, match="run in two ways"):
+        merge_records([[record()], [record(scale=2.0, config="other")]])
+
+
+def test_a_folder_without_results_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"has no results\.csv"):
+        merge_folders([tmp_path], tmp_path / "out")
+
+
+def test_a_damaged_table_is_named(tmp_path):
+    write_results(tmp_path, [record()], [])
+    text = (tmp_path / "results.csv").read_text()
+    (tmp_path / "results.csv").write_text(text.replace("0.5", "half"))
+    with pytest.raises(DataError, match=r"results\.csv is damaged"):
+        read_records(tmp_path)
+
+
+def test_the_estimate_is_the_mean_of_known_runs():
+    known = [record(seconds=2.0), record(seed=1, seconds=4.0)]
+    assert estimate(jobs(2), known) == 6.0
+    other = replace(jobs(1)[0], name="never seen")
+    assert estimate([*jobs(1), other], known) is None
+
+
+# The commands
+
+
+def test_the_plan_says_what_is_to_do(tmp_path):
+    arguments = ["reproduce", "table1", "--rows", "fovavg", "--plan", "--out", str(tmp_path)]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 0, found.output
+    assert "12 runs, 0 done, 12 left" in found.output
+    assert "FovAvg 17 tr14" in found.output
+
+
+def test_merge_prints_how_many(tmp_path):
+    write_results(tmp_path / "a", [record()], [])
+    found = CliRunner().invoke(app, ["merge", str(tmp_path / "a"), "--out", str(tmp_path / "b")])
+    assert found.exit_code == 0, found.output
+    assert "1 results in" in found.output
+
+
+def test_an_engine_that_is_not_there_is_named(tmp_path):
+    arguments = ["reproduce", "table2", "--engine", "cloud", "--out", str(tmp_path)]
+    with pytest.raises(FoveateError, match="cloud"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
