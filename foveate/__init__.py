@@ -4,7 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from foveate.data.sources import load_source as load_source
+    from foveate.evaluation.audit import audit as audit
     from foveate.models.channels import ScaleChannels as ScaleChannels
+    from foveate.models.pretrained import from_pretrained as from_pretrained
     from foveate.models.sliding import SlidingChannels as SlidingChannels
     from foveate.models.sliding import local_maps as local_maps
     from foveate.models.zoo import create_model as create_model
@@ -18,8 +20,10 @@ _HOMES = {
     "ScaleChannels": "foveate.models.channels",
     "ScaleGrid": "foveate.scales",
     "SlidingChannels": "foveate.models.sliding",
+    "audit": "foveate.evaluation.audit",
     "create_model": "foveate.models.zoo",
     "foveate": "foveate.resampling",
+    "from_pretrained": "foveate.models.pretrained",
     "load_source": "foveate.data.sources",
     "local_maps": "foveate.models.sliding",
 }

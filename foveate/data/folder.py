@@ -1,17 +1,15 @@
 """Read a folder of pictures, one sub-folder per class, into three fixed splits."""
 
 import itertools
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 
+from foveate.data.picture import Pixels, read_picture
 from foveate.errors import DataError
 
 # Shape letters: N images, C image channel, H W pixels.
@@ -19,7 +17,6 @@ EXTENSIONS = frozenset(
     (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 )
 
-Pixels: TypeAlias = npt.NDArray[np.uint8]
 Classes: TypeAlias = dict[str, list[Path]]
 """The files of each class, both in the order of their names."""
 Item: TypeAlias = tuple[Path, int]
@@ -48,6 +45,23 @@ def read_folder(folder: Path) -> tuple[list[tuple[Tensor, Tensor]], tuple[str, .
     labels = torch.tensor([label for split in items for _, label in split], dtype=torch.int64)
     counts = [len(split) for split in items]
     return list(zip(torch.split(images, counts), torch.split(labels, counts), strict=True)), names
+
+
+def list_pictures(folder: Path, split: str = "all") -> tuple[list[Item], tuple[str, ...]]:
+    """List the files of a split with their labels, or of `all`, and the names of the classes.
+
+    The splits are those of `read_folder`; `all` needs none. Nothing is opened.
+    """
+    if split != "all":
+        plan = [_plan(folder)[("train", "val", "test").index(split)]]
+    else:
+        plan = _plan(folder) if has_splits(folder) else [_classes(folder)]
+    return [item for part in plan for item in _interleave(part)], tuple(plan[0])
+
+
+def has_splits(folder: Path) -> bool:
+    """Whether the folder has the sub-folders train and test."""
+    return {"train", "test"} <= {path.name for path in _entries(folder) if path.is_dir()}
 
 
 def _plan(folder: Path) -> list[Classes]:
@@ -147,7 +161,7 @@ def _decode_all(paths: Sequence[Path]) -> Tensor:
     """Read pictures of one size into (N, C, H, W)."""
     pictures: list[Pixels] = []
     for path in paths:
-        pictures.append(_decode(path))
+        pictures.append(read_picture(path))
         if pictures[-1].shape[:2] != pictures[0].shape[:2]:
             raise DataError(
                 f"images differ in size: {paths[0]} is {_size(pictures[0])} and {path} is "
@@ -162,48 +176,3 @@ def _decode_all(paths: Sequence[Path]) -> Tensor:
 
 def _size(picture: Pixels) -> str:
     return f"{picture.shape[1]}x{picture.shape[0]}"
-
-
-def _decode(path: Path) -> Pixels:
-    """Read one picture as (H, W, C), C being 1 or 3."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
-                pixels = _pixels(ImageOps.exif_transpose(image))
-    except DataError as error:
-        raise DataError(f"image {path} {error}") from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(
-            f"image {path} has more than {Image.MAX_IMAGE_PIXELS} pixels; resize it first"
-        ) from error
-    except Exception as error:  # decoders raise anything from SyntaxError to struct.error
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"cannot read image {path} ({reason}); replace or remove it") from error
-    return pixels.reshape(*pixels.shape[:2], -1)
-
-
-def _pixels(image: Image.Image) -> Pixels:
-    if image.mode.startswith("I"):
-        return _upper_byte(np.asarray(image))
-    if image.mode == "F":
-        raise DataError("has floating-point pixels of unknown range; save it with 8 or 16 bits")
-    flat = _flatten(image) if image.has_transparency_data else image
-    if image.mode in ("1", "L", "LA"):
-        return np.asarray(flat.convert("L"))
-    pixels = np.asarray(flat.convert("RGB"))
-    if image.mode in ("P", "PA") and (pixels == pixels[..., :1]).all():
-        return pixels[..., :1]
-    return pixels
-
-
-def _upper_byte(values: npt.NDArray[np.integer]) -> Pixels:
-    """Scale 16-bit grey to 8 bits; some decoders hand it over in 32-bit integers."""
-    if values.min() < 0 or values.max() > 0xFFFF:
-        raise DataError("has pixels of more than 16 bits; save it with 8 or 16 bits")
-    return (values >> 8).astype(np.uint8)
-
-
-def _flatten(image: Image.Image) -> Image.Image:
-    black = Image.new("RGBA", image.size, (0, 0, 0, 255))
-    return Image.alpha_composite(black, image.convert("RGBA"))

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from foveate.data.large_scale import Border, rescale
 from foveate.data.sources import Split
 from foveate.errors import ConfigError, DataError
-from foveate.models.channels import ScaleChannels
-from foveate.models.sliding import SlidingChannels
+from foveate.models.answers import answers, strongest_channel
 from foveate.training.config import Precision
 from foveate.training.engine import CHUNK, cast
 
@@ -104,13 +103,11 @@ def _check_labels(labels: Tensor, classes: int) -> None:
 def _answers(net: nn.Module, images: Tensor, precision: Precision) -> tuple[Tensor, Tensor | None]:
     """Logits (N, K), and for networks with channels the one that won, as (N, S) zeros and ones."""
     with cast(precision, images.device):
-        if not isinstance(net, ScaleChannels | SlidingChannels):
-            return net(images).float(), None
-        outputs = net.channels(images)
-        logits = net.combine(outputs)
-    chosen = logits.argmax(1)[:, None, None].expand(-1, outputs.shape[1], 1)
-    won = outputs.gather(2, chosen).squeeze(2).argmax(1)
-    return logits.float(), torch.nn.functional.one_hot(won, outputs.shape[1])
+        said = answers(net, images)
+    if said.channels is None:
+        return said.logits.float(), None
+    won = strongest_channel(said)
+    return said.logits.float(), torch.nn.functional.one_hot(won, said.channels.shape[1])
 
 
 class _Tally:

@@ -77,7 +77,7 @@ def strongest(maps: Tensor, layout: Layout, size: int, stride: int) -> Tensor:
 
 def windows_at(canvas: Tensor, chosen: Tensor, size: int, stride: int) -> Tensor:
     """Cut windows (B, K, C, P, P) out of a canvas, at positions (B, K) of its maps."""
-    height, width = canvas.shape[-2:]
+    width = canvas.shape[-1]
     across = (width - size) // stride + 1
     corner = (chosen // across) * stride * width + (chosen % across) * stride
     pixel = torch.arange(size, device=canvas.device)
@@ -85,7 +85,7 @@ def windows_at(canvas: Tensor, chosen: Tensor, size: int, stride: int) -> Tensor
     at = (corner[..., None, None] + offset)[:, :, None]  # (B, K, 1, P, P)
     at = at.expand(-1, -1, canvas.shape[1], -1, -1).transpose(1, 2).flatten(2)
     found = canvas.flatten(2).gather(2, at)
-    return found.unflatten(2, (chosen.shape[1], size, size)).transpose(1, 2)
+    return found.unflatten(2, (chosen.shape[1], size, size)).transpose(1, 2)  # type: ignore[no-any-return]
 
 
 def _positions(layout: Layout, size: int, stride: int) -> list[tuple[slice, slice]]:

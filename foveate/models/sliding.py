@@ -91,7 +91,7 @@ class SlidingChannels(nn.Module):
         asked = windows_at(canvas, chosen, size, stride)
         kept = kept[:, None].expand(-1, chosen.shape[1], -1).flatten(0, 1)
         outputs = backbone.classify(backbone.features(asked.flatten(0, 1)), kept)
-        return outputs.unflatten(0, chosen.shape).diagonal(dim1=1, dim2=2)
+        return outputs.unflatten(0, chosen.shape).diagonal(dim1=1, dim2=2)  # type: ignore[no-any-return]
 
     def forward(self, images: Tensor) -> Tensor:
         """Give the logits (B, K)."""

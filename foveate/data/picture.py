@@ -1,0 +1,76 @@
+"""Read one picture of any kind as 8-bit pixels, grey or RGB."""
+
+import warnings
+from pathlib import Path
+from typing import BinaryIO, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from PIL import Image, ImageOps, ImageStat
+
+from foveate.errors import DataError
+
+# Shape letters: C image channel, H W pixels.
+Pixels: TypeAlias = npt.NDArray[np.uint8]
+Behind: TypeAlias = Literal["black", "contrast"]
+
+
+def read_picture(path: Path | BinaryIO, behind: Behind = "black") -> Pixels:
+    """Read one picture as (H, W, C), C being 1 or 3.
+
+    A picture with a palette, as in a GIF, is grey if all its pixels are. 16-bit grey keeps its
+    upper 8 bits, EXIF orientation is applied, and of an animation the first frame is taken.
+    Transparency is flattened over `behind`: black, or what contrasts with the picture, which is
+    white where its visible pixels are dark on average.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damaged tags that change no pixel
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                pixels = _pixels(ImageOps.exif_transpose(image), behind)
+    except DataError as error:
+        raise DataError(f"image {path} {error}") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataError(
+            f"image {path} has more than {Image.MAX_IMAGE_PIXELS} pixels; resize it first"
+        ) from error
+    except Exception as error:  # decoders raise anything from SyntaxError to struct.error
+        said = str(getattr(error, "strerror", None) or error)
+        reason = " ".join(said.split()) or type(error).__name__
+        raise DataError(f"cannot read image {path} ({reason}); replace or remove it") from error
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def _pixels(image: Image.Image, behind: Behind) -> Pixels:
+    if image.mode.startswith("I"):
+        return _upper_byte(np.asarray(image))
+    if image.mode == "F":
+        raise DataError("has floating-point pixels of unknown range; save it with 8 or 16 bits")
+    flat = _flatten(image, behind) if image.has_transparency_data else image
+    if image.mode in ("1", "L", "LA"):
+        return np.asarray(flat.convert("L"))
+    pixels = np.asarray(flat.convert("RGB"))
+    if image.mode in ("P", "PA") and (pixels == pixels[..., :1]).all():
+        return pixels[..., :1]
+    return pixels
+
+
+def _upper_byte(values: npt.NDArray[np.integer]) -> Pixels:
+    """Scale 16-bit grey to 8 bits; some decoders hand it over in 32-bit integers."""
+    if values.min() < 0 or values.max() > 0xFFFF:
+        raise DataError("has pixels of more than 16 bits; save it with 8 or 16 bits")
+    return (values >> 8).astype(np.uint8)
+
+
+def _flatten(image: Image.Image, behind: Behind) -> Image.Image:
+    drawn = image.convert("RGBA")
+    white = behind == "contrast" and _is_dark(drawn)
+    ground = Image.new("RGBA", image.size, (255, 255, 255, 255) if white else (0, 0, 0, 255))
+    return Image.alpha_composite(ground, drawn)
+
+
+def _is_dark(drawn: Image.Image) -> bool:
+    """Whether the pixels that are visible are dark on average."""
+    visible = ImageStat.Stat(drawn.convert("L"), mask=drawn.getchannel("A"))
+    return visible.count[0] > 0 and visible.mean[0] < 128

@@ -1,0 +1,136 @@
+"""Trained networks that come with the package: safetensors files and what is known about them."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load
+from torch import nn
+
+from foveate.errors import ConfigError, DataError
+from foveate.models.zoo import ModelConfig
+
+WEIGHTS = Path(__file__).with_name("weights")
+INDEX = "index.json"
+AGAIN = "install foveate again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainedInfo:
+    """What a network is, what it was trained on and how, and what it scored.
+
+    `scales` are its training scales as `foveate train` reads them, `samples` how many of the first
+    training images it saw (0 for all), `size` the pixels of the frame they were shown in, and
+    `recipe` everything else that decides the weights. `validation` is its accuracy on images of
+    the training scales, the median over as many runs as `seeds` says, which is why this one was
+    taken; `accuracy` is that over scale on the `tested` test images. `sha256` is of the file.
+    """
+
+    name: str
+    file: str
+    sha256: str
+    model: ModelConfig
+    source: str
+    scales: str
+    samples: int
+    size: int
+    seed: int
+    seeds: int
+    recipe: Mapping[str, Any]
+    validation: float
+    accuracy: Mapping[float, float]
+    tested: int
+    version: str
+    commit: str
+    hardware: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        accuracy = [[scale, share] for scale, share in self.accuracy.items()]
+        return {**asdict(self), "model": self.model.to_dict(), "accuracy": accuracy}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "PretrainedInfo":
+        """Read what `to_dict` wrote."""
+        known = {field.name: values[field.name] for field in fields(cls)}
+        model, accuracy = ModelConfig.from_dict(values["model"]), dict(values["accuracy"])
+        return cls(**{**known, "model": model, "accuracy": accuracy})
+
+
+def pretrained_names(folder: Path = WEIGHTS) -> list[str]:
+    """The names that `from_pretrained` takes."""
+    return list(read_index(folder))
+
+
+def pretrained_info(name: str, folder: Path = WEIGHTS) -> PretrainedInfo:
+    """Look up what is known about a network."""
+    index = read_index(folder)
+    if name not in index:
+        near = get_close_matches(name, index, n=3)
+        known = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(index)}"
+        raise ConfigError(f"no pretrained network {name!r}; {known if index else 'there are none'}")
+    return index[name]
+
+
+def from_pretrained(name: str, folder: Path = WEIGHTS) -> nn.Module:
+    """Load a network that was trained as a row of the paper says, such as fovmax-mnist-tr2.
+
+    It comes on the CPU and in eval mode. It expects images as `foveate.data.large_scale` makes
+    them, (B, 1, 112, 112) with the background at -0.76. The file's checksum is compared with the
+    one in the index, and nothing in it is executed.
+    """
+    info = pretrained_info(name, folder)
+    with torch.random.fork_rng(devices=[]):  # the weights it is born with are replaced at once
+        net = info.model.build()
+    try:
+        net.load_state_dict(load(_verified(folder / info.file, info.sha256)))
+    except (SafetensorError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise DataError(f"{info.file} does not hold the network {name} ({reason} ...)") from None
+    return net.eval()
+
+
+def overlap(name: str, source: str, split: str = "test", folder: Path = WEIGHTS) -> str | None:
+    """Say in one line why a network must not be scored on these images, or nothing.
+
+    It knows the sources mnist and mnist-5k, which share images; of a folder with copies of them it
+    knows nothing. A data set file goes by the source it was made from.
+    """
+    info = pretrained_info(name, folder)
+    if source == "mnist-5k" and info.source == "mnist":
+        return f"{name} was trained on all images of mnist-5k: test it on the test split of mnist"
+    if source == "mnist" and info.source == "mnist-5k" and split == "train":
+        return f"{name} was trained on images of mnist's train split: use its test split"
+    if source == info.source and split != "test":
+        seen = "trained" if split == "train" else "chosen by its accuracy"
+        return f"{name} was {seen} on the {split} split of {source}: use its test split"
+    return None
+
+
+def read_index(folder: Path = WEIGHTS) -> dict[str, PretrainedInfo]:
+    """Read what is known about every network in the folder; nothing if it has none."""
+    path = folder / INDEX
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        return {entry["name"]: PretrainedInfo.from_dict(entry) for entry in entries}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        raise DataError(f"{path} is damaged ({error}); {AGAIN}") from None
+
+
+def _verified(path: Path, sha256: str) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {path} ({error.strerror}); {AGAIN}") from None
+    found = hashlib.sha256(data).hexdigest()
+    if found != sha256:
+        raise DataError(f"{path} has the sha256 {found} and should have {sha256}; {AGAIN}")
+    return data

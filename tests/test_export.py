@@ -1,0 +1,207 @@
+"""Networks as files for other programs: the same answers, for any batch, or no file at all."""
+
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from tiny_runs import MODEL, tiny
+
+import foveate
+from foveate import ScaleGrid, create_model
+from foveate.cli.app import run
+from foveate.errors import ConfigError, DataError
+from foveate.models import export as module
+from foveate.models.channels import ScaleChannels
+from foveate.models.export import NOTE, export
+from foveate.training.loop import train
+
+onnxruntime = pytest.importorskip("onnxruntime")
+SHAPE = (1, 112, 112)
+# The published networks; those with 17 channels have two here, since every scale is traced anew.
+FEWER = {"scales": ScaleGrid(1, 2, per_octave=1)}
+ZOO = {"cnn": {}, "fovmax": FEWER, "fovavg": FEWER, "fovconc": {}, "swmax": FEWER}
+
+
+def named(name):
+    """A network whose batch norm has seen images: its statistics are not those it is born with."""
+    torch.manual_seed(0)
+    net = create_model(name, **ZOO[name])
+    with torch.no_grad():
+        net.train()(torch.randn(8, *SHAPE) + 0.5)
+    return net.eval()
+
+
+def answers(path, images):
+    """Ask the file, by means that the package has no part in."""
+    if path.suffix == ".onnx":
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        outputs = session.run(names, {"images": images.numpy()})
+        return dict(zip(names, map(torch.from_numpy, outputs), strict=True))
+    outputs = torch.export.load(str(path)).module()(images)
+    return dict(zip(("logits", "channels"), outputs, strict=False))
+
+
+def about(path):
+    if path.suffix == ".onnx":
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        return json.loads(session.get_modelmeta().custom_metadata_map[NOTE])
+    found = {NOTE: ""}
+    torch.export.load(io.BytesIO(path.read_bytes()), extra_files=found)
+    return json.loads(found[NOTE])
+
+
+def one_line(kind, action):
+    with pytest.raises(kind) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def tiny_net():
+    torch.manual_seed(1)
+    return MODEL.build().eval()
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+@pytest.mark.parametrize("name", ZOO)
+def test_every_network_answers_the_same_from_its_file(name, suffix, tmp_path):
+    net, path = named(name), tmp_path / f"{name}.{suffix}"
+    made = export(net, path, shape=SHAPE)
+    assert made.path == path and 0 <= made.difference <= made.allowed
+    # A wrong graph is off by parts of the answers themselves, not by some roundings of them.
+    images = torch.randn(5, *SHAPE)
+    with torch.no_grad():
+        logits = net(images)
+        channels = net.channels(images) if name != "cnn" else None
+    assert made.allowed < 1e-3 * float(logits.abs().max())
+    found = answers(path, images)
+    assert tuple(found) == made.outputs
+    torch.testing.assert_close(found["logits"], logits, atol=made.allowed, rtol=0)
+    if name == "cnn":
+        assert made.outputs == ("logits",)
+    else:
+        torch.testing.assert_close(found["channels"], channels, atol=made.allowed, rtol=0)
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_a_file_says_what_it_is(suffix, tmp_path):
+    path = tmp_path / f"net.{suffix}"
+    export(tiny_net(), path, shape=(1, 24, 24), about={"classes": ["a", "b"]})
+    note = about(path)
+    assert note["scales"] == [1.0, 2.0] and note["classes"] == ["a", "b"]
+    assert note["version"] == foveate.__version__
+    if suffix == "onnx":
+        session = onnxruntime.InferenceSession(str(path))
+        (taken,) = session.get_inputs()
+        given = {output.name: output.shape for output in session.get_outputs()}
+        assert (taken.name, taken.shape) == ("images", ["batch", 1, 24, 24])
+        assert given == {"logits": ["batch", 10], "channels": ["batch", 2, 10]}
+
+
+def test_a_network_in_training_is_written_for_use_and_left_as_it_was(tmp_path):
+    net = tiny_net().double().train()
+    before, state = {k: v.clone() for k, v in net.state_dict().items()}, torch.get_rng_state()
+    export(net, tmp_path / "net.pt2", shape=(1, 24, 24))
+    assert net.training and torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[key], value) for key, value in net.state_dict().items())
+    images = torch.randn(2, 1, 24, 24)
+    with torch.no_grad():
+        right = net.eval()(images.double()).float()
+    torch.testing.assert_close(answers(tmp_path / "net.pt2", images)["logits"], right)
+
+
+def test_a_backbone_of_ones_own_is_written_too(tmp_path):
+    layers = (torch.nn.Conv2d(3, 4, 3, stride=2), torch.nn.GELU(), torch.nn.Flatten())
+    backbone = torch.nn.Sequential(*layers, torch.nn.LazyLinear(5))
+    net = ScaleChannels(backbone, [1.0, 2.0], 12, "logsumexp").eval()
+    images = torch.randn(4, 3, 20, 30)
+    with torch.no_grad():
+        right = net(images)
+    made = export(net, tmp_path / "own.pt2", shape=(3, 20, 30))
+    found = answers(tmp_path / "own.pt2", images)["logits"]
+    torch.testing.assert_close(found, right, atol=made.allowed, rtol=0)
+
+
+def shifted(amount):
+    """A runtime that gets the last class wrong by `amount`."""
+
+    def load(data):
+        ask = torch.export.load(io.BytesIO(data)).module()
+
+        def wrong(images):
+            logits, channels = ask(images)
+            return logits + amount * (torch.arange(10) == 9), channels
+
+        return wrong
+
+    return load
+
+
+@pytest.mark.parametrize("amount", [1e-3, np.nan])
+def test_a_file_that_answers_otherwise_is_not_kept(tmp_path, monkeypatch, amount):
+    monkeypatch.setattr(module, "_load_torch", shifted(amount))
+    path = tmp_path / "net.pt2"
+    path.write_text("what was there before")
+    message = one_line(DataError, lambda: export(tiny_net(), path, shape=(1, 24, 24)))
+    assert "the file differs from the network by" in message
+    assert path.read_text() == "what was there before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_gives_other_shapes_is_not_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_load_torch", lambda data: lambda images: images[:2, 0, :2, :2])
+    message = one_line(
+        DataError, lambda: export(tiny_net(), tmp_path / "net.pt2", shape=(1, 24, 24))
+    )
+    assert "the file gives" in message and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
+def test_missing_packages_are_named(tmp_path, monkeypatch, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    message = one_line(
+        ConfigError, lambda: export(tiny_net(), tmp_path / "net.onnx", shape=(1, 24, 24))
+    )
+    assert "pip install 'foveate[onnx]'" in message and list(tmp_path.iterdir()) == []
+
+
+def test_formats_and_shapes_that_cannot_work(tmp_path):
+    def made(name, net=None, shape=(1, 24, 24), **options):
+        return lambda: export(net or tiny_net(), tmp_path / name, shape=shape, **options)
+
+    assert "neither .onnx nor .pt2" in one_line(ConfigError, made("net.bin"))
+    assert "format must be one of onnx, torch" in one_line(ConfigError, made("x", format="h5"))
+    assert "cannot be exported for images of the shape (1, 64, 64)" in one_line(
+        ConfigError, made("cnn.pt2", net=create_model("cnn"), shape=(1, 64, 64))
+    )
+    assert "refused patches" in one_line(ConfigError, made("net.pt2", shape=(3, 24, 24)))
+    (tmp_path / "file").write_text("")
+    assert "cannot write" in one_line(DataError, made("file/net.pt2"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(("name", "format"), [("net.onnx", None), ("net.bin", "torch")])
+def test_the_command_writes_and_checks(tmp_path, capsys, name, format):
+    folder = train(tiny(epochs=1), tmp_path / "run")
+    options = ["--format", format] if format else []
+    path = tmp_path / name
+    assert run(["export", str(folder.path), "--out", str(path), *options]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == f"{path}: images to logits and channels"
+    assert second.startswith("largest difference from the network ")
+    images = torch.randn(3, 1, 24, 24)
+    loaded = path if format is None else path.rename(tmp_path / "net.pt2")
+    with torch.no_grad():
+        right = folder.net().eval()(images)
+    torch.testing.assert_close(answers(loaded, images)["logits"], right, atol=1e-4, rtol=0)
+    assert about(loaded)["classes"] == list("0123456789")
+
+
+def test_the_command_fails_in_one_line(tmp_path, capsys):
+    assert run(["export", "nothing-like-it", "--out", str(tmp_path / "x.onnx")]) == 2
+    err = capsys.readouterr().err
+    assert "no pretrained network 'nothing-like-it'" in err and err.count("\n") == 1
