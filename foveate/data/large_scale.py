@@ -75,10 +75,10 @@ def bicubic_matrices(scales: Tensor, source: int, size: int, margin: int = 0) ->
     width = (1 / scales).clamp_min(1)[:, None, None]
     beyond = math.ceil(2 * float(width.max()))
     pixel = torch.arange(-beyond, source + beyond, dtype=torch.float64, device=scales.device)
-    weights = _keys((position[:, :, None] - (pixel + 0.5)) / width)
+    weights = keys((position[:, :, None] - (pixel + 0.5)) / width)
     weights = weights / weights.sum(-1, keepdim=True).clamp_min(0.5)
     inside = (position - source / 2).abs() <= source / 2 + 1e-9  # both ends in: mirror symmetric
-    return _fold(weights * inside[:, :, None], pixel.long(), source, "replicate")
+    return fold(weights * inside[:, :, None], pixel.long(), source, "replicate")
 
 
 def smoothing_matrices(scales: Tensor, size: int, border: Border) -> Tensor:
@@ -90,7 +90,7 @@ def smoothing_matrices(scales: Tensor, size: int, border: Border) -> Tensor:
     offset = pixel - torch.arange(size, device=scales.device)[:, None] + radius
     weights = kernel[:, offset.clamp(0, 2 * radius)]
     weights = weights * ((offset >= 0) & (offset <= 2 * radius))
-    return weights if border == "whole" else _fold(weights, pixel, size, border)
+    return weights if border == "whole" else fold(weights, pixel, size, border)
 
 
 def _check(images: Tensor, scales: float | Tensor, size: int, border: str) -> Tensor:
@@ -125,14 +125,15 @@ def _reach(scales: Tensor, border: Border) -> int:
     return gaussian_radius(float(((7 / 8 * scales) ** 2).max())) if border == "whole" else 0
 
 
-def _keys(x: Tensor) -> Tensor:
+def keys(x: Tensor) -> Tensor:
+    """Keys' cubic kernel, a = -1/2."""
     x = x.abs()
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((-0.5 * x + 2.5) * x - 4) * x + 2
     return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
 
 
-def _fold(weights: Tensor, pixel: Tensor, length: int, border: Border) -> Tensor:
+def fold(weights: Tensor, pixel: Tensor, length: int, border: Border) -> Tensor:
     """Give the weights of pixels outside [0, length) to those inside that stand for them."""
     if border == "zero":
         return weights[..., (pixel >= 0) & (pixel < length)]

@@ -48,7 +48,7 @@ def covariance_error(net: ScaleChannels, rescale: Rescale, factor: float) -> Cov
     (and, for `zoomed` images, its interpolation). Channels without a partner are left out.
     """
     pairs = _partners(net.scales, factor)
-    with _measuring(net):
+    with measuring(net):
         before, after = net.channels(rescale(1.0)), net.channels(rescale(factor))
     before, after = before[:, [i for i, _ in pairs]], after[:, [j for _, j in pairs]]
     error = (after - before).abs().double() / _spread(before)
@@ -59,7 +59,7 @@ def invariance_error(
     model: Callable[[Tensor], Tensor], rescale: Rescale, scales: ScaleGrid | Sequence[float]
 ) -> list[InvarianceError]:
     """Compare the logits (B, K) of any model at each of `scales` with those at scale 1."""
-    with _measuring(model):
+    with measuring(model):
         before = model(rescale(1.0))
         unit, label = _spread(before), before.argmax(1)
         errors = []
@@ -135,7 +135,7 @@ def _spread(answers: Tensor) -> Tensor:
 
 
 @contextmanager
-def _measuring(model: object) -> Iterator[None]:
+def measuring(model: object) -> Iterator[None]:
     """No gradients, and modules in eval mode; afterwards in the mode they were in."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     modes = [module.training for module in modules]

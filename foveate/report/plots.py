@@ -41,12 +41,21 @@ def sample_grid(images: Sequence[Tensor], titles: Sequence[str]) -> "Figure":
     return figure
 
 
-def accuracy_curves(curves: Sequence[Curve]) -> "Figure":
-    """Draw accuracy over scale, the mean of each group of runs with its spread as a band."""
+def accuracy_curves(*groups: Sequence[Curve], titles: Sequence[str] = ("",)) -> "Figure":
+    """Draw accuracy over scale, a panel for each group of curves, with their titles above."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.5, 4.4), layout="constrained")
-    axes = figure.subplots()
+    size = (7.5, 4.4) if len(groups) == 1 else (5.2 * len(groups), 4.2)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(1, len(groups), squeeze=False)[0]
+    for axes, curves, title in zip(panels, groups, titles, strict=True):
+        _draw_curves(axes, curves)
+        axes.set_title(title, fontsize=10)
+    return figure
+
+
+def _draw_curves(axes: "Axes", curves: Sequence[Curve]) -> None:
+    """The mean of each group of runs, with its spread as a band."""
     for index, curve in enumerate(curves):
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
         percent = [100 * value for value in curve.mean]
@@ -56,13 +65,12 @@ def accuracy_curves(curves: Sequence[Curve]) -> "Figure":
             low = [100 * (m - s) for m, s in zip(curve.mean, curve.spread, strict=True)]
             high = [100 * (m + s) for m, s in zip(curve.mean, curve.spread, strict=True)]
             axes.fill_between(curve.scales, low, high, color=colour, alpha=0.2, lw=0)
-    _scale_axis(axes, [scale for curve in curves for scale in curve.scales])
-    _accuracy_axis(axes, min(value for curve in curves for value in curve.mean))
+    scale_axis(axes, [scale for curve in curves for scale in curve.scales])
+    percent_axis(axes, min(value for curve in curves for value in curve.mean))
     axes.legend(frameon=False, fontsize=9, loc="best")
-    return figure
 
 
-def _scale_axis(axes: "Axes", scales: Sequence[float]) -> None:
+def scale_axis(axes: "Axes", scales: Sequence[float]) -> None:
     """Logarithmic, with ticks at whole octaves: 1/2, 1, 2, 4, 8; at all scales if there are few."""
     low, high = min(scales), max(scales)
     octaves = range(math.ceil(math.log2(low) - 1e-6), math.floor(math.log2(high) + 1e-6) + 1)
@@ -75,13 +83,13 @@ def _scale_axis(axes: "Axes", scales: Sequence[float]) -> None:
     axes.set_xlabel("scale of the test images")
 
 
-def _accuracy_axis(axes: "Axes", worst: float) -> None:
+def percent_axis(axes: "Axes", worst: float, label: str = "accuracy (%)") -> None:
     """In percent, to 100; from 0 unless all curves are near the top."""
     from matplotlib.ticker import MaxNLocator
 
     bottom = 0 if worst < 0.8 else 10 * math.floor(10 * worst - 1e-9)
     axes.set_ylim(bottom, 100 + 0.03 * (100 - bottom))
-    axes.set_ylabel("accuracy (%)")
+    axes.set_ylabel(label)
     axes.yaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10]))
     axes.grid(color="0.9", lw=0.8)
     axes.set_axisbelow(True)

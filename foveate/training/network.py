@@ -41,22 +41,29 @@ def build_net(config: TrainConfig) -> nn.Module:
     return net
 
 
-def find_factory(spec: str) -> Callable[..., Any]:
-    """Import what package.module:factory names."""
+def set_recompute(net: nn.Module, channels: int) -> None:
+    """Let a network train that many of its scale channels at a time."""
+    if not isinstance(net, ScaleChannels):
+        raise ConfigError("only fovmax, fovavg and fovconc have channels to recompute")
+    net.recompute = channels
+
+
+def find_factory(spec: str, what: str = "backbone") -> Callable[..., Any]:
+    """Import what package.module:factory names; `what` it should be is said where it is not."""
     module, colon, name = spec.partition(":")
     if not (module and colon and name):
-        raise ConfigError(f"a backbone is written as package.module:factory, got {spec!r}")
+        raise ConfigError(f"a {what} is written as package.module:factory, got {spec!r}")
     try:
         found = import_module(module)
     except Exception as error:  # a user's module may fail in any way
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"cannot import {module!r} for the backbone ({reason}); install it, or run where it is"
+            f"cannot import {module!r} for the {what} ({reason}); install it, or run where it is"
         ) from error
     factory = getattr(found, name, None)
     if not callable(factory):
-        what = "is no function" if hasattr(found, name) else "is not there"
-        raise ConfigError(f"{name!r} {what} in {module!r}; name a function that makes the backbone")
+        state = "is no function" if hasattr(found, name) else "is not there"
+        raise ConfigError(f"{name!r} {state} in {module!r}; name a function that makes the {what}")
     return factory  # type: ignore[no-any-return]
 
 

@@ -1,0 +1,215 @@
+"""The command about other people's classifiers: audit."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from foveate.cli.console import ERRORS, OUTPUT, progress
+from foveate.cli.training import PICTURES, DeviceOption, _device
+
+if TYPE_CHECKING:
+    from rich.table import Table
+    from torch import Tensor
+
+    from foveate.data.sources import Source
+    from foveate.evaluation.audit import Estimate
+    from foveate.evaluation.audit_report import AuditReport
+    from foveate.models.pooling import Pool
+    from foveate.scales import ScaleGrid
+
+POOLS = ("max", "avg", "logsumexp", "none")
+
+
+def audit(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="package.module:factory, a TorchScript, torch.export or ONNX file, the folder of "
+            "a run, or pretrained:NAME."
+        ),
+    ],
+    source: Annotated[
+        str, typer.Option(help="folder:DIR with a sub-folder per class, mnist, mnist-5k, ...")
+    ],
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="test, val, train or all; test if not said, all of a folder without splits."
+        ),
+    ] = None,
+    classes: Annotated[
+        str | None,
+        typer.Option(help="What the model answers, in order: a,b,c or a file with a name a line."),
+    ] = None,
+    scales: Annotated[
+        str | None, typer.Option(help="low,high,per_octave; 0.25,4,2, or the paper's 0.5,8,4.")
+    ] = None,
+    native: Annotated[
+        float | None, typer.Option(help="The scale to compare with; 1, or a run's training scale.")
+    ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="frame: rescale the images; large-scale: MNIST Large Scale of them."),
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Pixels that the model takes; as the images, or 112.")
+    ] = None,
+    border: Annotated[
+        str | None, typer.Option(help="Beyond the image: replicate, reflect or a number, as 0.5.")
+    ] = None,
+    mean: Annotated[str, typer.Option(help="Taken from pixels of 0 to 1; as 0.5,0.4,0.4.")] = "0",
+    std: Annotated[str, typer.Option(help="What that is then divided by.")] = "1",
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first images.")] = None,
+    pool: Annotated[
+        str, typer.Option(help="Of the scale channels beside it: max, avg, logsumexp or none.")
+    ] = "max",
+    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 32,
+    device: DeviceOption = "auto",
+    out: Annotated[Path, typer.Option("--out", "--output", help="Folder for the results.")] = Path(
+        "audit"
+    ),
+) -> None:
+    """Find out how a classifier behaves when objects change size.
+
+    The model takes images (B, C, H, W) of 0 to 1, less --mean, over --std, and gives logits
+    (B, classes); the classes are the sub-folders by name, if --classes does not say otherwise.
+    Each image fills the model's frame at scale 1 and is rescaled about its centre. Beside the model
+    the same is put into scale channels, without training. Networks of foveate, and sources that
+    are no folder, are shown MNIST Large Scale, as by 'foveate evaluate'.
+
+    Writes audit.html (the report), audit.csv (per scale and class), audit.json, audit.png and .svg.
+    Images that cannot be read are named and left out. A factory, and a file with a model, is a
+    program: use only what you trust. Pickles are not opened.
+
+    Example: foveate audit mypackage.nets:classifier --source folder:photos --size 224
+    """
+    from foveate.evaluation.audit_data import open_pictures, usual_split
+    from foveate.evaluation.audit_images import read_border
+    from foveate.evaluation.audit_models import load_model
+    from foveate.evaluation.audit_report import audit_beside, fitted_look, usual_scales
+    from foveate.training.loop import find_device
+
+    ways, grid, place = _pool(pool), _grid(scales), find_device(_device(device))
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # find a factory in the current folder, as python -m would
+    found = load_model(model, place)
+    chosen = split or ("test" if found.training else usual_split(source))
+    pictures = open_pictures(source, chosen, limit, _classes(classes), _load)
+    look = fitted_look(
+        found,
+        pictures,
+        recipe=recipe,
+        size=size,
+        border=None if border is None else read_border(border),
+        mean=_numbers("mean", mean),
+        std=_numbers("std", std),
+        device=place,
+    )
+    wanted = grid or usual_scales(look)
+    with progress("images", len(pictures) * len(wanted)) as advance:
+        report = audit_beside(
+            found,
+            pictures,
+            look,
+            wanted,
+            native=native,
+            pool=ways,
+            batch=batch,
+            device=place,
+            advance=advance,
+        )
+    _write(report, pictures.some(4), out, trainable=found.trainable)
+
+
+def _write(report: "AuditReport", samples: "list[Tensor]", out: Path, *, trainable: bool) -> None:
+    from foveate.evaluation.audit_report import save_audit
+    from foveate.report.audit_page import audit_page, finetune_script, summary
+    from foveate.report.audit_plots import audit_curves
+    from foveate.report.plots import save
+
+    script = finetune_script(report) if trainable and report.channels else None
+    page = audit_page(report, samples, script)
+    written = [*save_audit(report, out), page.save(out / "audit.html")]
+    curves = audit_curves(report.audits)
+    written += [save(curves, out / f"audit.{kind}") for kind in PICTURES]
+    OUTPUT.print(_table(report))
+    OUTPUT.print(summary(report.plain), markup=False)
+    for path in written:
+        OUTPUT.print(path, markup=False)
+    for words in (*report.notes, *report.unreadable):
+        ERRORS.print(f"warning: {words}", markup=False)
+    if report.unreadable:
+        count = f"{len(report.unreadable)} of {report.plain.count + len(report.unreadable)}"
+        ERRORS.print(f"warning: {count} images were left out", markup=False)
+
+
+def _table(report: "AuditReport") -> "Table":
+    from rich.table import Table
+
+    from foveate.evaluation.audit import MEASURES
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("scale", justify="right")
+    for name in (*MEASURES, *(f"accuracy {other}" for other in list(report.audits)[1:])):
+        table.add_column(name, justify="right")
+    for i, scale in enumerate(report.plain.scales):
+        own = [_shown(getattr(report.plain.overall[i], measure)) for measure in MEASURES]
+        others = [_shown(audit.overall[i].accuracy) for audit in list(report.audits.values())[1:]]
+        table.add_row(f"{scale:.3f}", *own, *others)
+    return table
+
+
+def _shown(estimate: "Estimate") -> str:
+    value, low, high = (100 * part for part in estimate)
+    return f"{value:.1f} ({low:.0f}-{high:.0f})"
+
+
+def _pool(name: str) -> "Pool | None":
+    from foveate.errors import ConfigError
+
+    if name not in POOLS:
+        raise ConfigError(f"pool must be one of {', '.join(POOLS)}, got {name!r}")
+    return None if name == "none" else cast("Pool", name)
+
+
+def _grid(text: str | None) -> "ScaleGrid | None":
+    from foveate.errors import ConfigError
+    from foveate.scales import ScaleGrid
+
+    if text is None:
+        return None
+    try:
+        low, high, per_octave = map(float, text.split(","))
+    except ValueError:
+        raise ConfigError(f"scales must be low,high,per_octave as 0.25,4,2, got {text!r}") from None
+    return ScaleGrid(low, high, per_octave=per_octave)
+
+
+def _classes(text: str | None) -> list[str]:
+    from foveate.errors import ConfigError
+
+    if text is None:
+        return []
+    path = Path(text)
+    try:
+        listed = path.read_text(encoding="utf-8").splitlines() if path.is_file() else None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the classes in {text} ({error})") from None
+    return [name.strip() for name in listed or text.split(",") if name.strip()]
+
+
+def _numbers(name: str, text: str) -> tuple[float, ...]:
+    from foveate.errors import ConfigError
+
+    try:
+        return tuple(map(float, text.split(",")))
+    except ValueError:
+        raise ConfigError(f"{name} must be a number, or one per channel, got {text!r}") from None
+
+
+def _load(name: str) -> "Source":
+    from foveate.data.sources import load_source
+
+    return load_source(name, report=ERRORS.print)

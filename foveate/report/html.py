@@ -1,0 +1,207 @@
+"""Build one self-contained HTML page: text, tables and figures, and no request to anywhere.
+
+Everything a caller passes is escaped, except drawings: an SVG is put in as it is. In texts,
+captions and cells, what stands between backticks is shown as code.
+"""
+
+import base64
+import html
+import io
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from foveate.errors import ConfigError, DataError
+from foveate.files import write_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Cell: TypeAlias = str | int | float | None
+Drawing: TypeAlias = "Figure | str | bytes"
+"""A matplotlib figure, the text of an SVG, or the bytes of a PNG."""
+Tints: TypeAlias = Sequence[Sequence[float | None]]
+
+STYLE = Path(__file__).with_name("page.css")
+# The browser itself enforces that nothing is fetched and no script runs.
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+UP, DOWN = "0 114 178", "213 94 0"  # blue and vermilion, told apart by all eyes
+STRONGEST = 0.5  # of a tint, so that text on it stays readable in light and dark
+NUMBER = re.compile(r"[+\-−±<>≤≥≈]?\s*\.?\d")
+# Ink and grid lines of matplotlib's pictures follow the page's colours.
+INKS = {"#000000": "currentColor", "#e6e6e6": "var(--line)"}
+SALT = "foveate"  # the ids inside an SVG come from its content, not from chance
+
+
+class Page:
+    """A page, written from top to bottom."""
+
+    def __init__(self, title: str, lead: str = "") -> None:
+        self.title = title
+        self._parts = [f"<h1>{_text(title)}</h1>"]
+        if lead:
+            self._parts.append(f'<p class="lead">{_text(lead)}</p>')
+
+    def section(self, title: str) -> None:
+        """Start a section."""
+        self._parts.append(f"<h2>{_text(title)}</h2>")
+
+    def text(self, *paragraphs: str) -> None:
+        """Write paragraphs."""
+        self._parts += [f"<p>{_text(paragraph)}</p>" for paragraph in paragraphs]
+
+    def notice(self, *lines: str) -> None:
+        """Write what a reader must not miss, set apart."""
+        inside = "".join(f"<p>{_text(line)}</p>" for line in lines)
+        self._parts.append(f'<div class="notice" role="note">{inside}</div>')
+
+    def code(self, text: str) -> None:
+        """Show code or commands as they are."""
+        self._parts.append(f"<pre><code>{html.escape(text)}</code></pre>")
+
+    def table(
+        self,
+        headers: Sequence[str],
+        rows: Sequence[Sequence[Cell]],
+        *,
+        colour: Tints | None = None,
+        caption: str = "",
+    ) -> None:
+        """Write a table; the first cell of a row names it.
+
+        Columns of numbers (or of texts that begin with one) are aligned at the right. `colour`
+        has the shape of `rows`: from -1 (vermilion) over 0 or None (no colour) to 1 (blue).
+        """
+        _check_shape(headers, rows, colour)
+        numeric = [all(_is_number(row[k]) for row in rows) for k in range(len(headers))]
+        head = "".join(_tag("th", _text(h), n) for h, n in zip(headers, numeric, strict=True))
+        body = "".join(
+            _row(row, numeric, None if colour is None else colour[i]) for i, row in enumerate(rows)
+        )
+        above = f"<caption>{_text(caption)}</caption>" if caption else ""
+        self._parts.append(
+            f'<div class="scroll" tabindex="0"><table>{above}<thead><tr>{head}</tr></thead>'
+            f"<tbody>{body}</tbody></table></div>"
+        )
+
+    def figure(self, *drawings: Drawing, caption: str = "", alt: str = "") -> None:
+        """Show drawings side by side, or below each other where the page is narrow.
+
+        `alt` says what they show to those who cannot see them; without it the caption does.
+        """
+        label = html.escape(alt or caption)
+        shown = "".join(
+            f'<div class="drawing" role="img" aria-label="{label}">{_drawn(drawing)}</div>'
+            for drawing in drawings
+        )
+        below = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
+        self._parts.append(f'<figure><div class="drawings">{shown}</div>{below}</figure>')
+
+    @contextmanager
+    def details(self, summary: str) -> Iterator[None]:
+        """Fold away what is written inside the block."""
+        self._parts.append(f"<details><summary>{_text(summary)}</summary>")
+        try:
+            yield
+        finally:
+            self._parts.append("</details>")
+
+    def made(self, facts: Mapping[str, object], title: str = "How this was made") -> None:
+        """End with the facts that allow to make the page again."""
+        self.section(title)
+        pairs = "".join(
+            f"<dt>{_text(name)}</dt><dd>{_text(str(value))}</dd>" for name, value in facts.items()
+        )
+        self._parts.append(f"<dl>{pairs}</dl>")
+
+    def html(self) -> str:
+        """Give the whole page."""
+        body = "\n".join(self._parts)
+        return (
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n'
+            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<title>{html.escape(self.title)}</title>\n"
+            f"<style>\n{STYLE.read_text(encoding='utf-8')}</style>\n</head>\n"
+            f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+        )
+
+    def save(self, path: Path) -> Path:
+        """Write the page, whole or not at all."""
+        try:
+            write_text(path, self.html())
+        except OSError as error:
+            raise DataError(f"cannot write {path} ({error.strerror})") from None
+        return path
+
+
+def _text(text: str) -> str:
+    """Escape a text, and show what stands between backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+
+
+def _check_shape(
+    headers: Sequence[str], rows: Sequence[Sequence[Cell]], colour: Tints | None
+) -> None:
+    shapes = {"rows": [len(row) for row in rows]}
+    if colour is not None:
+        shapes["colour"] = [len(tints) for tints in colour]
+    for name, widths in shapes.items():
+        if widths != [len(headers)] * len(rows):
+            raise ConfigError(
+                f"{name} of a table must have {len(rows)} times {len(headers)} cells, got {widths}"
+            )
+
+
+def _is_number(cell: Cell) -> bool:
+    return not isinstance(cell, str) or cell in ("", "–") or NUMBER.match(cell) is not None
+
+
+def _row(row: Sequence[Cell], numeric: Sequence[bool], tints: Sequence[float | None] | None) -> str:
+    tints = tints or [None] * len(row)
+    cells = [
+        _tag("td" if k else "th", _shown(cell), numeric[k], tint)
+        for k, (cell, tint) in enumerate(zip(row, tints, strict=True))
+    ]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _tag(name: str, inside: str, number: bool, tint: float | None = None) -> str:
+    kind = ' class="number"' if number else ""
+    strength = 0.0 if tint is None or math.isnan(tint) else max(-1.0, min(1.0, tint))
+    shade = f"rgb({UP if strength > 0 else DOWN} / {STRONGEST * abs(strength):.2f})"
+    style = f' style="background: {shade}"' if strength else ""
+    return f"<{name}{kind}{style}>{inside}</{name}>"
+
+
+def _shown(cell: Cell) -> str:
+    if cell is None or (isinstance(cell, float) and math.isnan(cell)):
+        return "–"
+    return _text(f"{cell:,}" if isinstance(cell, int) else str(cell))
+
+
+def _drawn(drawing: Drawing) -> str:
+    if isinstance(drawing, bytes):
+        if not drawing.startswith(b"\x89PNG"):
+            raise ConfigError("the bytes of a drawing must be those of a PNG")
+        return f'<img alt="" src="data:image/png;base64,{base64.b64encode(drawing).decode()}">'
+    svg = drawing if isinstance(drawing, str) else _svg(drawing)
+    start = svg.find("<svg")
+    if start < 0:
+        raise ConfigError(f"a drawing must be an SVG, got {svg[:40]!r}")
+    return svg[start:].strip()
+
+
+def _svg(figure: "Figure") -> str:
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": SALT}):
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    svg = buffer.getvalue()
+    for ink, follows in INKS.items():
+        svg = svg.replace(ink, follows)
+    return svg

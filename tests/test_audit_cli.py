@@ -1,0 +1,289 @@
+"""`foveate audit` as a person meets it: what it prints and writes, and how it fails."""
+
+import csv
+import html
+import json
+import re
+import runpy
+import shlex
+from pathlib import Path
+
+import audited_nets
+import pytest
+import torch
+from audited_nets import NAMES, SIZE, write_pictures
+
+from foveate.cli.app import run
+from foveate.data.sources import load_source
+from foveate.evaluation.audit import MEASURES, audit
+from foveate.evaluation.audit_report import AS_IT_IS, COLUMNS, IN_CHANNELS
+
+FILES = ["audit.csv", "audit.html", "audit.json", "audit.png", "audit.svg"]
+SCALES = ["--scales", "0.5,2,1"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Digits with train and test, one of the test files damaged."""
+    path = write_pictures(tmp_path_factory.mktemp("digits"), count=120, splits=True)
+    (path / "test" / NAMES[3] / "damaged.png").write_bytes(b"\x89PNG no more")
+    return path
+
+
+@pytest.fixture(scope="module")
+def audited(folder, tmp_path_factory):
+    """One audit: its folder, what was printed, and what was warned of."""
+    from contextlib import redirect_stderr, redirect_stdout
+    from io import StringIO
+
+    out = tmp_path_factory.mktemp("audit")
+    printed, warned = StringIO(), StringIO()
+    arguments = ["audit", "audited_nets:net", "--source", f"folder:{folder}", *SCALES]
+    with redirect_stdout(printed), redirect_stderr(warned):
+        assert run([*arguments, "--border", "0", "--out", str(out)]) == 0
+    return out, printed.getvalue(), warned.getvalue()
+
+
+def content(out):
+    return json.loads((Path(out) / "audit.json").read_text())
+
+
+def test_it_prints_a_table_a_summary_and_the_paths(audited):
+    out, printed, _ = audited
+    lines = printed.splitlines()
+    header = "scale accuracy agreement confidence accuracy in scale channels"
+    assert " ".join(lines[0].split()) == header
+    assert [line.split()[0] for line in lines[1:4]] == ["0.500", "1.000", "2.000"]
+    found = content(out)["audits"]
+    for line, plain, inside in zip(
+        lines[1:4], found[AS_IT_IS]["scales"], found[IN_CHANNELS]["scales"], strict=True
+    ):
+        shares = [plain[measure] for measure in MEASURES] + [inside["accuracy"]]
+        cells = [
+            f"{100 * s['value']:.1f} ({100 * s['low']:.0f}-{100 * s['high']:.0f})" for s in shares
+        ]
+        assert line.split() == [line.split()[0], *" ".join(cells).split()]
+    assert "% right at the native scale 1, on 120 images." in lines[4]
+    assert [Path(line).name for line in lines[5:]] == [
+        "audit.csv", "audit.json", "audit.html", "audit.png", "audit.svg"
+    ]  # fmt: skip
+    assert sorted(path.name for path in out.iterdir()) == FILES
+
+
+def test_what_could_not_be_read_is_named_and_counted(audited):
+    out, _, warned = audited
+    lines = warned.splitlines()
+    assert len(lines) == 2 and "damaged.png" in lines[0] and lines[0].startswith("warning: ")
+    assert lines[1] == "warning: 1 of 121 images were left out"
+    assert content(out)["images"] == 120 and len(content(out)["unreadable"]) == 1
+
+
+def test_the_numbers_are_those_of_the_function(audited):
+    out, *_ = audited
+    test = load_source("mnist-5k").test
+    images = audited_nets.framed(test.images[:120])
+    found = audit(audited_nets.net(), images, test.labels[:120], [0.5, 1, 2], border=0.0)
+    for point, counts in zip(
+        content(out)["audits"][AS_IT_IS]["scales"], found.overall, strict=True
+    ):
+        assert (point["right"], point["agreeing"]) == (counts.right, counts.agreeing)
+        assert point["confidence"]["value"] == pytest.approx(counts.confidence.value, abs=1e-5)
+        assert point["accuracy"] == counts.accuracy._asdict()
+
+
+def test_the_csv_has_a_line_per_model_scale_and_class(audited):
+    out, *_ = audited
+    lines = list(csv.DictReader((out / "audit.csv").read_text().splitlines()))
+    assert tuple(lines[0]) == COLUMNS
+    keys = [(line["model"], line["scale"], line["class"]) for line in lines]
+    assert keys == [
+        (model, scale, name)
+        for model in (AS_IT_IS, IN_CHANNELS)
+        for scale in ("0.5", "1.0", "2.0")
+        for name in ("", *NAMES)
+    ]
+    points = content(out)["audits"][IN_CHANNELS]["scales"]
+    (line,) = [x for x in lines if (x["model"], x["scale"], x["class"]) == (
+        IN_CHANNELS, "2.0", NAMES[4]
+    )]  # fmt: skip
+    known = points[2]["per_class"][NAMES[4]]
+    assert int(line["count"]) == known["count"]
+    for measure in MEASURES:
+        ends = [float(line[measure + end]) for end in ("", "_low", "_high")]
+        assert ends == list(known[measure].values())
+
+
+def test_the_json_says_how_it_was_made(audited, folder):
+    out, *_ = audited
+    found = content(out)
+    assert found["model"] == "audited_nets:net" and found["source"] == f"folder:{folder}"
+    assert found["split"] == "test" and len(found["checksum"]) == 64
+    assert found["look"] == {
+        "size": [SIZE, SIZE], "channels": 1, "recipe": "frame", "border": 0.0,
+        "mean": [0.0], "std": [1.0],
+    }  # fmt: skip
+    assert found["version"] == foveate_version() and "CPU" in found["hardware"]
+    assert found["channels"] == [0.5, 1.0, 2.0] and found["pool"] == "max"
+    assert "commit" in found and found["notes"] == []
+
+
+def foveate_version():
+    import foveate
+
+    return foveate.__version__
+
+
+def test_the_page_shows_it_all(audited):
+    out, *_ = audited
+    page = (out / "audit.html").read_text()
+    assert page.count("<svg") == 4  # three measures, and what the model saw
+    for title in ("Over scale", "Per class", "What it saw", "In scale channels", "How this was"):
+        assert f"<h2>{title}" in page
+    text = html.unescape(re.sub(r"<[^>]+>", " ", page))
+    assert "Beyond the image: 0.0." in text and "damaged.png" in text
+    assert all(name in text for name in NAMES)
+    assert (out / "audit.png").read_bytes().startswith(b"\x89PNG")
+
+
+def codes(out):
+    page = (Path(out) / "audit.html").read_text()
+    return [html.unescape(c) for c in re.findall(r"<pre><code>(.*?)</code></pre>", page, re.DOTALL)]
+
+
+def test_the_program_on_the_page_trains_the_network_and_its_audit_is_better(
+    audited, tmp_path, monkeypatch, capsys
+):
+    out, *_ = audited
+    script, command = codes(out)
+    (tmp_path / "finetune.py").write_text(script)
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    runpy.run_path("finetune.py", run_name="__main__")
+    assert re.fullmatch(r"(epoch \d: loss \d+\.\d+\n){3}", capsys.readouterr().out)
+    arguments = shlex.split(command)
+    assert arguments[:3] == ["foveate", "audit", "finetune:tuned"]
+    assert run([*arguments[1:], *SCALES, "--out", str(tmp_path / "after")]) == 0
+    capsys.readouterr()
+
+    def mean(folder, name):
+        points = content(folder)["audits"][name]["scales"]
+        return sum(point["right"] for point in points) / (3 * 120)
+
+    assert set(content(tmp_path / "after")["audits"]) == {AS_IT_IS}  # it has channels already
+    assert mean(tmp_path / "after", AS_IT_IS) > mean(out, IN_CHANNELS) + 0.1
+    assert mean(tmp_path / "after", AS_IT_IS) > mean(out, AS_IT_IS)
+
+
+def test_options_reach_the_audit(folder, tmp_path, capsys):
+    command = ["audit", "audited_nets:net", "--source", f"folder:{folder}", "--limit", "10"]
+    options = ["--scales", "1,2,1", "--native", "1.5", "--size", "32", "--border", "reflect"]
+    options += ["--mean", "0.1", "--std", "0.5", "--pool", "none", "--batch", "4"]
+    names = tmp_path / "names.txt"
+    names.write_text("\n".join(NAMES) + "\n")
+    options += ["--split", "train", "--classes", str(names)]
+    assert run([*command, *options, "--output", str(tmp_path / "a")]) == 0
+    found = content(tmp_path / "a")
+    look = {"size": [32, 32], "border": "reflect", "mean": [0.1], "std": [0.5]}
+    assert {key: found["look"][key] for key in look} == look
+    assert [p["scale"] for p in found["audits"][AS_IT_IS]["scales"]] == [1.0, 1.5, 2.0]
+    assert found["audits"][AS_IT_IS]["native"] == 1.5 and set(found["audits"]) == {AS_IT_IS}
+    assert (found["split"], found["images"], found["pool"]) == ("train", 10, None)
+    assert found["reordered"] and found["audits"][AS_IT_IS]["classes"] == list(NAMES)
+    capsys.readouterr()
+
+
+def test_a_model_from_the_current_folder(folder, tmp_path, monkeypatch, capsys):
+    (tmp_path / "my_own_net.py").write_text(
+        "import torch\n\n\ndef classify(images):\n    return images.flatten(1)[:, 800:810]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    source = ["--source", f"folder:{folder}", "--limit", "9"]
+    assert run(["audit", "my_own_net:classify", *source, *SCALES]) == 0
+    assert sorted(path.name for path in (tmp_path / "audit").iterdir()) == FILES
+    capsys.readouterr()
+
+
+def test_errors_are_one_line_and_nothing_is_written(folder, tmp_path, capsys):
+    (tmp_path / "weights.pt").write_bytes(b"PK something")
+    (tmp_path / "empty").mkdir()
+    source, net = f"folder:{folder}", "audited_nets:net"
+    cases = {
+        "there is no model 'net.onnx': no such file": ["net.onnx", "--source", source],
+        "cannot import 'nowhere'": ["nowhere:net", "--source", source],
+        "holds no TorchScript, torch.export or ONNX": [
+            str(tmp_path / "weights.pt"), "--source", source
+        ],
+        "is not a run": [str(tmp_path / "empty"), "--source", source],
+        "shape (2, 10), one for each class; got (2, 3)": ["audited_nets:few", "--source", source],
+        "no numbers for 32 of 32 images at scale 1;": [
+            "audited_nets:not_a_number", "--source", source
+        ],
+        "refused images of the shape (2, 1, 33, 33)": [
+            "audited_nets:coloured", "--source", source, "--size", "33"
+        ],
+        "does not exist": [net, "--source", f"folder:{tmp_path / 'none'}"],
+        "has no class sub-folders": [net, "--source", f"folder:{tmp_path / 'empty'}"],
+        "unknown data source 'nothing'": [net, "--source", "nothing"],
+        "split must be one of": [net, "--source", source, "--split", "some"],
+        "scales must be low,high,per_octave": [net, "--source", source, "--scales", "1,2"],
+        "pool must be one of": [net, "--source", source, "--pool", "mean"],
+        "recipe must be frame": [net, "--source", source, "--recipe", "other"],
+        "border must be": [net, "--source", source, "--border", "around"],
+        "std must be a number": [net, "--source", source, "--std", "a"],
+        "mean must be 1 or 1 numbers, got 3": [net, "--source", source, "--mean", "1,2,3"],
+        "each scale must be finite and above 0, got 0": [net, "--source", source, "--native", "0"],
+        "no device is called 'abacus'": [net, "--source", source, "--device", "abacus"],
+        "class 'digit-0', which is not among the 2": [
+            net, "--source", source, "--classes", "a,b"
+        ],
+        "Missing option '--source'": [net],
+    }  # fmt: skip
+    for words, arguments in cases.items():
+        assert run(["audit", *arguments, "--out", str(tmp_path / "out")]) == 2, words
+        printed, err = capsys.readouterr()
+        assert printed == "" and err.startswith("error: ") and err.count("\n") == 1, words
+        assert words in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_said(folder, tmp_path, capsys):
+    (tmp_path / "out").write_text("a file")
+    command = ["audit", "audited_nets:net", "--source", f"folder:{folder}", "--limit", "5", *SCALES]
+    assert run([*command, "--out", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert "cannot write the audit in" in err and err.count("\n") == 1
+
+
+def test_a_folder_without_a_picture_that_can_be_read(tmp_path, capsys):
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    (tmp_path / "in" / "a" / "x.png").write_bytes(b"nothing")
+    source = f"folder:{tmp_path / 'in'}"
+    assert run(["audit", "audited_nets:net", "--source", source, "--out", str(tmp_path / "o")]) == 2
+    assert "none of the 1 images" in capsys.readouterr().err
+
+
+def test_a_frame_that_is_not_square_gets_no_channels_and_says_so(tmp_path, capsys):
+    from PIL import Image
+
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        Image.new("L", (12, 8), 40).save(tmp_path / name / "1.png")
+    (tmp_path / "wide_net.py").write_text(
+        "def classify(images):\n    return images.mean((2, 3)).repeat(1, 2)\n"
+    )
+    import sys
+
+    sys.path.insert(0, str(tmp_path))
+    try:
+        command = ["audit", "wide_net:classify", "--source", f"folder:{tmp_path}", *SCALES]
+        assert run([*command, "--out", str(tmp_path / "out")]) == 0
+    finally:
+        sys.path.remove(str(tmp_path))
+    assert "scale channels need a square frame, got 8 x 12" in capsys.readouterr().err
+    assert set(content(tmp_path / "out")["audits"]) == {AS_IT_IS}
+
+
+def test_the_help_ends_with_an_example(capsys):
+    assert run(["audit", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.partition("Arguments")[0].split())
+    assert "Example: foveate audit mypackage.nets:classifier --source folder:photos" in text

@@ -1,0 +1,278 @@
+"""Models of others in an audit: found by name or in a file, asked in any form, never unpickled."""
+
+import os
+import sys
+import zipfile
+
+import audited_nets
+import pytest
+import torch
+from audited_nets import NAMES, SIZE, export, write_pictures
+from made_images import random_images
+from torch import nn
+
+from foveate.data.sources import load_source
+from foveate.errors import ConfigError, DataError
+from foveate.evaluation.audit_data import open_pictures
+from foveate.evaluation.audit_models import (
+    Classifier,
+    Model,
+    Training,
+    fitting_channels,
+    in_channels,
+    load_model,
+)
+from foveate.evaluation.audit_report import AS_IT_IS, IN_CHANNELS, audit_beside, fitted_look
+from foveate.resampling import foveate_plain
+
+SCALES = (0.5, 1.0, 2.0)
+
+
+@pytest.fixture(scope="module")
+def net():
+    return audited_nets.net().eval()
+
+
+@pytest.fixture(scope="module")
+def files(net, tmp_path_factory):
+    """The network in every format, for any batch and for batches of exactly 3."""
+    folder = tmp_path_factory.mktemp("models")
+    paths = {kind: export(net, folder / f"net.{kind}") for kind in ("ts", "pt2", "onnx")}
+    for kind in ("pt2", "onnx"):
+        paths[f"{kind} of 3"] = export(net, folder / f"three.{kind}", batch=3)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    return open_pictures(f"folder:{write_pictures(tmp_path_factory.mktemp('digits'))}", "all")
+
+
+def audited(spec, pictures):
+    model = load_model(str(spec))
+    return audit_beside(model, pictures, fitted_look(model, pictures), SCALES, batch=16)
+
+
+def test_every_format_gives_the_same_audit(net, files, pictures):
+    """Alone and in scale channels; logits may differ in the last bits of a float."""
+    first = audited("audited_nets:net", pictures)
+    assert first.plain.at_native.accuracy.value > 0.5  # it has learned something
+    assert set(first.audits) == {AS_IT_IS, IN_CHANNELS} and first.channels == SCALES
+    assert first.look.size == (SIZE, SIZE) and first.look.channels == 1
+    for kind, path in files.items():
+        other = audited(path, pictures)
+        for name, audit in first.audits.items():
+            for a, b in zip(audit.overall, other.audits[name].overall, strict=True):
+                assert (a.right, a.agreeing) == (b.right, b.agreeing), (kind, name)
+                assert a.confidences == pytest.approx(b.confidences, abs=1e-3)
+
+
+def test_a_file_says_what_it_takes(files):
+    assert load_model(str(files["onnx"])).shape == (None, 1, SIZE, SIZE)
+    assert load_model(str(files["pt2"])).shape == (None, 1, SIZE, SIZE)
+    assert load_model(str(files["pt2 of 3"])).shape == (3, 1, SIZE, SIZE)
+    assert load_model(str(files["onnx of 3"])).shape == (3, 1, SIZE, SIZE)
+    assert load_model(str(files["ts"])).shape == (None,) * 4
+
+
+def test_what_can_be_trained_on(files):
+    assert load_model("audited_nets:net").trainable and load_model(str(files["ts"])).trainable
+    for other in (str(files["onnx"]), str(files["pt2"]), "audited_nets:function"):
+        assert not load_model(other).trainable
+
+
+@pytest.mark.parametrize("name", ["net", "instance", "function"])
+def test_python_names_of_all_kinds(name):
+    model = load_model(f"audited_nets:{name}")
+    assert model.name == f"audited_nets:{name}"
+    images = random_images(2, 1, SIZE, SIZE)
+    known = audited_nets.net() if name == "net" else audited_nets.instance
+    with torch.no_grad():
+        asked = [m.eval() if isinstance(m, nn.Module) else m for m in (model.ask, known)]
+        torch.testing.assert_close(asked[0](images), asked[1](images))
+
+
+def message(spec, kind=(ConfigError, DataError)):
+    with pytest.raises(kind) as caught:
+        load_model(str(spec))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_models_that_cannot_be_found_are_said(tmp_path):
+    assert "no such file; a model is package.module:factory" in message(tmp_path / "net.onnx")
+    assert "cannot import 'no_such_module' for the model" in message("no_such_module:net")
+    assert "'missing' is not there in 'audited_nets'" in message("audited_nets:missing")
+    assert "'NAMES' is no function in 'audited_nets'" in message("audited_nets:NAMES")
+    assert "a model is written as package.module:factory" in message("audited_nets:")
+    assert "needs 2 arguments" in message("audited_nets:with_two")
+    assert "must give a model that can be called, got int" in message("audited_nets:number")
+    failed = "audited_nets:failing failed (RuntimeError: no weights here)"
+    assert failed in message("audited_nets:failing")
+    assert "is not a run: it has no config.json" in message(tmp_path)
+    assert "no pretrained network 'nothing'" in message("pretrained:nothing")
+
+
+def test_files_that_are_no_models_are_said(files, tmp_path):
+    for name in ("net.pt", "net.ts", "net.pt2", "weights.safetensors"):
+        (tmp_path / name).write_bytes(b"something else")
+        assert "holds no TorchScript, torch.export or ONNX model" in message(tmp_path / name)
+    (tmp_path / "net.onnx").write_bytes(b"something else")
+    assert "cannot load the model in" in message(tmp_path / "net.onnx")
+    whole = files["ts"].read_bytes()
+    (tmp_path / "cut.ts").write_bytes(whole[: len(whole) // 2])
+    assert "holds no TorchScript" in message(tmp_path / "cut.ts")
+    torch.save(audited_nets.net().state_dict(), tmp_path / "weights.pt")
+    assert "name a function that makes the model" in message(tmp_path / "weights.pt")
+
+
+def test_onnx_without_its_runtime_says_how_to_get_it(files, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    assert "pip install 'foveate[onnx]'" in message(files["onnx"])
+
+
+class Trap:
+    """Unpickling it leaves a file."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return (os.mkdir, (self.path,))
+
+
+def test_a_pickle_is_not_opened(tmp_path):
+    torch.save(Trap(tmp_path / "sprung"), tmp_path / "net.pt")
+    assert "pickled models are not loaded" in message(tmp_path / "net.pt")
+    assert not (tmp_path / "sprung").exists()
+
+
+def with_member(path, new, name, content):
+    """A copy of a zip archive in which one member is another, or comes anew."""
+    with zipfile.ZipFile(path) as old, zipfile.ZipFile(new, "w") as copy:
+        for member in old.namelist():
+            if not member.endswith(name):
+                copy.writestr(member, old.read(member))
+        copy.writestr(f"{old.namelist()[0].partition('/')[0]}/{name}", content)
+    return new
+
+
+def test_a_pickle_inside_an_exported_program_is_not_opened(files, tmp_path):
+    trap = tmp_path / "sprung"
+    torch.save(Trap(trap), tmp_path / "trap.pt")
+    pickled = (tmp_path / "trap.pt").read_bytes()
+    inputs = with_member(files["pt2"], tmp_path / "a.pt2", "data/sample_inputs/model.pt", pickled)
+    assert "cannot load the model in" in message(inputs)
+    objects = with_member(files["pt2"], tmp_path / "b.pt2", "data/constants/opaque_obj_0", pickled)
+    assert "holds data/constants/opaque_obj_0, which is no graph or tensor" in message(objects)
+    library = with_member(files["pt2"], tmp_path / "c.pt2", "data/aotinductor/model/x.so", b"")
+    assert "holds data/aotinductor/model/x.so" in message(library)
+    assert not trap.exists()
+    torch.load(tmp_path / "trap.pt", weights_only=False)
+    assert trap.exists()  # it would have sprung
+    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
+    untouched = with_member(files["pt2"], tmp_path / "d.pt2", "extra/note.txt", b"hello")
+    assert load_model(str(untouched)).shape[1] == 1
+
+
+def test_a_graph_that_takes_no_images_is_said(tmp_path):
+    class Flat(nn.Linear):
+        pass
+
+    program = torch.export.export(Flat(4, 2), (torch.zeros(2, 4),))
+    torch.export.save(program, tmp_path / "flat.pt2")
+    assert "the model takes (2, 4), not images" in message(tmp_path / "flat.pt2")
+
+
+# Asking
+
+
+def test_a_model_is_asked_in_parts_and_a_fixed_graph_in_full_ones():
+    sizes = []
+
+    def ask(images):
+        sizes.append(len(images))
+        return images.flatten(1)[:, :4]
+
+    images = random_images(7, 1, 4, 4)
+    for exact, expected in ((False, [3, 3, 1]), (True, [3, 3, 3])):
+        sizes.clear()
+        outputs = Classifier(ask, 4, 3, exact=exact)(images)
+        torch.testing.assert_close(outputs, images.flatten(1)[:, :4], rtol=0, atol=0)
+        assert sizes == expected
+    assert Model(name="m", ask=ask, shape=(5, 1, 4, 4)).classifier(4, 100).batch == 5
+    assert not Model(name="m", ask=ask).classifier(4, 100).exact
+
+
+def test_the_number_of_channels_is_found_out():
+    grey, coloured = audited_nets.instance, audited_nets.coloured()
+    for own in (1, 3):
+        assert fitting_channels(Classifier(grey), (SIZE, SIZE), own) == 1
+        assert fitting_channels(Classifier(coloured), (SIZE, SIZE), own) == 3
+    either = Classifier(lambda images: images.mean((1, 2, 3))[:, None].repeat(1, 2))
+    assert [fitting_channels(either, (8, 8), own) for own in (1, 3)] == [1, 3]
+    with pytest.raises(ConfigError, match=r"refused images of the shape \(2, 1, 9, 9\)"):
+        fitting_channels(Classifier(grey), (9, 9), 1)
+
+
+@pytest.mark.parametrize("pool", ["max", "avg"])
+def test_in_channels_is_the_loop_over_windows(net, pool):
+    """Channel s shows the middle of the image, size times s pixels wide, at the model's size."""
+    images = random_images(2, 1, SIZE, SIZE)
+    classifier = Classifier(net, 10, 3)
+    with torch.no_grad():
+        found = in_channels(classifier, SCALES, (SIZE, SIZE), pool)(images)
+        patches = foveate_plain(images, SCALES, SIZE)
+        answers = torch.stack([net(patches[:, s]) for s in range(3)], 1)
+    expected = answers.amax(1) if pool == "max" else answers.mean(1)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(patches[:, 1], images)
+    with pytest.raises(ConfigError, match="square frame, got 8 x 9"):
+        in_channels(classifier, SCALES, (8, 9), pool)
+
+
+def test_wrong_numbers_of_classes_are_said_before_anything_is_read(pictures):
+    model = load_model("audited_nets:few")
+    with pytest.raises(ConfigError, match=r"shape \(2, 10\), one for each class; got \(2, 3\)"):
+        fitted_look(model, pictures)
+
+
+def test_the_look_follows_model_and_pictures(pictures, net):
+    model = load_model("audited_nets:net")
+    usual = fitted_look(model, pictures)
+    assert (usual.recipe, usual.size, usual.border) == ("frame", (SIZE, SIZE), "replicate")
+    assert fitted_look(model, pictures, size=32, border=0.5, mean=(0.5,)).size == (32, 32)
+    digits = open_pictures("mnist-5k", limit=3)
+    made = fitted_look(model, digits)
+    assert (made.recipe, made.size) == ("large-scale", (112, 112))
+    assert fitted_look(model, digits, recipe="frame").size == (28, 28)
+    training = Training(size=24, border="zero", scales="2", overlap=lambda source, split: None)
+    ours = Model(name="run", ask=net, training=training)
+    look = fitted_look(ours, pictures)
+    assert (look.recipe, look.size, look.border) == ("large-scale", (24, 24), "zero")
+    assert training.native == 2 and Training(**{**vars(training), "scales": "1-4"}).native == 1
+    fixed = Model(name="file", ask=net, shape=(None, 1, 36, 36))
+    assert fitted_look(fixed, pictures).size == (36, 36)
+
+
+def test_classes_in_the_order_of_the_model(net, pictures, tmp_path):
+    """The folder's classes under other names, which sort in another order."""
+    renamed = tmp_path / "renamed"
+    renamed.mkdir()
+    names = [f"{9 - k}-{name}" for k, name in enumerate(NAMES)]
+    for name, new in zip(NAMES, names, strict=True):
+        origin = pictures.source.removeprefix("folder:")
+        (renamed / new).symlink_to(os.path.join(origin, name), target_is_directory=True)
+    first = audited("audited_nets:net", pictures)
+    right = audited("audited_nets:net", open_pictures(f"folder:{renamed}", "all", classes=names))
+    wrong = audited("audited_nets:net", open_pictures(f"folder:{renamed}", "all"))
+    for a, b in zip(first.plain.per_class, right.plain.per_class, strict=True):
+        assert [c.right for c in a] == [c.right for c in b]
+    assert not first.notes and not right.notes
+    (doubt,) = wrong.notes
+    assert "no better than guessing: are its classes 0-digit-9" in doubt and "--classes" in doubt
+
+
+def test_digits_are_those_of_the_source():
+    test = load_source("mnist-5k").test
+    assert torch.equal(audited_nets.framed(test.images[:1])[..., 6:-6, 6:-6], test.images[:1] / 255)

@@ -1,0 +1,149 @@
+"""The pictures and the page of an audit, from counts that were made up."""
+
+import html
+import re
+
+import pytest
+import torch
+
+from foveate.evaluation.audit import Audit, Counts
+from foveate.evaluation.audit_images import Look
+from foveate.evaluation.audit_report import AS_IT_IS, IN_CHANNELS, AuditReport
+from foveate.report.audit_page import CLASSES, audit_page, finetune_script, shown, summary
+from foveate.report.audit_plots import audit_curves
+
+SCALES = (0.5, 1.0, 2.0)
+ABOUT = {
+    "source": "folder:my photos", "split": "test", "images": 100, "checksum": "abc", "pool": "max",
+    "reordered": False, "version": "1", "commit": "", "hardware": "a CPU",
+}  # fmt: skip
+PICTURES = [torch.full((1, 9, 9), 40, dtype=torch.uint8)]
+
+
+def counts(right, count=100):
+    return Counts(count, right, right // 2, 0.8 * count, 0.65 * count)
+
+
+def made(rights, classes=("a", "b"), scales=SCALES):
+    """An audit with so many of 100 right at each scale, and half of that in each class."""
+    each = tuple(
+        tuple(counts(max(0, right - 5 * k), 100) for k in range(len(classes))) for right in rights
+    )
+    return Audit(
+        scales=scales,
+        native=1.0,
+        classes=tuple(classes),
+        overall=tuple(map(counts, rights)),
+        per_class=each,
+    )
+
+
+def report(audits=None, about=None, **changes):
+    usual = {
+        "model": "mynet:net",
+        "look": Look(size=(9, 9), channels=1),
+        "channels": SCALES,
+        "audits": audits or {AS_IT_IS: made([30, 90, 50]), IN_CHANNELS: made([60, 80, 70])},
+        "about": {**ABOUT, **(about or {})},
+    }
+    return AuditReport(**{**usual, **changes})
+
+
+def words(found, script="x = 1"):
+    page = audit_page(found, PICTURES, script).html()
+    inside = re.sub(r"<(style|svg)\b.*?</\1>", " ", page, flags=re.DOTALL)
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", inside)).split())
+
+
+@pytest.mark.parametrize("measure", ["accuracy", "agreement", "confidence"])
+def test_a_curve_is_the_measure_and_its_band_the_interval(measure):
+    audits = report().audits
+    (axes,) = audit_curves(audits, [measure]).axes
+    assert measure in axes.get_ylabel() and axes.get_xscale() == "log"
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["1/2", "1", "2"]
+    for line, band, audit in zip(axes.get_lines(), axes.collections, audits.values(), strict=False):
+        found = [getattr(c, measure) for c in audit.overall]
+        assert list(line.get_xdata()) == list(SCALES)
+        assert list(line.get_ydata()) == pytest.approx([100 * e.value for e in found])
+        heights = band.get_paths()[0].vertices[:, 1]
+        assert heights.max() == pytest.approx(100 * max(e.high for e in found))
+        assert heights.min() == pytest.approx(100 * min(e.low for e in found))
+    native = axes.get_lines()[2]
+    assert list(native.get_xdata()) == [1.0, 1.0]
+    guessing = [list(line.get_ydata()) for line in axes.get_lines()[3:]]
+    assert guessing == ([[50, 50]] if measure == "accuracy" else [])
+
+
+def test_all_measures_side_by_side_with_one_legend():
+    figure = audit_curves(report().audits)
+    assert len(figure.axes) == 3 and len(figure.legends) == 1
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == [AS_IT_IS, IN_CHANNELS]
+    assert not audit_curves({AS_IT_IS: made([1, 2, 3])}).legends
+
+
+def test_the_summary_says_how_it_holds():
+    text = summary(made([30, 90, 50]))
+    assert text.startswith(f"{shown(counts(90).accuracy)} % right at the native scale 1")
+    assert "on 100 images" in text and "loses more than 5 points at the next scale" in text
+    assert f"at scale 0.5 it gets {shown(counts(30).accuracy)} % right" in text
+    assert f"at scale 2 {shown(counts(50).accuracy)} %" in text
+    assert "at most 5 points from scale 1 to 2;" in summary(made([30, 90, 87]))
+    assert shown(counts(90).accuracy) == "90.0 [82.6, 94.5]"  # Wilson's interval, from tables
+
+
+def test_the_page_has_both_forms_and_their_difference():
+    text = words(report())
+    assert "accuracy changes by -10.0 points at the native scale and by +13.3 on average" in text
+    assert f"0.5 {shown(counts(30).accuracy)} {shown(counts(60).accuracy)}" in text
+    assert "+30.0" in text and "+20.0" in text
+    assert "x = 1 foveate audit finetune:tuned --source 'folder:my photos' --split test" in text
+
+
+def test_without_a_script_or_channels_the_page_says_so():
+    assert "name the PyTorch module" in words(report(), script=None)
+    alone = report({AS_IT_IS: made([1, 2, 3])}, channels=())
+    assert "was not put into scale channels" in words(alone, script=None)
+
+
+def test_notes_and_what_was_left_out_are_on_the_page():
+    text = words(report(notes=("mind <this>",), unreadable=("cannot read image x.png",)))
+    assert "mind <this>" in text and "cannot read image x.png" in text
+    assert "left out 1 images that cannot be read" in text
+
+
+def test_classes_come_with_those_first_that_lose_most_and_not_without_end():
+    names = [f"class{k:02}" for k in range(CLASSES + 3)]
+    # Class k has 50 + k of 100 right at the native scale, and loses these k points elsewhere.
+    per_class = tuple(
+        tuple(counts(50 + k if i == 1 else 50) for k in range(len(names))) for i in range(3)
+    )
+    audit = Audit(
+        scales=SCALES, native=1.0, classes=tuple(names), overall=(counts(50),) * 3,
+        per_class=per_class,
+    )  # fmt: skip
+    text = words(report({AS_IT_IS: audit}))
+    shown_names = re.findall(r"class\d\d", text)
+    assert shown_names == names[::-1][:CLASSES]
+    assert "and so are the other 3 classes" in text
+
+
+def test_a_class_without_images_is_not_shown():
+    per_class = ((counts(50), counts(0, 0)),) * 3
+    audit = Audit(
+        scales=SCALES, native=1.0, classes=("here", "nowhere"), overall=(counts(50),) * 3,
+        per_class=per_class,
+    )  # fmt: skip
+    text = words(report({AS_IT_IS: audit}))
+    assert "here" in text and "nowhere" not in text
+
+
+def test_the_program_holds_what_the_audit_was_made_with():
+    look = Look(size=(9, 9), channels=1, border=0.5, mean=(0.1,), recipe="frame")
+    script = finetune_script(report(look=look))
+    compile(script, "finetune.py", "exec")
+    assert "LOOK = Look(size=(9, 9), channels=1, border=0.5, mean=(0.1,))" in script
+    assert "SCALES = [0.5, 1, 2]" in script and "load_model('mynet:net')" in script
+    assert "open_pictures('folder:my photos', \"train\")" in script
+    named = finetune_script(report(about={"reordered": True}))
+    assert "\"train\", classes=['a', 'b'])" in named
+    assert "--classes a,b" in words(report(about={"reordered": True}))

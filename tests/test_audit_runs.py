@@ -1,0 +1,113 @@
+"""`foveate audit` of networks of this package: runs, pretrained ones, and what they have seen."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_runs import MODEL, tiny
+
+import foveate.evaluation.audit_models as audit_models
+from foveate.cli.app import run
+from foveate.data.sources import load_source
+from foveate.evaluation.audit_report import AS_IT_IS, IN_CHANNELS
+from foveate.evaluation.curve import accuracy_over_scale
+from foveate.models.pretrained import PretrainedInfo
+from foveate.models.zoo import ModelConfig
+from foveate.training.checkpoint import RunFolder
+from foveate.training.loop import train
+
+SCALES = ["--scales", "0.5,2,1"]
+
+
+def content(out):
+    return json.loads((out / "audit.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A small CNN trained on scale 2 and a small FovMax trained on several scales."""
+    folder = tmp_path_factory.mktemp("runs")
+    cnn = ModelConfig(form="plain", size=24, features=(4, 8), hidden=8)
+    train(tiny(model=cnn, scales="2"), folder / "cnn")
+    train(tiny(model=replace(MODEL, pool="max"), scales="1-2"), folder / "fovmax")
+    return folder
+
+
+@pytest.mark.parametrize(("name", "native"), [("cnn", 2.0), ("fovmax", 1.0)])
+def test_a_run_gets_the_curve_that_evaluate_gives(runs, tmp_path, capsys, name, native):
+    """On the same images made by the same recipe: the same answers, one by one."""
+    command = ["audit", str(runs / name), "--source", "mnist-5k", *SCALES, "--limit", "200"]
+    assert run([*command, "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == ""
+    net, test = RunFolder(runs / name).net(), load_source("mnist-5k").test
+    test = replace(test, images=test.images[:200], labels=test.labels[:200])
+    expected = accuracy_over_scale(net, test, [0.5, 1.0, 2.0], size=24)
+    found = content(tmp_path)
+    points = found["audits"][AS_IT_IS]["scales"]
+    assert found["look"]["recipe"] == "large-scale" and found["look"]["size"] == [24, 24]
+    assert [p["accuracy"]["value"] for p in points] == [at.accuracy for at in expected]
+    assert found["audits"][AS_IT_IS]["native"] == native
+    beside = {AS_IT_IS, IN_CHANNELS} if name == "cnn" else {AS_IT_IS}
+    assert set(found["audits"]) == beside
+    if name == "cnn":
+        assert found["channels"] == [0.25, 0.5, 1.0]  # relative to the training scale
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "source", "split", "seen"),
+    [
+        ("mnist-5k", "mnist-5k", "test", False),
+        ("mnist-5k", "mnist-5k", "train", True),
+        ("mnist-5k", "mnist-5k", "all", True),
+        ("mnist", "mnist-5k", "test", True),
+        ("mnist-5k", "mnist", "val", False),
+        ("mnist-5k", "mnist", "train", True),
+        ("mnist", "folder:photos", "train", False),
+    ],
+)
+def test_a_run_knows_what_it_has_seen(runs, tmp_path, trained_on, source, split, seen):
+    shutil.copytree(runs / "cnn", tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    path.write_text(path.read_text().replace('"mnist-5k"', f'"{trained_on}"'))
+    said = audit_models.load_model(str(tmp_path / "run")).training.overlap(source, split)
+    assert (said is not None) == seen
+    if seen:
+        assert f"was trained on {trained_on}" in said and source in said
+
+
+def test_images_that_a_run_was_trained_on_are_warned_of(runs, tmp_path, capsys):
+    command = ["audit", str(runs / "fovmax"), "--source", "mnist-5k", "--split", "train", *SCALES]
+    assert run([*command, "--limit", "20", "--out", str(tmp_path)]) == 0
+    warning = "was trained on mnist-5k, so it has seen images of mnist-5k (train)"
+    err = capsys.readouterr().err
+    assert warning in err and err.startswith("warning: ")
+    assert warning in (tmp_path / "audit.html").read_text()
+    assert warning in content(tmp_path)["notes"][0]
+
+
+def test_a_pretrained_network_by_its_name(tmp_path, monkeypatch, capsys):
+    torch.manual_seed(0)
+    model = ModelConfig(size=12, features=(4, 8), hidden=8, scales=MODEL.scales)
+    made = {"version": "1", "commit": "", "hardware": "", "file": "", "sha256": ""}
+    info = PretrainedInfo(
+        name="small", model=model, source="mnist", scales="2", samples=0, size=24, seed=0, seeds=1,
+        recipe={"border": "zero"}, validation=0.9, accuracy={}, tested=0, **made,
+    )  # fmt: skip
+    monkeypatch.setattr(audit_models, "pretrained_info", lambda name: info)
+    monkeypatch.setattr(audit_models, "from_pretrained", lambda name: model.build().eval())
+    asked = []
+
+    def overlap(name, source, split):
+        asked.append((name, source, split))
+        return "it has seen them"
+
+    monkeypatch.setattr(audit_models, "overlap", overlap)
+    command = ["audit", "pretrained:small", "--source", "mnist-5k", *SCALES, "--limit", "20"]
+    assert run([*command, "--split", "all", "--out", str(tmp_path)]) == 0
+    assert asked == [("small", "mnist-5k", "train")]  # all of it is also its train split
+    assert "warning: it has seen them\n" in capsys.readouterr().err
+    found = content(tmp_path)
+    assert found["audits"][AS_IT_IS]["native"] == 2
+    assert (found["look"]["size"], found["look"]["border"]) == ([24, 24], "zero")
