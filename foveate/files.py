@@ -1,10 +1,25 @@
-"""Write a file so that it is either whole and in place, or not there at all."""
+"""Where files are kept, and writing one so that it is either whole and in place or not there."""
 
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from foveate.errors import ConfigError
+
+
+def cache_dir() -> Path:
+    """Return where fetched files are kept: FOVEATE_CACHE, or else the user's cache folder."""
+    if chosen := os.environ.get("FOVEATE_CACHE"):
+        return Path(chosen).expanduser()
+    try:
+        import platformdirs
+    except ImportError as error:
+        raise ConfigError(
+            "no cache folder: set FOVEATE_CACHE to a folder, or install platformdirs"
+        ) from error
+    return platformdirs.user_cache_path("foveate")
 
 
 @contextmanager

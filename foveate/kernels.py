@@ -1,6 +1,9 @@
 """The resampling op as one GPU kernel: every patch pixel gathers its four image pixels."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels.
 
+from functools import lru_cache
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -74,27 +77,36 @@ def _gather(  # type: ignore[no-untyped-def]
         tl.store(target, value.to(patches.dtype.element_ty), inside)
 
 
-def gather_patches(
-    images: Tensor, scales: Tensor, size: int, padding: str | float, centres: Tensor | None
-) -> Tensor:
-    """Cut (B, C, H, W) images into patches (B, S, C, P, P), as `foveate` without antialiasing.
+@lru_cache(maxsize=64)
+def _rounded(scales: tuple[float, ...], device: torch.device) -> Tensor:
+    """The scales in float32, and what the rounding left out: (2, S)."""
+    exact = torch.tensor(scales, dtype=torch.float64)
+    near = exact.float()
+    return torch.stack([near, (exact - near).float()]).to(device)
 
-    `scales` is (2, S) float32: the scales, and what rounding them to float32 left out.
-    """
+
+def gather_patches(
+    images: Tensor,
+    scales: tuple[float, ...],
+    size: int,
+    padding: str | float,
+    centres: Tensor | None,
+) -> Tensor:
+    """Cut (B, C, H, W) images into patches (B, S, C, P, P), as `foveate` without antialiasing."""
     batch, channels, height, width = images.shape
-    count = scales.shape[1]
+    count, table = len(scales), _rounded(scales, images.device)
     patches = images.new_empty(batch, count, channels, size, size)
     if not patches.numel():
         return patches
     kind = padding if isinstance(padding, str) else "constant"
     fill = 0.0 if isinstance(padding, str) else float(padding)
-    points = scales if centres is None else (centres - 0.5).to(scales).contiguous()
+    points = table if centres is None else (centres - 0.5).to(table).contiguous()
     middle = [part for length in (height, width) for part in divmod(length / 2 - 0.5, 1.0)]
     group = GROUP if centres is None else 1  # images with centres of their own share nothing
     blocks = triton.cdiv(size * size, BLOCK)
     total = batch * channels
     _gather[(triton.cdiv(total, group) * count * blocks,)](
-        images.contiguous(), patches, scales, points, *middle, fill, height, width, total, channels,
+        images.contiguous(), patches, table, points, *middle, fill, height, width, total, channels,
         count, blocks, SIZE=size, PADDING=PADDINGS[kind], CENTRED=centres is None, BLOCK=BLOCK,
         GROUP=group
     )  # fmt: skip

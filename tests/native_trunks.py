@@ -6,8 +6,9 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from foveate.models import native, native_ops
+from foveate.models import native_ops
 from foveate.models.backbone import ConvNet
+from foveate.native import build
 
 
 def made(features=(16, 16, 32, 32), size=28, **changes):
@@ -70,18 +71,18 @@ def assert_agrees(net, images):
 
 @pytest.fixture(autouse=True)
 def _needs_a_compiler(request):
-    if "without" not in request.node.name and native.library() is None:
+    if "without" not in request.node.name and build.library() is None:
         pytest.skip("no C compiler")
 
 
 @contextmanager
 def forgotten():
     """Look for the compiler again, and once more afterwards."""
-    native._library.cache_clear()
+    build._library.cache_clear()
     try:
         yield
     finally:
-        native._library.cache_clear()
+        build._library.cache_clear()
 
 
 def steps_aside(trunk, images):

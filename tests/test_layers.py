@@ -13,7 +13,7 @@ PACKAGE = Path(foveate.__file__).parent
 # A module may import from its own room and from rooms before it.
 ROOMS = (
     ("errors", "files", "tracing"),
-    ("scales", "resampling", "scale_space", "kernels"),
+    ("scales", "resampling", "scale_space", "kernels", "native"),
     ("data",),
     ("models",),
     ("training",),

@@ -8,7 +8,10 @@ import pytest
 import torch
 from native_trunks import assert_agrees, assert_near, forgotten, gradients, made, tolerance
 
-from foveate.models import native, native_ops
+from foveate.models import native_ops
+from foveate.models.native_passes import fold
+from foveate.models.native_stages import Buffers
+from foveate.native import build, calls
 
 _needs_a_compiler = native_trunks._needs_a_compiler  # a fixture for every test
 CNN = (16, 16, 16, 16, 32, 32, 32, 32)
@@ -60,10 +63,10 @@ def test_moments_are_those_of_all_windows():
     images = torch.randn(5, 2, 9, 12) + torch.randn(2, 9, 12)
     windows = images.double().unfold(2, 3, 1).unfold(3, 3, 1).permute(0, 2, 3, 1, 4, 5).flatten(3)
     rows = windows.flatten(0, 2)
-    found = native_ops.window_moments(images)
-    torch.testing.assert_close(found.mean.double(), rows.mean(0), atol=1e-6, rtol=0)
+    mean, *covariance = fold((torch.nn.Conv2d(2, 16, 3), torch.nn.BatchNorm2d(16)), images).moments
+    torch.testing.assert_close(mean, rows.mean(0), atol=1e-6, rtol=0)
     right = rows.T.cov(correction=0)
-    torch.testing.assert_close(found.covariance.double(), right, atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.stack(covariance), right, atol=1e-5, rtol=0)
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="x86 only")
@@ -72,9 +75,9 @@ def test_it_agrees_for_every_length_of_vectors(target, monkeypatch, tmp_path):
     if target == "-march=haswell" and "AVX" not in torch.backends.cpu.get_cpu_capability():
         pytest.skip("this processor lacks AVX2")
     monkeypatch.setenv("FOVEATE_CACHE", str(tmp_path))
-    monkeypatch.setattr(native, "TARGETS", (target,))
+    monkeypatch.setattr(build, "TARGETS", (target,))
     with forgotten():
-        assert native.library().lanes() == {"-march=x86-64": 4, "-march=haswell": 8}[target]
+        assert build.library().lanes() == {"-march=x86-64": 4, "-march=haswell": 8}[target]
         for features, size in (((16, 16, 32, 32), 28), ((48, 16, 16, 32), 33)):
             for training in (True, False):
                 assert_agrees(made(features, size).train(training), torch.randn(9, 1, size, size))
@@ -93,7 +96,7 @@ def test_the_same_bits_for_any_number_of_threads_and_any_schedule(monkeypatch):
     try:
         for threads, team in ((1, True), (2, True), (3, True), (2, True), (2, False), (5, False)):
             if not team:
-                monkeypatch.setattr(native, "_team", lambda: None)
+                monkeypatch.setattr(calls, "_team", lambda: None)
             torch.set_num_threads(threads)
             runs.append(outcome(net, images))
     finally:
@@ -131,7 +134,7 @@ def test_nan_spoils_its_own_image_only():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_without_gradients_it_gives_the_same(training, monkeypatch):
-    if native.library() is None:
+    if build.library() is None:
         pytest.skip("no C compiler")
     net, images = made().train(training), torch.randn(7, 1, 28, 28)
     right = outcome(net, images)
@@ -140,6 +143,45 @@ def test_without_gradients_it_gives_the_same(training, monkeypatch):
         found = net.features(images)
     assert torch.equal(found, right[0]) and not found.requires_grad
     assert all(torch.equal(a, b) for a, b in zip(net.trunk.buffers(), right[17:], strict=True))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_defaults_of_pytorch_do_not_matter(training):
+    net, images = made().train(training), torch.randn(4, 1, 28, 28)
+    right = outcome(net, images)
+    slope = torch.randn(right[0].shape, generator=torch.Generator().manual_seed(3))
+    Buffers._store.clear()  # which have the right type already
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            other = copy.deepcopy(net)
+            features = other.features(images)
+            features.backward(slope)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    found = [features, *(p.grad for p in other.trunk.parameters()), *other.trunk.buffers()]
+    assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+
+
+def test_the_layout_of_weights_does_not_matter():
+    net = made(channels=2).to(memory_format=torch.channels_last)
+    assert_agrees(net, torch.randn(3, 2, 28, 28))
+
+
+def test_the_mode_on_the_way_forward_counts():
+    net, images = made().train(), torch.randn(4, 1, 28, 28)
+    right = outcome(net, images)[1:17]
+    features = net.features(images)
+    net.eval()
+    assert all(torch.equal(*p) for p in zip(gradients(net.trunk, features), right, strict=True))
+
+
+def test_autograd_hears_that_running_statistics_have_changed():
+    net, images = made(), torch.randn(4, 1, 28, 28)
+    plain = net.eval().trunk(images)  # keeps them for its way back
+    net.train().features(images)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        plain.sum().backward()
 
 
 def test_frozen_weights_get_no_gradient():

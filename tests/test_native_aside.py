@@ -6,13 +6,14 @@ import native_trunks
 import pytest
 import torch
 from native_trunks import made, steps_aside
+from torch.autograd import forward_ad
 
 from foveate.models import native_ops
 
 _needs_a_compiler = native_trunks._needs_a_compiler  # a fixture for every test
 
 
-def test_it_steps_aside_for_what_it_does_not_know(monkeypatch):
+def test_it_steps_aside_for_what_it_does_not_know():
     net, images = made(), torch.randn(3, 1, 28, 28)
     assert native_ops.applies(net.trunk, images)
     assert steps_aside(net.trunk, images.double())
@@ -30,7 +31,13 @@ def test_it_steps_aside_for_what_it_does_not_know(monkeypatch):
         assert steps_aside(net.trunk, images)
     with torch.no_grad():
         assert native_ops.applies(net.trunk, images.clone().requires_grad_())
-    monkeypatch.setattr(net.trunk[1], "momentum", None)
+    with forward_ad.dual_level():
+        assert steps_aside(net.trunk, images)
+    for name, value in (("momentum", None), ("running_mean", None), ("bias", None)):
+        other = copy.deepcopy(net)
+        setattr(other.trunk[1], name, value)
+        assert steps_aside(other.trunk, images)
+    net.trunk[1].running_var = torch.ones(32)[::2]
     assert steps_aside(net.trunk, images)
 
 

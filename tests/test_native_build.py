@@ -10,14 +10,16 @@ import pytest
 import torch
 from native_trunks import assert_agrees, forgotten, made, steps_aside
 
-from foveate.models import native
+from foveate.models.native_stages import Job
+from foveate.native import build
+from foveate.native.calls import call
 
 _needs_a_compiler = native_trunks._needs_a_compiler  # a fixture for every test
 
 
 def assert_plain_path_works():
     net, images = made().eval(), torch.randn(2, 1, 28, 28)
-    assert native.library() is None and steps_aside(net.trunk, images)
+    assert build.library() is None and steps_aside(net.trunk, images)
     torch.testing.assert_close(net.features(images), net.trunk(images), atol=1e-5, rtol=0)
 
 
@@ -41,7 +43,7 @@ def test_without_a_compiler(monkeypatch, tmp_path):
     ],
 )
 def test_without_a_compiler_that_works(script, monkeypatch, tmp_path):
-    for name in native.COMPILERS:
+    for name in build.COMPILERS:
         path = tmp_path / name
         path.write_text(f"#!/bin/sh\n{script}\n")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -54,33 +56,33 @@ def test_without_a_compiler_that_works(script, monkeypatch, tmp_path):
 def test_the_library_is_made_once(monkeypatch, tmp_path):
     monkeypatch.setenv("FOVEATE_CACHE", str(tmp_path))
     with forgotten():
-        assert native.library() is not None
+        assert build.library() is not None
     (kept,) = (tmp_path / "native").iterdir()
     assert kept.suffix == ".so"
-    monkeypatch.setattr(native, "_compile", lambda *_: pytest.fail("compiled again"))
+    monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("compiled again"))
     with forgotten():
-        assert native.library() is not None
+        assert build.library() is not None
 
 
 def test_a_damaged_library_in_the_cache_does_not_matter(monkeypatch, tmp_path):
     monkeypatch.setenv("FOVEATE_CACHE", str(tmp_path))
-    _, _, name = native._identify()
+    _, _, name = build._identify()
     (tmp_path / "native").mkdir()
     (tmp_path / "native" / name).write_bytes(b"half a library")
     with forgotten():
-        assert native.library() is not None
+        assert build.library() is not None
 
 
 def test_a_cache_that_cannot_be_written_does_not_matter(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("FOVEATE_CACHE", str(tmp_path / "file"))
     with forgotten():
-        assert native.library() is not None
+        assert build.library() is not None
         assert_agrees(made(), torch.randn(2, 1, 28, 28))
 
 
 def test_two_processes_may_compile_at_once(tmp_path):
-    code = "from foveate.models import native; print(native.library().lanes())"
+    code = "from foveate.native import build; print(build.library().lanes())"
     environment = {**os.environ, "FOVEATE_CACHE": str(tmp_path)}
     command = [sys.executable, "-c", code]
     running = [
@@ -88,12 +90,23 @@ def test_two_processes_may_compile_at_once(tmp_path):
         for _ in range(2)
     ]
     said = [process.communicate(timeout=120)[0] for process in running]
-    assert said[0] == said[1] == f"{native.library().lanes()}\n"
+    assert said[0] == said[1] == f"{build.library().lanes()}\n"
     assert [path.suffix for path in (tmp_path / "native").iterdir()] == [".so"]
 
 
+def test_a_lack_of_memory_is_told():
+    def fail(job):
+        job._obj.failed = 1
+
+    with pytest.raises(MemoryError, match="scratch"):
+        call(fail, Job(parts=1))
+
+
 def test_importing_compiles_nothing(tmp_path):
-    code = "import foveate.models.native_ops as n; n.native._library.cache_info().misses and 1 / 0"
+    code = (
+        "import foveate.models.native_ops; from foveate.native import build; "
+        "build._library.cache_info().misses and 1 / 0"
+    )
     environment = {**os.environ, "FOVEATE_CACHE": str(tmp_path / "cache")}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
     assert not (tmp_path / "cache").exists()

@@ -39,9 +39,10 @@ def by_grid_sample(images, scale, size, padding, centres):
     return sample + shift
 
 
+@pytest.mark.parametrize("native", ["0", "1"])
 @settings(max_examples=100)
 @given(data=st.data(), padding=st.sampled_from(PADDINGS), centred=st.booleans())
-def test_it_equals_grid_sample_per_scale(data, padding, centred):
+def test_it_equals_grid_sample_per_scale(native, data, padding, centred):
     least = 2 if padding == "reflect" else 1
     B, C = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3))
     H, W = (data.draw(st.integers(least, 40)) for _ in range(2))
@@ -52,7 +53,9 @@ def test_it_equals_grid_sample_per_scale(data, padding, centred):
     if not centred:
         pair = st.tuples(st.floats(-3, H + 3), st.floats(-3, W + 3))
         centres = torch.tensor([data.draw(pair) for _ in range(B)], dtype=torch.float64)
-    patches = foveate(images, scales, size, padding=padding, centres=centres)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FOVEATE_NATIVE", native)
+        patches = foveate(images, scales, size, padding=padding, centres=centres)
     assert patches.shape == (B, len(scales), C, size, size)
     at = [(H / 2, W / 2)] * B if centres is None else centres.tolist()
     expected = torch.stack([by_grid_sample(images, s, size, padding, at) for s in scales], 1)
@@ -106,7 +109,9 @@ def test_antialias_changes_nothing_at_scales_up_to_one():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS)
-def test_it_equals_the_plain_definition(options, dtype):
+@pytest.mark.parametrize("native", ["0", "1"])
+def test_it_equals_the_plain_definition(native, options, dtype, monkeypatch):
+    monkeypatch.setenv("FOVEATE_NATIVE", native)
     images = random_images(2, 3, 33, 50, dtype=dtype, seed=torch.seed() % 2**31)
     # 8 roundings as above, and with antialias up to 16 terms per sum instead of 2
     bound = 32 * torch.finfo(torch.promote_types(dtype, torch.float32)).eps

@@ -3,7 +3,6 @@
 import hashlib
 import http.client
 import logging
-import os
 import subprocess
 import sys
 import tempfile
@@ -18,8 +17,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from foveate.data.idx import FILES, decode, find, gunzip
-from foveate.errors import ConfigError, DataError
-from foveate.files import replacing
+from foveate.errors import DataError
+from foveate.files import cache_dir, replacing
 
 TIMEOUT = 20.0  # seconds without an answer
 DEADLINE = 600.0  # seconds for one file
@@ -89,19 +88,6 @@ DATASETS = {
         ),
     ),
 }
-
-
-def cache_dir() -> Path:
-    """Return where fetched files are kept: FOVEATE_CACHE, or else the user's cache folder."""
-    if chosen := os.environ.get("FOVEATE_CACHE"):
-        return Path(chosen).expanduser()
-    try:
-        import platformdirs
-    except ImportError as error:
-        raise ConfigError(
-            "no cache folder: set FOVEATE_CACHE to a folder, or install platformdirs"
-        ) from error
-    return platformdirs.user_cache_path("foveate")
 
 
 def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:

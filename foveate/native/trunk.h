@@ -1,4 +1,4 @@
-/* The convolutions of one patch, forward and backward; see native.c for the whole.
+/* The convolutions of one patch, forward and backward; see trunk.c for the whole.
 
    Loops have fixed lengths where sums are kept, so that compilers hold them in registers. Each sum
    is a vector of channels, and a tile of 24 sums (12 where there are 16 registers) shares what it
@@ -39,24 +39,32 @@ typedef doubles loose_double __attribute__((aligned(8), may_alias));
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 32")
 
-enum kind { MOMENTS, FIRST, NEXT, LAST, LAST_BACK, NEXT_BACK, FIRST_BACK };
+enum kind { FOLD, MOMENTS, FIRST, NEXT, LAST, LAST_BACK, NEXT_BACK, FIRST_BACK, UNFOLD };
 
 /* One stage of the network for all patches; each kind sets the fields that it needs. A slope is
-   the gradient with regard to a map after its norm and rectifier. */
+   the gradient with regard to a map after its norm and rectifier. Norms are (4, channels): mean,
+   gain, shift and spread, which is 1 / sqrt(variance + eps). */
 struct job {
     int64_t kind, count, parts;
     int64_t colours, height, width, from, to, stride; /* height, width: of the map that is read */
     int64_t plane;                     /* pixels of one colour of an image */
     const float *images, *shift;       /* (N, C, height + 2, width + 2), and a value near the mean */
-    const float *first, *first_bias;   /* the first convolution, with its norm folded in */
-    const float *below, *below_norm;   /* the map that is read; its mean, gain and shift */
-    const float *weight, *bias;        /* of the convolution that reads it */
-    float *map;                        /* what the convolution gives */
-    const float *unnorm;               /* from slope to gradient of the map: see `unnormed` */
-    float *slope, *below_slope;        /* of `map` and of `below` */
+    const float *weight, *bias;        /* of a convolution, as PyTorch has them */
+    float *first, *first_bias;         /* the first convolution, with its norm folded in */
+    double *moments;                   /* of its windows: mean (9 C,) and covariance (9 C, 9 C) */
+    float *map, *norm;                 /* what the convolution gives, and the norm behind it */
+    const float *below, *below_norm;   /* the map that is read, and its norm */
     float *result;                     /* (N, from, height, width): the end, or its gradient */
+    float *slope, *below_slope;        /* of `map` and of `below` */
+    float *unnorm, *below_unnorm;      /* from slope to gradient of the map: see `unnormed` */
     double *sums, *squares;            /* (parts, ...) */
     float *weight_sums, *bias_sums, *first_sums, *first_bias_sums; /* (parts, ...) */
+    float *weight_gradient, *bias_gradient;
+    const float *norm_weight, *norm_bias; /* as PyTorch has them, or NULL: no norm */
+    float *norm_weight_gradient, *norm_bias_gradient;
+    float *running_mean, *running_variance;
+    double momentum, eps;
+    int64_t moving; /* whether a norm takes its mean and variance from the batch */
     _Atomic int64_t next, failed;
 };
 
@@ -91,6 +99,9 @@ INLINE void copy_chunks(const int px, int64_t chunks, const float *source, float
 
 static int64_t out_height(const struct job *j) { return (j->height - 3) / j->stride + 1; }
 static int64_t out_width(const struct job *j) { return (j->width - 3) / j->stride + 1; }
+
+/* The first patch of a part. */
+static int64_t begin_of(const struct job *j, int64_t part) { return j->count * part / j->parts; }
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 

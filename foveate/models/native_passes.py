@@ -1,0 +1,198 @@
+"""The way through a compiled trunk, stage after stage, and the way back."""
+# Shape letters: N images, C image channel, H W pixels, O filters.
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from foveate.models.native_stages import Buffers, Field, fresh, parts_of, stage
+
+GRADIENTS = ("weight_gradient", "bias_gradient", "norm_weight_gradient", "norm_bias_gradient")
+
+Fields = dict[str, Field]
+Block = tuple[nn.Conv2d, nn.BatchNorm2d | None]
+
+
+class First(NamedTuple):
+    """The first convolution with its norm folded in, and what that was made of."""
+
+    weight: Tensor  # (9 C, O)
+    bias: Tensor  # (O,)
+    norm: Tensor  # (4, O): mean, gain, shift, spread
+    moments: Tensor  # mean (9 C,) and covariance (9 C, 9 C) of all 3 × 3 windows, if they matter
+
+    def fields(self) -> Fields:
+        """What a stage takes that runs the convolution."""
+        return {"first": self.weight, "first_bias": self.bias}
+
+
+@torch.no_grad()
+def fold(block: Block, images: Tensor) -> First:
+    """Fold the norm of the first block into its convolution; it may follow from the images."""
+    conv, norm = block
+    count, colours, height, width = images.shape
+    taps, filters = 9 * colours, conv.out_channels
+    moments = fresh(1 + taps, taps, dtype=torch.float64)
+    first = First(fresh(taps, filters), fresh(filters), fresh(4, filters), moments)
+    sides: Fields = {"height": height - 2, "width": width - 2, "stride": 1, "from": filters}
+    made: Fields = {**first.fields(), "norm": first.norm, "moments": moments}
+    fields = {**_planes(images), **sides, **_layers(block), **made}
+    if norm is None or not norm.training:
+        stage("fold", count, **fields)
+        return first
+    # About a shift near the mean, so that the subtraction of its square cancels little.
+    shift = images.reshape(-1)[:: max(1, images.numel() // 4096)].mean()
+    sums = fresh(parts_of(count), 1 + taps, taps, dtype=torch.float64)
+    stage("moments", count, **fields, shift=shift, sums=sums)
+    return first
+
+
+class Forward:
+    """A batch of images (N, C, H, W) on its way through the blocks, and what is kept of it.
+
+    The maps (N, H, W, O), each as its convolution left it, lie in buffers that are valid as long
+    as this object lives. The `norms` (4, O) belong to them.
+    """
+
+    def __init__(self, blocks: Sequence[Block], images: Tensor, first: First | None = None) -> None:
+        self.blocks, self.images, self.buffers = blocks, images, Buffers()
+        self.sides = sides_of(blocks, images)
+        self.moving = [norm is not None and norm.training for _, norm in blocks]
+        self.maps: list[Tensor] = []
+        self.norms: list[Tensor] = []
+        self.first = fold(blocks[0], images) if first is None else first
+
+    def run(self) -> Tensor:
+        """Give the result (N, O, H, W)."""
+        count = self.images.shape[0]
+        read: Fields = {**_planes(self.images), **self.first.fields()}
+        for at, block in enumerate(self.blocks[1:], 1):
+            made = self.buffers.take(count, *self.sides[at], block[0].out_channels)
+            norm = fresh(4, block[0].out_channels)
+            fields = {**read, **self.sizes(at), **_layers(block), **_sums(made)}
+            stage("next" if self.maps else "first", count, **fields, map=made, norm=norm)
+            self.maps.append(made)
+            self.norms.append(norm)
+            read = {"below": made, "below_norm": norm}
+        result = fresh(count, made.shape[3], *self.sides[-1])
+        stage("last", count, **read, **_ends(made), result=result)
+        return result
+
+    def sizes(self, at: int) -> Fields:
+        """What the convolution of a block reads and gives."""
+        conv, (height, width) = self.blocks[at][0], self.sides[at - 1]
+        channels: Fields = {"from": conv.in_channels, "to": conv.out_channels}
+        return {"height": height, "width": width, "stride": conv.stride[0], **channels}
+
+
+class Backward:
+    """The way back, given all that the forward stages read and made."""
+
+    def __init__(
+        self, forward: Forward, images: Tensor, parameters: Sequence[Tensor], maps: Sequence[Tensor]
+    ) -> None:
+        self.forward, self.images, self.maps = forward, images, maps
+        left = iter(parameters)
+        self.parameters = [[*islice(left, 2 if n is None else 4)] for _, n in forward.blocks]
+        self.gradients = [[fresh(*p.shape) for p in own] for own in self.parameters]
+        self.buffers = Buffers()
+
+    def run(self, result_slope: Tensor) -> list[Tensor]:
+        """Give the gradients in the order of the parameters."""
+        count, last = self.images.shape[0], len(self.maps)
+        read = self._below(last)
+        stage("last_back", count, **read, **_ends(self.maps[-1]), result=result_slope.contiguous())
+        for at in range(last, 1, -1):
+            fields = self._convolution(at, read)
+            read = self._below(at - 1)
+            stage("next_back", count, **fields, **read)
+        self._run_first(read)
+        return [gradient for own in self.gradients for gradient in own]
+
+    def _run_first(self, read: Fields) -> None:
+        """The second block, and the first, which is computed again on the way."""
+        count, first = self.images.shape[0], self.forward.first
+        planes, parts = _planes(self.images), parts_of(count)
+        sums: Fields = {
+            "first_sums": fresh(parts, *first.weight.shape),
+            "first_bias_sums": fresh(parts, *first.bias.shape),
+        }
+        fields = {**self._convolution(1, read), **planes, **first.fields(), **sums}
+        stage("first_back", count, **fields)
+        weight, bias = self.parameters[0][:2]
+        made_of: Fields = {"weight": weight.contiguous(), "bias": bias, "moments": first.moments}
+        norm: Fields = {"norm": first.norm, "moving": self.forward.moving[0]}
+        gradients = dict(zip(GRADIENTS, self.gradients[0], strict=False))
+        fields = {**planes, "from": weight.shape[0], **made_of, **norm, **sums, **gradients}
+        stage("unfold", count, **fields)
+
+    def _below(self, at: int) -> Fields:
+        """A block's map that a stage reads, with room for its slope and what follows from it."""
+        below, norm = self.maps[at - 1], self.forward.norms[at - 1]
+        room: Fields = {
+            "below_slope": self.buffers.take(*below.shape),
+            "below_unnorm": torch.empty_like(norm),
+            **dict(zip(GRADIENTS[2:], self.gradients[at][2:], strict=False)),
+        }
+        moving = self.forward.moving[at]
+        return {"below": below, "below_norm": norm, "moving": moving, **room, **_sums(below)}
+
+    def _convolution(self, at: int, read: Fields) -> Fields:
+        """What goes back through a block's convolution; `read` says how its map was read."""
+        weight, parts = self.parameters[at][0].contiguous(), parts_of(self.images.shape[0])
+        fields: Fields = {
+            "map": read["below"],
+            "slope": read["below_slope"],
+            "unnorm": read["below_unnorm"],
+            "weight": weight,
+            "weight_sums": self.buffers.take(parts, *weight.shape),
+            "bias_sums": fresh(parts, weight.shape[0]),
+            **dict(zip(GRADIENTS[:2], self.gradients[at][:2], strict=True)),
+        }
+        return {**self.forward.sizes(at), **fields}
+
+
+def sides_of(blocks: Sequence[Block], images: Tensor) -> list[tuple[int, int]]:
+    """Height and width behind each convolution."""
+    height, width = images.shape[2:]
+    sides = []
+    for conv, _ in blocks:
+        height, width = ((n - 3) // conv.stride[0] + 1 for n in (height, width))
+        sides.append((height, width))
+    return sides
+
+
+def _layers(block: Block) -> Fields:
+    """The parameters of a block, and the running statistics of its norm."""
+    conv, norm = block
+    fields: Fields = {"weight": conv.weight.contiguous(), "bias": conv.bias}
+    if norm is None:
+        return fields
+    assert norm.momentum is not None
+    return {
+        **fields,
+        "norm_weight": norm.weight,
+        "norm_bias": norm.bias,
+        "running_mean": norm.running_mean,
+        "running_variance": norm.running_var,
+        "momentum": norm.momentum,
+        "eps": norm.eps,
+        "moving": norm.training,
+    }
+
+
+def _planes(images: Tensor) -> Fields:
+    return {"images": images, "colours": images.shape[1], "plane": images.shape[2:].numel()}
+
+
+def _ends(last: Tensor) -> Fields:
+    return {"height": last.shape[1], "width": last.shape[2], "from": last.shape[3], "stride": 1}
+
+
+def _sums(like: Tensor) -> Fields:
+    """Room for two sums over a map (N, H, W, O)."""
+    sums, squares = fresh(2, parts_of(like.shape[0]), like.shape[3], dtype=torch.float64)
+    return {"sums": sums, "squares": squares}

@@ -1,0 +1,98 @@
+"""Run the stages of `native/trunk.c`, and keep the large buffers they work in."""
+
+import ctypes
+import math
+from typing import ClassVar, TypeAlias
+
+import torch
+from torch import Tensor
+
+from foveate.native.build import library
+from foveate.native.calls import PARTS, call
+
+KEPT = 1 << 23  # floats of the largest buffer to keep
+KINDS = (
+    "fold", "moments", "first", "next", "last", "last_back", "next_back", "first_back", "unfold"
+)  # fmt: skip
+WITHOUT_PARTS = ("fold", "unfold")
+
+Field: TypeAlias = int | float | Tensor | None
+
+
+class Job(ctypes.Structure):
+    """`struct job` of the C file, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("kind", "count", "parts", "colours", "height")),
+        *((name, ctypes.c_int64) for name in ("width", "from", "to", "stride", "plane")),
+        *((name, ctypes.c_void_p) for name in ("images", "shift", "weight", "bias", "first")),
+        *((name, ctypes.c_void_p) for name in ("first_bias", "moments", "map", "norm", "below")),
+        *((name, ctypes.c_void_p) for name in ("below_norm", "result", "slope", "below_slope")),
+        *((name, ctypes.c_void_p) for name in ("unnorm", "below_unnorm", "sums", "squares")),
+        *((name, ctypes.c_void_p) for name in ("weight_sums", "bias_sums", "first_sums")),
+        *((name, ctypes.c_void_p) for name in ("first_bias_sums", "weight_gradient")),
+        *((name, ctypes.c_void_p) for name in ("bias_gradient", "norm_weight", "norm_bias")),
+        *((name, ctypes.c_void_p) for name in ("norm_weight_gradient", "norm_bias_gradient")),
+        *((name, ctypes.c_void_p) for name in ("running_mean", "running_variance")),
+        *((name, ctypes.c_double) for name in ("momentum", "eps")),
+        *((name, ctypes.c_int64) for name in ("moving", "next", "failed")),
+    )
+
+
+class Buffers:
+    """Large buffers that go back to a store when this object ends, to be used again.
+
+    Fresh memory has to be mapped page by page, which took a third of a training step.
+    """
+
+    _store: ClassVar[dict[int, list[Tensor]]] = {}
+
+    def __init__(self) -> None:
+        self._held: list[Tensor] = []
+
+    def take(self, *shape: int) -> Tensor:
+        """An uninitialised float32 tensor, valid as long as this object lives."""
+        size = math.prod(shape)
+        try:
+            flat = self._store[size].pop()
+        except (KeyError, IndexError):
+            flat = fresh(size)
+        self._held.append(flat)
+        return flat.view(shape)
+
+    def __del__(self) -> None:
+        if len(self._store) > 16:  # sizes that come no more
+            self._store.clear()
+        for flat in self._held:
+            kept = self._store.setdefault(flat.numel(), [])
+            if len(kept) < 4 and flat.numel() <= KEPT:
+                kept.append(flat)
+
+
+def fresh(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """An uninitialised tensor on the CPU, whatever the defaults are."""
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def parts_of(count: int) -> int:
+    """Into how many parts `count` patches are cut."""
+    return min(PARTS, -(-count // 4))
+
+
+def stage(kind: str, count: int, **fields: Field) -> None:
+    """Run one stage on `count` patches; `fields` are those of `struct job`, tensors contiguous."""
+    lib = library()
+    assert lib is not None
+    held = {name: _address(value) for name, value in fields.items()}
+    parts = 0 if kind in WITHOUT_PARTS else parts_of(count)
+    job = Job(kind=KINDS.index(kind), count=count, parts=parts, **held)
+    if parts:
+        call(lib.work, job)
+    lib.finish(ctypes.byref(job))
+
+
+def _address(value: Field) -> int | float | None:
+    if not isinstance(value, Tensor):
+        return value
+    assert value.is_contiguous()
+    return value.data_ptr()

@@ -1,0 +1,175 @@
+"""The compiled gather gives the patches of the plain definition, and steps aside where it must."""
+# Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels.
+
+from functools import partial
+
+import native_trunks
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_images import random_images
+from native_trunks import forgotten
+from resampling_cases import PADDINGS, PAPER
+from torch.autograd import forward_ad
+from torch.utils.flop_counter import FlopCounterMode
+
+from foveate.native import build, calls, patches
+from foveate.native.patches import gather_patches
+from foveate.resampling import foveate, foveate_plain
+
+_needs_a_compiler = native_trunks._needs_a_compiler  # a fixture for every test
+EPS = torch.finfo(torch.float32).eps
+LAYOUTS = {
+    "rows": lambda images: images,
+    "columns": lambda images: images.mT.contiguous().mT,
+    "colours": lambda images: images.contiguous(memory_format=torch.channels_last),
+    "every other pixel": lambda images: images.repeat_interleave(2, -1)[..., ::2],
+    "one image": lambda images: images[:1].expand(images.shape),
+}
+
+
+def assert_right(images, scales, size, padding="border", centres=None):
+    found = gather_patches(images, tuple(scales), size, padding, centres)
+    exact = foveate_plain(images.double(), scales, size, padding=padding, centres=centres)
+    assert found.is_contiguous() and found.dtype == torch.float32
+    # Values up to 1; per axis a rounded weight, a product and a sum; then the padding: 8 roundings.
+    torch.testing.assert_close(found.double(), exact, atol=8 * EPS, rtol=0)
+
+
+@settings(max_examples=200)
+@given(data=st.data(), padding=st.sampled_from(PADDINGS), layout=st.sampled_from([*LAYOUTS]))
+def test_it_equals_the_definition(data, padding, layout):
+    B, C = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 3))
+    H, W = (data.draw(st.integers(1, 40)) for _ in range(2))
+    scales = sorted(data.draw(st.sets(st.floats(0.01, 50), min_size=1, max_size=4)))
+    images = LAYOUTS[layout](random_images(B, C, H, W, seed=data.draw(st.integers(0, 99))))
+    centres = None
+    if data.draw(st.booleans()):  # also far outside, where "reflect" folds many times
+        pair = st.tuples(st.floats(-9 * H, 9 * H), st.floats(-9 * W, 9 * W))
+        centres = torch.tensor([data.draw(pair) for _ in range(B)], dtype=torch.float64)
+    assert_right(images, scales, data.draw(st.integers(1, 16)), padding, centres)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("shape", [(32, 1, 112, 112), (5, 3, 57, 90), (2, 2, 5, 4), (3, 1, 1, 1)])
+@pytest.mark.parametrize("size", [1, 28, 33])
+def test_it_equals_the_definition_at_the_scales_of_the_paper(padding, shape, size):
+    assert_right(random_images(*shape), PAPER, size, padding)
+
+
+def test_it_equals_the_definition_on_a_simple_processor(monkeypatch, tmp_path):
+    monkeypatch.setenv("FOVEATE_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "TARGETS", ("-march=x86-64", *build.TARGETS))
+    with forgotten():
+        assert_right(random_images(3, 2, 30, 41), PAPER, 9, "reflect")
+
+
+def test_the_same_bits_for_any_number_of_threads(monkeypatch):
+    images, before, runs = random_images(9, 2, 30, 41), torch.get_num_threads(), []
+    try:
+        for threads, team in ((1, True), (2, True), (5, True), (3, False)):
+            if not team:
+                monkeypatch.setattr(calls, "_team", lambda: None)
+            torch.set_num_threads(threads)
+            runs.append(gather_patches(images, tuple(PAPER), 11, -0.7, None))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(run, runs[0]) for run in runs)
+
+
+def test_no_images_or_channels_give_no_patches():
+    assert gather_patches(torch.zeros(0, 3, 8, 8), (1.0,), 4, "border", None).shape[0] == 0
+    assert gather_patches(torch.zeros(2, 0, 8, 8), (1.0,), 4, "border", None).shape[2] == 0
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("where", [float("nan"), float("inf"), float("-inf")])
+def test_centres_that_are_no_place_give_nan(where, padding):
+    centres = torch.tensor([[where, 4.0], [4.0, where], [4.0, 4.0]])
+    found = foveate(random_images(3, 1, 9, 9), [0.5, 2.0], 3, padding=padding, centres=centres)
+    assert found[:2].isnan().all() and found[2].isfinite().all()
+
+
+def test_centres_of_any_kind():
+    images, centres = random_images(2, 1, 20, 20), torch.tensor([[3, 17], [11, 8]])
+    expected = foveate(images, PAPER, 5, centres=centres.double())
+    for given_centres in (centres, centres.half(), centres.float().requires_grad_()):
+        assert torch.equal(foveate(images, PAPER, 5, centres=given_centres), expected)
+    assert torch.equal(foveate(images, PAPER, 5, centres=centres.mT.contiguous().mT), expected)
+
+
+def test_a_nan_spoils_what_is_drawn_from_it_only():
+    images = random_images(2, 1, 12, 12)
+    clean = foveate(images, [1.0], 12)
+    images[0, 0, 5, 7] = torch.nan
+    spoiled = foveate(images, [1.0], 12)
+    there = spoiled.isnan().nonzero()
+    assert spoiled[0, 0, 0, 5, 7].isnan() and (there[:, 0] == 0).all()
+    assert (there[:, 3] - 5).abs().max() <= 1 and (there[:, 4] - 7).abs().max() <= 1
+    assert torch.equal(spoiled[~spoiled.isnan()], clean[~spoiled.isnan()])
+
+
+@pytest.fixture
+def gathers(monkeypatch):
+    """Say whether a call of the op gathers."""
+    calls = []
+
+    def gather(*arguments):
+        calls.append(1)
+        return gather_patches(*arguments)
+
+    def answer(op, *arguments):
+        before = len(calls)
+        op(*arguments)
+        return len(calls) > before
+
+    monkeypatch.setattr(patches, "gather_patches", gather)
+    return answer
+
+
+def op(images):
+    return foveate(images, [0.5, 2.0], 4)
+
+
+def blurred(images):
+    return foveate(images, [0.5, 2.0], 4, antialias=True)
+
+
+def test_it_is_taken_where_it_applies(gathers):
+    images = random_images(2, 1, 9, 9)
+    assert gathers(op, images) and gathers(op, images.mT)
+    assert gathers(torch.no_grad()(op), images.clone().requires_grad_())
+    assert gathers(torch.inference_mode()(op), images)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert gathers(op, images)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_products_are_taken_where_it_does_not_apply(gathers, monkeypatch):
+    images = random_images(2, 1, 9, 9)
+    assert not gathers(op, images.clone().requires_grad_())
+    assert not gathers(blurred, images)
+    assert not gathers(op, images.double()) and not gathers(op, images.half())
+    assert not gathers(torch.vmap(op), images[None])
+    assert not gathers(partial(torch.jit.trace, op, check_trace=False), images)
+    assert not gathers(torch.compile(op, backend="eager", fullgraph=True), images)
+    with FlopCounterMode(display=False):
+        assert not gathers(op, images)
+    monkeypatch.setenv("FOVEATE_NATIVE", "0")
+    assert not gathers(op, images)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_tangents_are_not_lost():
+    images, tangent = random_images(2, 1, 9, 9), random_images(2, 1, 9, 9, seed=1)
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(op(forward_ad.make_dual(images, tangent))).tangent
+    torch.testing.assert_close(found, op(tangent), atol=8 * EPS, rtol=0)
+
+
+def test_without_a_compiler_products_are_taken(gathers, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with forgotten():
+        assert not gathers(op, random_images(2, 1, 9, 9))
