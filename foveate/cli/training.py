@@ -1,9 +1,10 @@
 """The commands about networks: train and evaluate."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from foveate.training.checkpoint import RunFolder
     from foveate.training.config import TrainConfig
     from foveate.training.data import Load
+    from foveate.training.distributed import Team
+    from foveate.training.loop import Watch
 
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
 PICTURES = ("png", "svg")
@@ -28,7 +31,7 @@ def train(
     ],
     source: Annotated[
         str | None,
-        typer.Option(help="mnist (default), mnist-5k (embedded), folder:DIR or a file.h5, ..."),
+        typer.Option(help="mnist (default), mnist-5k (embedded), folder:, shards:, file.h5 ..."),
     ] = None,
     scales: Annotated[
         str | None, typer.Option(help="Training scales: 2 (default), 1-4, or several as 1,2,4.")
@@ -52,6 +55,12 @@ def train(
     stream: Annotated[
         bool, typer.Option("--stream", help="Read a file.h5 batch by batch; it need not fit.")
     ] = False,
+    recompute: Annotated[
+        int, typer.Option(help="Scale channels trained at a time, to save memory; 0 for all.")
+    ] = 0,
+    norms: Annotated[
+        str, typer.Option(help="Batch norm over all processes of torchrun: shared, or local.")
+    ] = "shared",
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write TensorBoard event files too.")
     ] = False,
@@ -61,8 +70,11 @@ def train(
     Example: foveate train fovavg --source mnist-5k --epochs 3 --out runs/first
 
     The same command continues where it stopped, whatever stopped it. What is finished is not done
-    again. Without --out, each set of options has a folder of its own.
+    again. Without --out, each set of options has a folder of its own. On several GPUs or CPUs:
+    torchrun --nproc-per-node=2 -m foveate train ...
     """
+    from foveate.training.distributed import joined
+
     changes = {
         "source": source,
         "scales": scales,
@@ -74,33 +86,59 @@ def train(
         "backbone": backbone,
     }
     given = {key: str(value) for key, value in changes.items() if value is not None}
-    _train(model, given | _settings(change or []), out, device, stream, tensorboard)
+    options = {"device": _device(device), "stream": stream, "recompute": recompute}
+    with joined(str(options["device"]), norms) as team:
+        try:
+            _train(model, given | _settings(change or []), out, tensorboard, options, team)
+        except typer.Exit:
+            raise
+        except Exception:
+            if not team.may_say():  # another process did
+                raise typer.Exit(2) from None
+            raise
 
 
 def _train(
-    model: str, given: dict[str, str], out: Path | None, device: str, stream: bool, events: bool
+    model: str,
+    given: dict[str, str],
+    out: Path | None,
+    events: bool,
+    options: dict[str, Any],
+    team: "Team",
 ) -> None:
-    from foveate.cli.display import Display, Events
     from foveate.training.checkpoint import RunFolder
     from foveate.training.loop import train as run
 
     load = _loader()
-    config = _configure(model, given, load)
+    config = team.in_turn(lambda: _configure(model, given, load))
     path = out or Path("runs") / f"{model}-{config.digest()}"
-    folder, display = RunFolder(path), Display(f"training {model} in {path}")
-    watch = Events(path / "tensorboard", display) if events else display
-    if folder.finished:
-        run(config, path, load=load)  # says so if the options are others
-        OUTPUT.print(f"{path} is finished already: {_score(folder)}", markup=False)
-        return
+    folder = RunFolder(path)
+    words = "is finished already" if folder.finished else "is finished"
+    device = "cpu" if folder.finished else team.device(options["device"])
     try:
-        with display:
-            run(config, path, device=_device(device), stream=stream, watch=watch, load=load)
+        with _shown(f"training {model} in {path}", path, events, team) as watch:
+            run(config, path, load=load, watch=watch, team=team, **{**options, "device": device})
     except KeyboardInterrupt:
-        message = f"interrupted: {_kept(folder)}; run the same command to go on"
-        ERRORS.print(message, markup=False)
+        if team.may_say():
+            message = f"interrupted: {_kept(folder)}; run the same command to go on"
+            ERRORS.print(message, markup=False)
         raise typer.Exit(130) from None
-    OUTPUT.print(f"{path} is finished: {_score(folder)}", markup=False)
+    if team.leads:
+        OUTPUT.print(f"{path} {words}: {_score(folder)}", markup=False)
+
+
+@contextmanager
+def _shown(greeting: str, path: Path, events: bool, team: "Team") -> "Iterator[Watch]":
+    """Show the run while the block runs; only one of several processes does."""
+    from foveate.cli.display import Display, Events
+
+    if not team.leads:
+        yield lambda config, progress, steps: None
+        return
+    display = Display(greeting)
+    watch = Events(path / "tensorboard", display) if events else display
+    with display:
+        yield watch
 
 
 def evaluate(
@@ -157,12 +195,12 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
 def _configure(model: str, given: dict[str, str], load: "Load") -> "TrainConfig":
     """The preset or model, with what the user gave, made to fit the source."""
     from foveate.errors import ConfigError
-    from foveate.training.data import fitted, is_file
+    from foveate.training.data import fitted, is_made
     from foveate.training.presets import preset
 
     config = preset(model).changed(given)
     for key in ("scales", "size", "border"):
-        if key in given and is_file(config.source):
+        if key in given and is_made(config.source):
             raise ConfigError(f"the images in {config.source} are made already: leave out {key}")
     _import_from_here(config)
     return fitted(config, load, given)
@@ -252,9 +290,10 @@ def _measure(
 
 def _images(config: "TrainConfig", other: str | None, load: "Load") -> "Source":
     from foveate.errors import ConfigError
+    from foveate.training.data import made_from
 
     name = other or _tested_on(config)
-    if name == "mnist-5k" and _tested_on(config) == "mnist":
+    if name == "mnist-5k" and made_from(config.source) == "mnist":
         raise ConfigError("mnist-5k is a part of mnist's training images: test on mnist instead")
     source = load(name)
     if source.test.images.shape[1] != config.model.channels:
@@ -267,18 +306,15 @@ def _images(config: "TrainConfig", other: str | None, load: "Load") -> "Source":
 
 def _tested_on(config: "TrainConfig") -> str:
     """The source of a run, or the one that its data set file was made from."""
-    from foveate.data.store import ScaledFile
     from foveate.errors import ConfigError
-    from foveate.training.data import is_file
+    from foveate.training.data import made_from
 
-    if not is_file(config.source):
-        return config.source
-    manifest = ScaledFile(Path(config.source)).manifest
-    if manifest is None:
+    name = made_from(config.source)
+    if name is None or name.startswith("shards:"):
         raise ConfigError(
             f"{config.source} does not say from what it was made: name the images with --source"
         )
-    return str(manifest["source"]["name"])
+    return name
 
 
 def _table(curves: "list[Curve]") -> "Table":

@@ -145,8 +145,10 @@ class ScaledFile:
         self.path = path
         with self._open() as file:
             self.manifest: dict[str, Any] | None = _manifest(file)
-            self.counts = {split: _count(file, split) for split in SPLITS}
-        if self.counts["test"] > 1:  # what a test-only file holds elsewhere is a dummy
+            self.counts = {split: _count(file, split) for split in SPLITS if f"x_{split}" in file}
+            if not self.counts:
+                raise OSError("it has no images")
+        if self.counts.get("test", 0) > 1:  # what a test-only file holds elsewhere is a dummy
             self.counts = {s: n for s, n in self.counts.items() if n > 1 or s == "test"}
 
     def read(self, split: SplitName, part: slice = slice(None)) -> tuple[Tensor, Tensor]:

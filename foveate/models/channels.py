@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from foveate.errors import ConfigError
 from foveate.models.pooling import Mixing, Pool, check_pool, pool_scales
+from foveate.models.recompute import answer_in_groups
 from foveate.resampling import Padding, foveate
 from foveate.scales import ScaleGrid, as_scales
 
@@ -22,7 +23,11 @@ class ScaleChannels(nn.Module):
     learns a mixture and is not (it needs `classes`, the K of the backbone). The state dict is
     the backbone's, and the mixture's where there is one: scales are no part of it.
 
-    Pooling is over logits, so softmax belongs to the loss. An image with a NaN gets NaN logits.
+    Pooling is over logits, so softmax belongs to the loss. A NaN that a channel sees makes all
+    logits of its image NaN.
+
+    Where the activations of all channels do not fit in memory, `recompute` says how many channels
+    to train at a time: the same gradients for more time (see `foveate.models.recompute`).
     """
 
     def __init__(
@@ -35,11 +40,13 @@ class ScaleChannels(nn.Module):
         padding: Padding = "border",
         antialias: bool = False,
         classes: int | None = None,
+        recompute: int = 0,
     ) -> None:
         super().__init__()
         check_pool(pool)
         self.backbone = backbone
         self.size, self.pool, self.padding, self.antialias = size, pool, padding, antialias
+        self.recompute = recompute
         self._scales = as_scales(scales)
         self.mixing: Mixing | None = None
         if pool == "concat":
@@ -58,6 +65,17 @@ class ScaleChannels(nn.Module):
             raise ConfigError("pool 'concat' has learned weights for its scales: build a new net")
         self._scales = as_scales(scales)
 
+    @property
+    def recompute(self) -> int:
+        """Channels to train at a time, or 0 for all; may be set."""
+        return self._recompute
+
+    @recompute.setter
+    def recompute(self, channels: int) -> None:
+        if channels < 0:
+            raise ConfigError(f"recompute must be a number of channels, or 0, got {channels}")
+        self._recompute = channels
+
     def patches(self, images: Tensor, centres: Tensor | None = None) -> Tensor:
         """Cut images (B, C, H, W) into what each channel sees, (B, S, C, P, P)."""
         return foveate(
@@ -75,15 +93,9 @@ class ScaleChannels(nn.Module):
 
     def answer(self, patches: Tensor) -> Tensor:
         """Run the backbone on patches (B, S, C, P, P) that were cut before; gives (B, S, K)."""
-        together = patches.flatten(0, 1)
-        outputs = self._ask(together)
-        count = together.shape[0]  # not len(), which would fix the batch size of an export
-        if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[0] != count:
-            got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise ConfigError(
-                f"the backbone must map {tuple(together.shape)} to ({count}, classes), got {got}"
-            )
-        return outputs.unflatten(0, patches.shape[:2])  # type: ignore[no-any-return]
+        if self.recompute and not torch.compiler.is_compiling():
+            return answer_in_groups(self.backbone, self._ask, patches, self.recompute)
+        return self._ask(patches.flatten(0, 1)).unflatten(0, patches.shape[:2])  # type: ignore[no-any-return]
 
     def combine(self, outputs: Tensor) -> Tensor:
         """Pool the outputs (B, S, K) of the channels into logits (B, K)."""
@@ -117,6 +129,17 @@ class ScaleChannels(nn.Module):
         return f"{len(self._scales)} scales {low:g} to {high:g}, size={self.size}, pool={self.pool}"
 
     def _ask(self, patches: Tensor) -> Tensor:
+        """Run the backbone on patches (N, C, P, P), and check that it gives (N, K)."""
+        outputs = self._try(patches)
+        count = patches.shape[0]  # not len(), which would fix the batch size of an export
+        if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[0] != count:
+            got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise ConfigError(
+                f"the backbone must map {tuple(patches.shape)} to ({count}, classes), got {got}"
+            )
+        return outputs
+
+    def _try(self, patches: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             return self.backbone(patches)  # type: ignore[no-any-return]
         try:

@@ -42,7 +42,12 @@ def applies(trunk: nn.Sequential, images: Tensor) -> bool:
         return False
     sides = images.shape[2:]
     wanted = images.requires_grad and torch.is_grad_enabled()
-    return len(trunk) > 3 and not wanted and all(n % 2 == 0 and n > 6 for n in sides)
+    return fits(trunk) and not wanted and all(n % 2 == 0 and n > 6 for n in sides)
+
+
+def fits(trunk: nn.Sequential) -> bool:
+    """Whether the trunk begins as a `ConvNet` does; a batch norm of another kind is not folded."""
+    return len(trunk) > 3 and type(trunk[1]) in (nn.BatchNorm2d, nn.ReLU)
 
 
 def windows(images: Tensor) -> Tensor:
@@ -55,8 +60,8 @@ def run(trunk: nn.Sequential, cut: Tensor, moments: Moments | None = None) -> Te
 
     The first product is taken in the precision of the windows, also under autocast: rounded
     weights shift a filter's answer to the background, and with the norm folded into the weights
-    nothing takes that back. Batch norm updates its running statistics as it always does. The `moments` of the windows may
-    be given where they were computed before.
+    nothing takes that back. Batch norm updates its running statistics as it always does. The
+    `moments` of the windows may be given where they were computed before.
     """
     kinds = [isinstance(layer, nn.Conv2d) for layer in trunk]
     at = kinds.index(True, 1)  # the second convolution

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from foveate import __version__
@@ -25,6 +25,10 @@ from foveate.files import replacing, write_text
 from foveate.models.zoo import ModelConfig
 from foveate.training.config import TrainConfig
 from foveate.training.network import build_net
+
+
+class BusyError(DataError):
+    """Another process holds the folder of a run."""
 
 
 @dataclass
@@ -68,7 +72,7 @@ class RunFolder:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise DataError(
+                raise BusyError(
                     f"another process is training in {self.path}; wait for it, or choose another "
                     "--out"
                 ) from None
@@ -76,8 +80,11 @@ class RunFolder:
         finally:
             os.close(handle)
 
-    def claim(self, config: TrainConfig, device: torch.device) -> None:
-        """Write down what this run is, or check that it is what the folder already holds."""
+    def claim(self, config: TrainConfig, device: torch.device, also: str = "") -> None:
+        """Write down what this run is, or check that it is what the folder already holds.
+
+        `also` is said after the hardware.
+        """
         path = self.path / "config.json"
         if path.exists():
             differing = _differences(self.config().to_dict(), config.to_dict())
@@ -89,7 +96,8 @@ class RunFolder:
             return
         if self.saved or self.finished:
             raise DataError(f"{self.path} has weights but no config.json; choose another --out")
-        how = {"version": __version__, "commit": commit(), "hardware": hardware(device)}
+        used = ", ".join(filter(None, [hardware(device), also]))
+        how = {"version": __version__, "commit": commit(), "hardware": used}
         text = json.dumps({"config": config.to_dict(), "digest": config.digest(), **how}, indent=1)
         self._write(lambda: write_text(path, text + "\n"))
 
@@ -113,8 +121,7 @@ class RunFolder:
 
     def save(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
         """Write the point to resume from, and the metrics so far."""
-        note = {"progress": json.dumps(vars(progress))}
-        self._write(lambda: _save_tensors(self.resume, tensors, note))
+        self._write(lambda: _write_bytes(self.resume, pack(progress, tensors)))
         self._save_metrics(progress)
 
     def load(self) -> tuple[Progress, dict[str, Tensor]] | None:
@@ -132,7 +139,7 @@ class RunFolder:
         """Write the final weights; only then is the run finished."""
         self._save_metrics(progress)  # the last save may have been cut off before them
         note = {"model": json.dumps(config.model.to_dict()), "digest": config.digest()}
-        self._write(lambda: _save_tensors(self.weights, weights, note))
+        self._write(lambda: _write_bytes(self.weights, _packed(weights, note)))
         self.resume.unlink(missing_ok=True)
 
     def check_finished(self) -> None:
@@ -204,11 +211,28 @@ def load_weights(net: nn.Module, weights: dict[str, Tensor], path: Path) -> None
         raise ConfigError(f"{path} is of another architecture ({reason} ...)") from None
 
 
-def _save_tensors(path: Path, tensors: dict[str, Tensor], note: dict[str, str]) -> None:
+def pack(progress: Progress, tensors: dict[str, Tensor]) -> bytes:
+    """A point to resume from, as a safetensors file has it."""
+    return _packed(tensors, {"progress": json.dumps(vars(progress))})
+
+
+def unpack(data: bytes) -> tuple[Progress, dict[str, Tensor]] | None:
+    """Read what `pack` made; nothing from nothing."""
+    if not data:
+        return None
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return Progress(**json.loads(header["__metadata__"]["progress"])), load(data)
+
+
+def _packed(tensors: dict[str, Tensor], note: dict[str, str]) -> bytes:
     # Copies, because safetensors refuses tensors that share memory, as tied weights do.
     copies = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
-    with replacing(path) as temporary:
-        temporary.write_bytes(save(copies, note))  # save_file has temporary files of its own
+    return save(copies, note)
+
+
+def _write_bytes(path: Path, data: bytes) -> None:
+    with replacing(path) as temporary:  # save_file has temporary files of its own
+        temporary.write_bytes(data)
 
 
 def _differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:

@@ -1,7 +1,7 @@
 """The images of a run: made at its training scales, prepared once, and handed out in batches."""
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from foveate.data.large_scale import rescale
+from foveate.data.shards import H5Shard, is_shards, open_shards
 from foveate.data.sources import Source, Split
 from foveate.data.store import ScaledFile, SplitName
 from foveate.errors import ConfigError
@@ -47,16 +48,28 @@ class Resident:
             yield tuple(t[chosen] for t in self.inputs), self.labels[chosen]
 
 
+class Pickable(Protocol):
+    """Images that can be read by their indices."""
+
+    def pick(self, split: SplitName, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Read the images and labels at the indices `chosen`, in their order."""
+
+
+Show = Callable[[Tensor, Tensor], Tensor]
+"""Brings images (N, C, h, w) with their indices (N,) to their scales."""
+
+
 @dataclass(frozen=True, eq=False)
 class Streamed:
-    """Images that stay in an HDF5 file; the next batch is read while this one is used."""
+    """Images that stay in HDF5 or tar files; the next batch is read while this one is used."""
 
-    file: ScaledFile
+    file: Pickable
     split: SplitName
     net: nn.Module
     device: torch.device
     precision: Precision
     count: int
+    show: Show = lambda images, chosen: images
 
     def __len__(self) -> int:
         return self.count
@@ -66,16 +79,20 @@ class Streamed:
         with ThreadPoolExecutor(1) as reader:
             waiting = None
             for chosen in _groups(order, batch):
-                coming = reader.submit(self.file.pick, self.split, chosen)
+                coming = reader.submit(self._read, chosen)
                 if waiting is not None:
                     yield self._ready(*waiting.result())
                 waiting = coming
             if waiting is not None:
                 yield self._ready(*waiting.result())
 
-    def _ready(self, images: Tensor, labels: Tensor) -> tuple[Inputs, Tensor]:
+    def _read(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return *self.file.pick(self.split, chosen), chosen
+
+    def _ready(self, images: Tensor, labels: Tensor, chosen: Tensor) -> tuple[Inputs, Tensor]:
         with torch.no_grad():
-            inputs = prepare(self.net, images.to(self.device), self.precision)
+            shown = self.show(images.to(self.device), chosen)
+            inputs = prepare(self.net, shown, self.precision)
         return inputs, labels.to(self.device)
 
 
@@ -87,7 +104,12 @@ def open_batches(
     stream: bool,
     load: Load,
 ) -> Batches:
-    """Get the images of a split ready; `source` may be a data set file (.h5), which may stream."""
+    """Get the images of a split ready.
+
+    `source` may be a data set file (.h5), which may stream, or shards, which always do.
+    """
+    if is_shards(config.source):
+        return _sharded(config, split, net, device)
     if is_file(config.source):
         file = ScaledFile(Path(config.source))
         first, _ = file.read(split, slice(1))  # says so if there are none
@@ -102,6 +124,30 @@ def open_batches(
     data, scales = training_images(load(config.source), config, split)
     _check_fit(config, data.images, data.labels)
     return _resident(net, config, device, _made(data.images, scales, config, device), data.labels)
+
+
+def _sharded(
+    config: TrainConfig, split: SplitName, net: nn.Module, device: torch.device
+) -> Streamed:
+    shards = open_shards(config.source)
+    labels = shards.labels(split)
+    _check_fit(config, torch.from_numpy(shards.first)[None], labels)
+    count, stream = _count(config, len(labels), split), (net, device, config.precision)
+    if shards.made:
+        return Streamed(shards, split, *stream, count)
+    scales = draw_scales(config, len(labels), split)
+    return Streamed(shards, split, *stream, count, _rescaling(scales, config))
+
+
+def _rescaling(scales: Tensor, config: TrainConfig) -> Show:
+    """Show each image at its scale, as `_made` does."""
+    same = len(scales.unique()) == 1
+
+    def show(images: Tensor, chosen: Tensor) -> Tensor:
+        factors = float(scales[0]) if same else scales[chosen].to(images.device)
+        return rescale(images, factors, size=config.size, border=config.border)
+
+    return show
 
 
 def training_images(source: Source, config: TrainConfig, split: SplitName) -> tuple[Split, Tensor]:
@@ -125,16 +171,22 @@ def draw_scales(config: TrainConfig, count: int, split: SplitName) -> Tensor:
 def fitted(config: TrainConfig, load: Load, given: Collection[str] = ()) -> TrainConfig:
     """Let the model's channels and classes follow the source, unless they are among `given`.
 
-    A data set file also decides the size, the scales and the border of the images.
+    Data set files also decide the size, the scales and the border of the images.
     """
-    if is_file(config.source):
-        file = ScaledFile(Path(config.source))
+    made = made_files(config.source)
+    if is_shards(config.source):
+        shards = open_shards(config.source)
+        images = torch.from_numpy(shards.first)[None]
+        classes = 1 + max(int(shards.labels(split).max()) for split in shards.counts)
+    elif is_file(config.source):
+        (file,) = made
         images, _ = file.read("train", slice(1))
         classes = 1 + max(int(file_labels(file, split).max()) for split in file.counts)
-        config = replace(config, size=images.shape[-1], **_made_with(file))
     else:
         source = load(config.source)
         images, classes = source.train.images, len(source.classes)
+    if made:
+        config = replace(config, size=images.shape[-1], **_made_with(made))
     follows = {"channels": images.shape[1], "classes": classes}
     changes: dict[str, Any] = {
         key: value for key, value in follows.items() if f"model.{key}" not in given
@@ -142,22 +194,48 @@ def fitted(config: TrainConfig, load: Load, given: Collection[str] = ()) -> Trai
     return replace(config, model=replace(config.model, **changes))
 
 
-def _made_with(file: ScaledFile) -> dict[str, Any]:
-    """The training scales and the border of a file, as far as it says."""
+def _made_with(files: Sequence[ScaledFile]) -> dict[str, Any]:
+    """The training scales and the border of files, as far as they say."""
+    with_train = [file for file in files if "train" in file.counts]
+    scales = list(dict.fromkeys(filter(None, map(_training_scales, with_train))))
+    found: dict[str, Any] = {"scales": ",".join(scales)} if scales else {}
+    manifests = [file.manifest for file in with_train if file.manifest]
+    return {**found, "border": manifests[0]["border"]} if manifests else found
+
+
+def _training_scales(file: ScaledFile) -> str | None:
     if file.manifest and file.manifest.get("train"):
         low, high = file.manifest["train"]["low"], file.manifest["train"]["high"]
-        scales = f"{low:g}" if low == high else f"{low:g}-{high:g}"
-        return {"scales": scales, "border": file.manifest["border"]}
+        return f"{low:g}" if low == high else f"{low:g}-{high:g}"
     found = re.search(r"_sctr(\d+p\d+(?:-\d+p\d+)?)", file.path.name)
     if not found:
-        return {}
-    ends = found[1].replace("p", ".").split("-")
-    return {"scales": "-".join(f"{float(end):g}" for end in ends)}
+        return None
+    return "-".join(f"{float(end):g}" for end in found[1].replace("p", ".").split("-"))
 
 
 def is_file(source: str) -> bool:
-    """Whether the source is a data set file, whose images are at their scales already."""
-    return source.endswith((".h5", ".hdf5"))
+    """Whether the source is one data set file."""
+    return source.endswith((".h5", ".hdf5")) and not is_shards(source)
+
+
+def is_made(source: str) -> bool:
+    """Whether the source is data set files, whose images are at their scales already."""
+    return open_shards(source).made if is_shards(source) else is_file(source)
+
+
+def made_files(source: str) -> list[ScaledFile]:
+    """The data set files that a source consists of; none if it is something else."""
+    if is_shards(source):
+        return [shard for shard in open_shards(source).shards if isinstance(shard, H5Shard)]
+    return [ScaledFile(Path(source))] if is_file(source) else []
+
+
+def made_from(source: str) -> str | None:
+    """The source that data set files were made from, as far as they say; else the source itself."""
+    files = made_files(source)
+    if not files:
+        return source
+    return str(files[0].manifest["source"]["name"]) if files[0].manifest else None
 
 
 def file_labels(file: ScaledFile, split: SplitName) -> Tensor:
@@ -192,7 +270,7 @@ def _check_fit(config: TrainConfig, images: Tensor, labels: Tensor) -> None:
             f"{config.source} has {classes} classes, and the model knows {model.classes}: "
             f"set model.classes={classes}"
         )
-    if is_file(config.source) and images.shape[-1] != config.size:
+    if is_made(config.source) and images.shape[-1] != config.size:
         raise ConfigError(
             f"{config.source} has images of {images.shape[-1]} pixels, not {config.size}: "
             f"set size={images.shape[-1]}"

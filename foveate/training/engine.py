@@ -46,8 +46,10 @@ def prepare(net: nn.Module, images: Tensor, precision: Precision) -> Inputs:
 
 def windowed(net: nn.Module) -> bool:
     """Whether the network begins with a `ConvNet` that sees each image as fixed patches."""
+    if isinstance(net, ScaleChannels) and net.recompute:
+        return False  # groups of channels are shown to the backbone as they are
     backbone = net.backbone if isinstance(net, ScaleChannels) else net
-    return isinstance(backbone, ConvNet) and backbone.size % 2 == 0
+    return isinstance(backbone, ConvNet) and backbone.size % 2 == 0 and fast.fits(backbone.trunk)
 
 
 def _normed(net: nn.Module) -> bool:

@@ -1,23 +1,31 @@
-"""Ctrl-C that waits for a good moment."""
+"""Ctrl-C, and a request to end, that wait for a good moment."""
 
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Let Ctrl-C wait for the end of the block: a step half done could not be saved."""
-    before = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
+    """Let signals wait for the end of the block: a step half done could not be saved.
+
+    Only those that something in Python waits for: others end the process as always.
+    """
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    handlers = {number: handler for number, handler in before.items() if callable(handler)}
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
     pressed: list[int] = []
-    signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
+    for number in handlers:
+        signal.signal(number, lambda number, frame: pressed.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     if pressed:
-        before(signal.SIGINT, None)
+        handlers[signal.Signals(pressed[0])](pressed[0], None)

@@ -3,28 +3,31 @@
 import math
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from foveate.data.sources import load_source
 from foveate.data.store import SplitName
-from foveate.errors import ConfigError, FoveateError
-from foveate.training.checkpoint import Progress, RunFolder, load_weights
+from foveate.errors import ConfigError, DataError, FoveateError
+from foveate.training.checkpoint import Progress, RunFolder, pack, unpack
 from foveate.training.config import TrainConfig
 from foveate.training.data import Batches, Load, open_batches
-from foveate.training.engine import CHUNK, answer, cast, make_step
+from foveate.training.distributed import Team, team_step
+from foveate.training.engine import CHUNK, Inputs, Step, answer, cast, make_step, plain_step
 from foveate.training.interrupt import held_back
-from foveate.training.network import build_net
+from foveate.training.network import build_net, set_recompute
+from foveate.training.state import adam, put_back, set_rate, state_of
 
 SAVE_EVERY = 30.0  # seconds after which a run is saved in the middle of an epoch too
 VALIDATIONS = 20  # times a run is validated and saved, at least; 20 epochs: after each
 LOOK_EVERY = 1.0  # seconds between looks at the losses: each look makes a GPU wait
+ALONE = Team()
 Watch = Callable[[TrainConfig, Progress, int], None]
 
 
@@ -35,17 +38,20 @@ def train(
     device: str = "cpu",
     stream: bool = False,
     compiled: bool = True,
+    recompute: int = 0,
     watch: Watch = lambda config, progress, steps: None,
     load: Load = load_source,
+    team: Team = ALONE,
 ) -> RunFolder:
     """Train a network in `folder`, going on where an earlier call was interrupted.
 
-    `watch` is told after every step and every epoch how far the run is, and of how many steps an
-    epoch has. Ctrl-C saves before it raises KeyboardInterrupt.
+    `recompute` is how many scale channels to train at a time where the activations of all do not
+    fit in memory. `watch` is told after every step and every epoch how far the run is, and of how
+    many steps an epoch has. Ctrl-C saves before it raises KeyboardInterrupt. All processes of a
+    `team` (see `foveate.training.distributed.joined`) call this alike; the first one writes.
     """
-    return train_together(
-        [(config, folder)], device=device, stream=stream, compiled=compiled, watch=watch, load=load
-    )[0]
+    shared = _Shared(find_device(device), stream, compiled, watch, load, {}, recompute, team)
+    return _train([(config, folder)], shared)[0]
 
 
 def train_together(
@@ -61,7 +67,11 @@ def train_together(
 
     On a GPU every run has a stream of its own, so that they fill it together.
     """
-    shared = _Shared(find_device(device), stream, compiled, watch, lru_cache(maxsize=1)(load), {})
+    load = lru_cache(maxsize=1)(load)
+    return _train(runs, _Shared(find_device(device), stream, compiled, watch, load, {}))
+
+
+def _train(runs: list[tuple[TrainConfig, Path]], shared: "_Shared") -> list[RunFolder]:
     sessions = [_Session(config, RunFolder(folder), shared) for config, folder in runs]
     active = [session.steps() for session in sessions]
     try:
@@ -96,6 +106,8 @@ class _Shared(NamedTuple):
     watch: Watch
     load: Load
     batches: dict[tuple[str, str], Batches]
+    recompute: int = 0
+    team: Team = ALONE
 
 
 class _Session:
@@ -103,7 +115,7 @@ class _Session:
 
     def __init__(self, config: TrainConfig, folder: RunFolder, shared: _Shared) -> None:
         self.config, self.folder, self.shared = config, folder, shared
-        self.device = shared.device
+        self.device, self.team = shared.device, shared.team
         self.lane = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.random = torch.get_rng_state()
         self.progress = Progress()
@@ -111,10 +123,8 @@ class _Session:
 
     def steps(self) -> Generator[None, None, None]:
         """Do the whole run, pausing after every step; the weights are there at the end."""
-        with self.folder.locked():
-            self.folder.claim(self.config, self.device)
-            if self.folder.finished:
-                self.folder.check_finished()
+        with self.team.guard(self._kept), self._claimed():
+            if self.team.tell(self.folder.finished):
                 return
             with self._alone():
                 self._begin()
@@ -130,6 +140,19 @@ class _Session:
                     with self._alone():
                         self._save()
                 raise
+
+    @contextmanager
+    def _claimed(self) -> Iterator[None]:
+        """Keep the folder for this run, and the processes of the run to one configuration."""
+        with self.folder.locked() if self.team.leads else nullcontext():
+            if self.team.leads:
+                self.folder.claim(self.config, self.device, self.team.words)
+                if self.folder.finished:
+                    self.folder.check_finished()
+            digest = int(self.config.digest(), 16)
+            if self.team.tell(digest) != digest:
+                raise ConfigError("the processes of this run were given different options")
+            yield
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -151,24 +174,35 @@ class _Session:
         config, device = self.config, self.device
         torch.manual_seed(config.seed)
         self.net = build_net(config).to(device)
-        self.optimiser = _adam(self.net, config, device)
+        self.optimiser = adam(self.net, config, device)
         self._restore()
+        if self.shared.recompute:
+            set_recompute(self.net, self.shared.recompute)
+        self.team.prepare(self.net, config.batch)
         self.train, self.valid = self._open("train"), self._open("val")
         self.count = math.ceil(len(self.train) / config.batch)
-        self.step = make_step(
-            self.net,
-            self.optimiser,
-            config.precision,
-            device,
-            batch=config.batch,
-            compiled=self.shared.compiled,
-        )
+        self.step = self._make_step()
+
+    def _make_step(self) -> Step:
+        net, optimiser, precision = self.net, self.optimiser, self.config.precision
+        if self.team.count > 1:
+            return team_step(net, optimiser, precision, self.team, self._images)
+        if self.shared.recompute:
+            return plain_step(net, optimiser, precision)
+        batch, compiled = self.config.batch, self.shared.compiled
+        return make_step(net, optimiser, precision, self.device, batch=batch, compiled=compiled)
+
+    def _images(self) -> int:
+        """Images in this step's batch, over all processes."""
+        batch = self.config.batch
+        return min(batch, len(self.train) - self.progress.step * batch)
 
     def _run(self) -> Iterator[None]:
         while self.progress.epoch < self.config.epochs:
             yield from self._epoch()
             yield from self._close_epoch()
-        self.folder.finish(self.progress, self.net.state_dict(), self.config)
+        if self.team.leads:
+            self.folder.finish(self.progress, self.net.state_dict(), self.config)
 
     def _open(self, split: SplitName) -> Batches:
         shared, key = self.shared, (split, replace(self.config, seed=0).digest())
@@ -185,12 +219,13 @@ class _Session:
         shuffled = torch.randperm(len(self.train), generator=order)
         if progress.step == 0:
             torch.manual_seed(config.seed * 1_000_003 + progress.epoch)
-        self._set_rate(config.rate(progress.epoch))
+        set_rate(self.optimiser, config.rate(progress.epoch))
         self.losses, self.counted = torch.zeros(self.count, device=self.device), progress.step
         self.net.train()
         start = looked = time.perf_counter()
         begun = progress.seconds
-        for inputs, labels in self.train(shuffled[progress.step * config.batch :], config.batch):
+        for inputs, labels in self._batches(shuffled[progress.step * config.batch :]):
+            self.team.seed(config.seed, progress.epoch, progress.step)
             self.losses[progress.step] = self.step(inputs, labels)
             progress.step += 1
             now = time.perf_counter()
@@ -202,6 +237,10 @@ class _Session:
                 self._save()
             self.shared.watch(config, progress, self.count)
             yield
+
+    def _batches(self, order: Tensor) -> Iterator[tuple[Inputs, Tensor]]:
+        for part, size in self.team.deal(order, self.config.batch):
+            yield from self.train(part, size)
 
     def _add_up(self) -> None:
         """Take the losses of the steps since the last time; stop at the first that is no number.
@@ -245,60 +284,35 @@ class _Session:
         """Give the share of validation images answered rightly, pausing after every chunk."""
         self.net.eval()
         right = torch.zeros((), device=self.device)
-        for inputs, labels in self.valid(torch.arange(len(self.valid)), CHUNK):
+        for inputs, labels in self.valid(self.team.part(torch.arange(len(self.valid))), CHUNK):
             with cast(self.config.precision, self.device):
                 right += (answer(self.net, inputs).argmax(1) == labels).sum()
             yield
-        return float(right) / len(self.valid)
-
-    def _set_rate(self, rate: float) -> None:
-        for group in self.optimiser.param_groups:
-            if isinstance(group["lr"], Tensor):
-                group["lr"].fill_(rate)
-            else:
-                group["lr"] = rate
+        return float(self.team.add_up(right)) / len(self.valid)
 
     def _save(self) -> None:
+        if not self.team.leads:
+            return
         if self.progress.step:
             self._add_up()
         finite = [torch.isfinite(parameter).all() for parameter in self.net.parameters()]
         if not torch.stack(finite).all():
             self._stop(f"after epoch {self.progress.epoch}, step {self.progress.step}")
-        self.folder.save(self.progress, _tensors(self.net, self.optimiser))
+        self.folder.save(self.progress, state_of(self.net, self.optimiser))
         self.saved = time.perf_counter()
 
     def _restore(self) -> None:
-        found = self.folder.load()
-        if found is None:
-            return
-        self.progress, tensors = found
-        torch.set_rng_state(tensors.pop("random").to(torch.uint8))
-        _put_back(self.net, self.optimiser, tensors, self.folder.resume)
+        found = self.folder.load() if self.team.leads else None
+        if self.team.count > 1:
+            found = unpack(self.team.share(pack(*found) if found else b""))
+        if found is not None:
+            self.progress, tensors = found
+            put_back(self.net, self.optimiser, tensors, self.folder.resume)
 
-
-def _adam(net: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:
-    on_gpu = device.type == "cuda"
-    rate = torch.tensor(config.learning_rate, device=device) if on_gpu else config.learning_rate
-    return torch.optim.Adam(net.parameters(), lr=rate, fused=on_gpu, capturable=on_gpu)
-
-
-def _tensors(net: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """All that must survive: weights, running statistics, Adam's state, the random state."""
-    tensors = {f"net.{name}": value for name, value in net.state_dict().items()}
-    for name, parameter in net.named_parameters():
-        for key, value in optimiser.state.get(parameter, {}).items():
-            tensors[f"adam.{key}.{name}"] = value
-    return {**tensors, "random": torch.get_rng_state()}
-
-
-def _put_back(
-    net: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], path: Path
-) -> None:
-    weights = {k.removeprefix("net."): v for k, v in tensors.items() if k.startswith("net.")}
-    load_weights(net, weights, path)
-    for name, parameter in net.named_parameters():
-        for key in ("step", "exp_avg", "exp_avg_sq"):
-            if f"adam.{key}.{name}" in tensors:
-                value = tensors[f"adam.{key}.{name}"]
-                on_device = key != "step" or parameter.is_cuda
-                optimiser.state[parameter][key] = value.to(parameter.device) if on_device else value
+    def _kept(self) -> str:
+        """What a process that died has not taken along."""
+        with suppress(DataError):
+            if found := self.folder.load():
+                reached = f"epoch {found[0].epoch + 1}, step {found[0].step}"
+                return f"the checkpoint at {reached} is kept in {self.folder.path}"
+        return f"there is no checkpoint in {self.folder.path} yet"

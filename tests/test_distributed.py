@@ -1,0 +1,290 @@
+"""One run on several processes: the numbers of one, and its end when one of them dies."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from test_resume import AS_TINY
+from tiny_runs import MODEL, STEPS, python, same_bits, tiny, weights
+from torch import nn
+
+import foveate.training.loop as loop
+from foveate.cli.app import run as command_line
+from foveate.errors import ConfigError
+from foveate.models.backbone import ConvNet
+from foveate.training.checkpoint import RunFolder
+from foveate.training.distributed import Team, joined
+from foveate.training.loop import train
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available(), reason="torch without processes"
+)
+EPOCHS = 4  # of 6 steps
+CONFIG = tiny(model=replace(MODEL, dropout=0.0), batch=15, samples=86, epochs=EPOCHS)
+COMMAND = [*AS_TINY, "--batch", "15", "--samples", "86", "--epochs", str(EPOCHS)]
+COMMAND += ["--set", "model.dropout=0"]
+
+
+def torchrun(*arguments, processes=2, restarts=0):
+    """Start what comes after `torchrun` on processes of this machine."""
+    options = [f"--nproc-per-node={processes}", f"--max-restarts={restarts}", "--standalone"]
+    return python("-m", "torch.distributed.run", *options, *arguments)
+
+
+def done(process):
+    """Wait for a process that must succeed; give what it printed."""
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    return out, err
+
+
+def said(err):
+    """The lines that are ours, not torchrun's."""
+    return [line for line in err.splitlines() if line.startswith(("error:", "interrupted:"))]
+
+
+# What the team is, without processes
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+@pytest.mark.parametrize("length", [0, 1, 4, 15, 29, 32, 47])
+def test_each_batch_is_dealt_in_even_parts(length, count):
+    order, batch = torch.randperm(length), 5
+    hands = [
+        [part for some, size in Team(rank=r, count=count).deal(order, batch) if len(some)
+         for part in some.split(size)]
+        for r in range(count)
+    ]  # fmt: skip
+    batches = order.split(batch) if length else ()
+    assert [len(hand) for hand in hands] == [len(batches)] * count
+    for whole, *parts in zip(batches, *hands, strict=True):
+        if len(whole) < count:
+            assert all(torch.equal(part, whole) for part in parts)
+        else:
+            assert torch.equal(torch.cat(parts), whole)
+            assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_alone_nothing_changes():
+    order, team = torch.arange(7), Team()
+    assert team.leads and team.may_say() and team.may_say()
+    ((same, batch),) = team.deal(order, 3)
+    assert same is order and batch == 3
+    assert team.device("cuda") == "cuda" and team.tell(5) == 5 and team.share(b"x") == b"x"
+    before = torch.get_rng_state()
+    team.seed(1, 2)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert team.words == ""
+    with joined("cpu") as other:
+        assert (other.count, other.leads) == (1, True)
+
+
+def test_a_batch_norm_of_another_kind_is_not_left_out():
+    """The fast forms fold batch norm into the weights, which fits the usual kind alone."""
+
+    class Other(nn.BatchNorm2d):
+        def forward(self, values):
+            return super().forward(values) + 1
+
+    net, images = ConvNet((4, 8), 12).eval(), torch.randn(3, 1, 12, 12)
+    net.trunk[1].__class__ = Other
+    torch.testing.assert_close(net.features(images), net.trunk(images))
+
+
+def test_usage_errors_are_said_by_the_first_process(monkeypatch, capsys):
+    for rank, lines in (("0", 1), ("1", 0)):
+        monkeypatch.setenv("RANK", rank)
+        assert command_line([*COMMAND, "--nonsense"]) == 2
+        assert capsys.readouterr().err.count("\n") == lines
+
+
+def test_norms_are_shared_or_local(tmp_path, capsys):
+    assert command_line([*COMMAND, "--norms", "none", "--out", str(tmp_path)]) == 2
+    assert "norms must be shared or local, got 'none'" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="batch=3 is too few for 4 processes; start fewer"):
+        Team(count=4).prepare(nn.Identity(), 3)
+
+
+# Two processes
+
+
+def test_facts_between_processes(tmp_path):
+    done(torchrun(Path(__file__).with_name("team_facts.py"), tmp_path))
+
+
+RECORD = """
+import json, sys
+from pathlib import Path
+import foveate.training.loop as loop
+from foveate.training.distributed import joined
+from test_distributed import CONFIG, recorded
+
+with joined("cpu") as team:
+    losses = recorded(Path(sys.argv[1]), team)
+    if team.leads:
+        print(json.dumps(losses))
+"""
+
+
+def recorded(folder, team=loop.ALONE):
+    """Train, and give the loss of every step."""
+    losses, total = [], 0.0
+
+    def watch(config, progress, steps):
+        nonlocal total
+        if progress.step:
+            losses.append(progress.loss - (total if progress.step > 1 else 0.0))
+            total = progress.loss
+
+    before, loop.LOOK_EVERY = loop.LOOK_EVERY, -1.0
+    train(CONFIG, folder, watch=watch, team=team)
+    loop.LOOK_EVERY = before
+    return losses
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """A run on one process, and its losses."""
+    folder = tmp_path_factory.mktemp("one") / "run"
+    return folder, recorded(folder)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """The same run on two processes."""
+    folder = tmp_path_factory.mktemp("two") / "run"
+    out, _ = done(torchrun("--no-python", sys.executable, "-c", RECORD, folder))
+    return folder, json.loads(out)
+
+
+@pytest.fixture(scope="module")
+def rounding(tmp_path_factory, one):
+    """How far rounding alone takes the losses: the same batches, images in another order."""
+
+    class Shuffled(Team):
+        def deal(self, order, batch):
+            return [(torch.cat([b[torch.randperm(len(b))] for b in order.split(batch)]), batch)]
+
+    runs = [recorded(tmp_path_factory.mktemp("shuffled"), Shuffled()) for _ in range(3)]
+    return max(abs(a - b) for run in runs for a, b in zip(run, one[1], strict=True))
+
+
+def test_losses_are_those_of_one_process(one, two, rounding):
+    assert len(one[1]) == len(two[1]) == EPOCHS * 6 >= 20
+    farthest = max(abs(a - b) for a, b in zip(one[1], two[1], strict=True))
+    assert farthest < 4 * rounding < 1e-3
+    assert rounding > 0
+
+
+def test_the_run_folder_is_that_of_one_process(one, two):
+    names = {path.name for path in two[0].iterdir()}
+    assert names == {".lock", "config.json", "metrics.jsonl", "weights.safetensors"}
+    about = [json.loads((folder / "config.json").read_text()) for folder in (one[0], two[0])]
+    assert about[0]["config"] == about[1]["config"] and about[0]["digest"] == about[1]["digest"]
+    assert about[1]["hardware"] == about[0]["hardware"] + ", 2 processes, shared batch norm"
+    assert weights(one[0]).keys() == weights(two[0]).keys()
+    last = [RunFolder(folder).metrics()[-1] for folder in (one[0], two[0])]
+    assert abs(last[0]["validation"] - last[1]["validation"]) <= 2 / 500  # images on the edge
+
+
+# Death. `at` is the number of the step in which the process of rank 1 dies, or stops.
+VICTIM = """
+import os, signal, sys
+import foveate.training.distributed as distributed, foveate.training.loop as loop
+from foveate.cli.app import run
+
+at, how, arguments = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+loop.SAVE_EVERY = 0.0
+distributed.GRACE = 0.5
+first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+make, steps = loop.team_step, 0
+
+def making(*options):
+    step = make(*options)
+
+    def dying(inputs, labels):
+        global steps
+        steps += 1
+        if steps == at and first_life:
+            print("at", os.environ["RANK"], os.getpid(), flush=True)
+            if os.environ["RANK"] == "1":
+                os.kill(os.getpid(), getattr(signal, how))
+        return step(inputs, labels)
+
+    return dying
+
+loop.team_step = making
+sys.exit(run(arguments))
+"""
+
+
+def victim(at, how, *arguments, **options):
+    return torchrun("--no-python", sys.executable, "-c", VICTIM, at, how, *arguments, **options)
+
+
+def test_a_process_that_is_killed_ends_the_run_with_one_line(tmp_path, one, two, rounding):
+    folder = tmp_path / "run"
+    process = victim(STEPS + 4, "SIGKILL", *COMMAND, "--out", folder)
+    _, err = process.communicate()
+    assert process.returncode != 0
+    assert said(err) == [
+        "error: a process of this run died; the checkpoint at epoch 2, step 3 is kept in "
+        f"{folder}; start the same command again"
+    ]
+    reached = RunFolder(folder).load()[0]
+    assert (reached.epoch, reached.step) == (1, 3)
+    shutil.copytree(folder, tmp_path / "copy")
+    done(torchrun("-m", "foveate", *COMMAND, "--out", folder))
+    assert same_bits(weights(folder), weights(two[0]))
+    train(CONFIG, tmp_path / "copy")
+    expected = RunFolder(one[0]).metrics()
+    for was, now in zip(expected, RunFolder(tmp_path / "copy").metrics(), strict=True):
+        assert abs(was["loss"] - now["loss"]) < 4 * rounding
+
+
+def test_torchrun_starts_it_again_by_itself(tmp_path, two):
+    process = victim(STEPS + 4, "SIGKILL", *COMMAND, "--out", tmp_path / "run", restarts=1)
+    _, err = done(process)
+    (line,) = said(err)
+    assert line.startswith("error: a process of this run died; the checkpoint at epoch 2, step 3")
+    assert line.endswith("it starts again by itself")
+    assert same_bits(weights(tmp_path / "run"), weights(two[0]))
+
+
+def test_a_process_that_hangs_does_not_keep_the_others(tmp_path):
+    """It is stopped, not dead: the other waits for it, and learns from torchrun that it ends."""
+    process = victim(3, "SIGSTOP", *COMMAND, "--out", tmp_path / "run")
+    there = [next(line for line in process.stdout if line.startswith("at ")) for _ in range(2)]
+    (stopped,) = [int(line.split()[2]) for line in there if line.startswith("at 1")]
+    process.send_signal(signal.SIGTERM)
+    line = next((line for line in process.stderr if line.startswith("error:")), "nothing")
+    os.kill(stopped, signal.SIGKILL)
+    process.communicate()
+    assert "a process of this run does not answer; what was saved is kept" in line
+
+
+def test_a_request_to_end_saves_the_last_step(tmp_path, two):
+    folder, long = tmp_path / "run", ["--set", "epochs=300"]
+    process = torchrun("-m", "foveate", *COMMAND, *long, "--out", folder)
+    for line in process.stdout:
+        if line.startswith("epoch 2/300"):
+            process.send_signal(signal.SIGTERM)
+            break
+    _, err = process.communicate()
+    (line,) = said(err)
+    reached = RunFolder(folder).load()[0]
+    assert f"saved in {folder} at epoch {reached.epoch + 1}, step {reached.step}" in line
+    assert 2 <= reached.epoch < 300
+
+
+def test_what_concerns_all_is_said_once(tmp_path):
+    process = torchrun("-m", "foveate", *COMMAND, "--samples", "9999", "--out", tmp_path / "run")
+    _, err = process.communicate()
+    assert process.returncode != 0
+    assert said(err) == ["error: samples=9999, but there are 3500 training images"]

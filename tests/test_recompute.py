@@ -1,0 +1,242 @@
+"""Scale channels trained a few at a time: the numbers of all at once, in less memory."""
+
+import copy
+import weakref
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_runs import MODEL, tiny
+from torch import nn
+
+from foveate.cli.app import run
+from foveate.errors import ConfigError
+from foveate.models.backbone import ConvNet
+from foveate.models.channels import ScaleChannels
+from foveate.training.loop import train
+
+SCALES = (1.0, 1.5, 2.0, 3.0, 4.0)
+SIZE = 12
+
+
+class Odd(nn.Module):
+    """One norm called twice, one that keeps no statistics, a cumulative one, a branch, a layer
+    whose answer nobody uses, and a frozen convolution in front."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(1, 4, 3).requires_grad_(False)
+        self.norm = nn.BatchNorm2d(4)
+        self.second = nn.Conv2d(4, 4, 3)
+        self.forgetful = nn.BatchNorm2d(4, track_running_stats=False)
+        self.flat = nn.BatchNorm1d(4, momentum=None, affine=False)
+        self.unused = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, patches):
+        maps = F.relu(self.norm(self.first(patches)))
+        maps = F.relu(self.norm(self.second(maps)))
+        maps = maps + self.forgetful(maps**2)
+        return self.head(self.flat(maps.mean((2, 3))))
+
+
+def conv_net(**changes):
+    return lambda: ConvNet((4, 8), SIZE, classes=3, hidden=8, **{"dropout": 0.0, **changes})
+
+
+BACKBONES = {
+    "ConvNet": conv_net(),
+    "without norm": conv_net(batch_norm=False),
+    "odd": Odd,
+    "group norm": lambda: nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(400, 3)
+    ),
+}
+
+
+def shaken(make, dtype=torch.float64, pool="avg"):
+    """A network whose weights and statistics are all different from how they begin."""
+    torch.manual_seed(1)
+    net = ScaleChannels(make(), SCALES, SIZE, pool, classes=3)
+    for tensor in (*net.parameters(), *net.buffers()):
+        if tensor.is_floating_point():
+            tensor.data += 0.3 * torch.rand_like(tensor)
+    return net.to(dtype)
+
+
+def data(dtype=torch.float64, count=6):
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randn(count, 1, 24, 24, generator=generator, dtype=torch.float64)
+    return images.to(dtype), torch.arange(count) % 3
+
+
+def everything(net, images, labels):
+    """Logits, gradients and buffers of one step."""
+    leaf = images.clone().requires_grad_()
+    logits = net(leaf)
+    F.cross_entropy(logits, labels).backward()
+    gradients = {f"of {n}": p.grad for n, p in net.named_parameters() if p.grad is not None}
+    return {"logits": logits.detach(), "of images": leaf.grad, **gradients, **net.state_dict()}
+
+
+@pytest.mark.parametrize("channels", [1, 2, 5, 9])
+@pytest.mark.parametrize("name", BACKBONES)
+def test_a_step_is_that_of_all_channels_at_once(name, channels):
+    whole, (images, labels) = shaken(BACKBONES[name]), data()
+    grouped = copy.deepcopy(whole)
+    grouped.recompute = channels
+    expected, got = everything(whole, images, labels), everything(grouped, images, labels)
+    assert expected.keys() == got.keys()
+    for key, value in expected.items():
+        torch.testing.assert_close(got[key], value, atol=1e-12, rtol=1e-9, msg=key)
+
+
+@pytest.mark.parametrize("pool", ["max", "concat"])
+def test_other_pools(pool):
+    whole, (images, labels) = shaken(conv_net(), pool=pool), data()
+    grouped = copy.deepcopy(whole)
+    grouped.recompute = 2
+    expected, got = everything(whole, images, labels), everything(grouped, images, labels)
+    for key, value in expected.items():
+        torch.testing.assert_close(got[key], value, atol=1e-12, rtol=1e-9, msg=key)
+
+
+def test_a_step_in_float32_is_as_near_to_float64_as_the_plain_one():
+    images, labels = data()
+    exact = everything(shaken(conv_net()), images, labels)
+
+    def distance(recompute):
+        net = shaken(conv_net(), torch.float32)
+        net.recompute = recompute
+        got = everything(net, images.float(), labels)
+        return max(float((got[key] - exact[key]).abs().max()) for key in exact)
+
+    assert distance(1) < 4 * distance(0)
+
+
+def test_the_gradient_is_of_the_dropout_that_was_drawn():
+    """Against the slope of the loss itself, along a direction, with the same draw."""
+    net, (images, labels) = shaken(conv_net(dropout=0.5)), data()
+    net.recompute = 2
+
+    def loss():
+        torch.manual_seed(5)
+        return F.cross_entropy(net(images), labels)
+
+    parameters = list(net.parameters())
+    gradients = torch.autograd.grad(loss(), parameters)
+    direction = [torch.randn_like(p) for p in parameters]
+    slope = float(sum((g * d).sum() for g, d in zip(gradients, direction, strict=True)))
+    ends, step = [], 1e-6
+    for sign in (1, -2):
+        for parameter, along in zip(parameters, direction, strict=True):
+            parameter.data += sign * step * along
+        ends.append(float(loss().detach()))
+    # The error of a central difference is of the order step^2, its rounding 1e-16 / step.
+    assert (ends[0] - ends[1]) / (2 * step) == pytest.approx(slope, rel=1e-5)
+
+
+def test_dropout_draws_anew_in_every_step_and_group():
+    net, (images, _) = shaken(conv_net(dropout=0.5)), data()
+    net.recompute = 1
+    torch.manual_seed(0)
+    first, second = net(images), net(images)
+    assert not torch.equal(first, second)
+    same = torch.ones(1, 1, 1, SIZE, SIZE, dtype=torch.float64).expand(6, 5, -1, -1, -1)
+    answers = net.answer(same)  # the same patch to every channel of every image
+    assert len(answers.detach().flatten(0, 1).unique(dim=0)) > 6
+    torch.manual_seed(0)
+    assert torch.equal(net(images), first)
+
+
+def test_evaluation_and_bf16_take_the_same_way():
+    net, (images, _) = shaken(conv_net(), torch.float32).eval(), data(torch.float32)
+    plain = net(images)
+    net.recompute = 2
+    torch.testing.assert_close(net(images), plain)
+    with torch.no_grad():
+        torch.testing.assert_close(net(images), plain)
+    net.train()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = net(images).float().logsumexp(1).mean()
+    loss.backward()
+    near = {name: p.grad.clone() for name, p in net.named_parameters()}
+    net.zero_grad()
+    net(images).logsumexp(1).mean().backward()
+    for name, parameter in net.named_parameters():
+        if "trunk.0.bias" not in name and "trunk.3.bias" not in name:  # nothing but rounding
+            cosine = F.cosine_similarity(near[name].flatten(), parameter.grad.flatten(), 0)
+            assert cosine > 0.99, name
+
+
+class Kept:
+    """Bytes that autograd keeps for the way back: how many at most."""
+
+    def __init__(self):
+        self.now = self.peak = 0
+
+    def __enter__(self):
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(self.pack, lambda box: box.tensor)
+        self.hooks.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self.hooks.__exit__(*error)
+
+    def pack(self, tensor):
+        class Box:
+            pass
+
+        box, size = Box(), tensor.numel() * tensor.element_size()
+        box.tensor = tensor
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(box, self.release, size)
+        return box
+
+    def release(self, size):
+        self.now -= size
+
+
+def test_one_group_of_activations_is_kept_at_a_time():
+    images, labels = data(torch.float32, count=20)
+
+    def peak(recompute):
+        net = shaken(conv_net(), torch.float32)
+        net.recompute = recompute
+        patches = net.patches(images)
+        with Kept() as kept:
+            F.cross_entropy(net.combine(net.answer(patches)), labels).backward()
+        assert kept.now == 0
+        fixed = 4 * (patches.numel() + sum(p.numel() for p in net.parameters()))
+        return kept.peak, fixed
+
+    whole, fixed = peak(0)
+    grouped, _ = peak(1)
+    # What a group keeps, and what is kept for all. A group may keep twice its part of the whole:
+    # its layers run one by one, while those of the whole are merged (see foveate.models.fast).
+    assert grouped < 2 * whole / len(SCALES) + fixed < whole / 2
+
+
+def test_a_run_trains_as_without(tmp_path):
+    config = tiny(model=replace(MODEL, dropout=0.0))
+    plain = train(config, tmp_path / "a").metrics()
+    grouped = train(config, tmp_path / "b", recompute=1).metrics()
+    for one, other in zip(plain, grouped, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-4)
+
+
+def test_what_cannot_be_recomputed_is_said(tmp_path, capsys):
+    with pytest.raises(ConfigError, match="recompute must be a number of channels, or 0, got -1"):
+        ScaleChannels(conv_net()(), SCALES, SIZE, recompute=-1)
+    options = ["--source", "mnist-5k", "--device", "cpu", "--out"]
+    assert run(["train", "cnn", "--recompute", "1", *options, str(tmp_path / "a")]) == 2
+    assert "only fovmax, fovavg and fovconc have channels" in capsys.readouterr().err
+    assert run(["train", "fovavg", "--recompute", "-1", *options, str(tmp_path / "b")]) == 2
+    assert "recompute must be a number of channels" in capsys.readouterr().err
+    wrong = ScaleChannels(nn.Flatten(), SCALES, SIZE, recompute=1)
+    assert wrong(data()[0]).shape == (6, SIZE**2)
+    wrong.backbone = nn.Identity()
+    with pytest.raises(ConfigError, match="the backbone must map"):
+        wrong(data()[0])
