@@ -1,0 +1,130 @@
+"""Tables of the results for README and docs, written between markers so that they stay true."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from foveate.errors import ConfigError
+from foveate.experiments.findings import Finding
+from foveate.experiments.summary import Point, Summary
+from foveate.files import write_text
+from foveate.report.reproduction import NONE_YET, Reproduction
+from foveate.report.tables import NETWORKS, Line, sample_line, sample_sizes, shown, signed
+
+DOCS = ("README.md", "docs/reproduction.md")
+BLOCK = re.compile(r"(<!-- results:begin (\S+) -->\n)(.*?)(<!-- results:end -->)", re.DOTALL)
+HEADLINE = ("cnn-tr2", "fovconc-tr2", "swmax-tr2", "fovmax-tr2", "fovavg-tr2")
+CELLS = "Ours in percent, in brackets ours less the paper's; every second of the 17 scales."
+
+
+def tables_markdown(found: Reproduction) -> dict[str, str]:
+    """Write every block by its name; without results each says so."""
+    return {name: write(found) if found.records else NONE_YET for name, write in BLOCKS.items()}
+
+
+def fill(text: str, blocks: dict[str, str]) -> str:
+    """Put the blocks between the markers of a Markdown text."""
+
+    def put(match: re.Match[str]) -> str:
+        begin, name, _, end = match.groups()
+        if name not in blocks:
+            raise ConfigError(f"no table {name!r} of results; there are {', '.join(blocks)}")
+        return f"{begin}\n{blocks[name]}\n\n{end}"  # empty lines, or no table for mkdocs
+
+    return BLOCK.sub(put, text)
+
+
+def update_docs(found: Reproduction, root: Path) -> list[Path]:
+    """Write the tables into the pages of a checkout, and give the pages that have any."""
+    paths = [path for path in (root / name for name in DOCS) if path.exists()]
+    texts = {path: path.read_text(encoding="utf-8") for path in paths}
+    having = [path for path in paths if BLOCK.search(texts[path])]
+    if not having:
+        raise ConfigError(f"no page in {root} has tables of results; use a checkout of foveate")
+    blocks = tables_markdown(found)
+    for path in having:
+        write_text(path, fill(texts[path], blocks))
+    return having
+
+
+def _claims(found: Reproduction) -> str:
+    return _findings("claim", [*found.claims, found.theory])
+
+
+def _bars(found: Reproduction) -> str:
+    return _findings("bar", found.bars)
+
+
+def _findings(what: str, findings: Sequence[Finding]) -> str:
+    rows = [
+        [
+            f"**{finding.name}** {finding.statement}",
+            "<br>".join(f"{check.measured}, {check.threshold}" for check in finding.checks),
+            finding.verdict,
+        ]
+        for finding in findings
+    ]
+    return _table([what, "measured, threshold", "verdict"], rows)
+
+
+def _headline(found: Reproduction) -> str:
+    rows = [found.results.row(name) for name in HEADLINE]
+    return _partly(found) + _over_scale([_every(row, 4) for row in rows], 4)
+
+
+def _over_scale_of(table: str) -> Callable[[Reproduction], str]:
+    def write(found: Reproduction) -> str:
+        rows = found.results.table(table)
+        return f"{_partly(found)}{CELLS}\n\n" + _over_scale([_every(row, 2) for row in rows], 2)
+
+    return write
+
+
+def _few(found: Reproduction) -> str:
+    lines = [sample_line(found.results, network) for network in NETWORKS]
+    rows = [[line.name, *map(_cell, line.points)] for line in lines]
+    return _partly(found) + _table(["network", *sample_sizes(found.results)], rows)
+
+
+def _made(found: Reproduction) -> str:
+    spent = found.effort
+    return (
+        f"{_partly(found)}{spent.runs} runs, {spent.seconds / 60:.1f} minutes of machine time on "
+        f"{'; '.join(spent.hardware)}, foveate {', '.join(spent.versions)}."
+    )
+
+
+def _every(row: Summary, step: int) -> Line:
+    """A line of every second or fourth scale."""
+    return Line(row.row.label, row.points[::step])
+
+
+def _over_scale(lines: Sequence[Line], step: int) -> str:
+    scales = ["1/2", "0.71", "1", "1.41", "2", "2.83", "4", "5.66", "8"][:: step // 2]
+    return _table(["network", *scales], [[line.name, *map(_cell, line.points)] for line in lines])
+
+
+def _cell(point: Point) -> str:
+    return "–" if point.mean is None else f"{shown(point)} ({signed(point.difference)})"
+
+
+def _partly(found: Reproduction) -> str:
+    """The first line of a table while results are missing."""
+    missing = found.missing()
+    return f"{missing[0]}\n\n" if missing else ""
+
+
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    align = ["---", *["---:"] * (len(headers) - 1)] if len(headers) > 3 else ["---"] * len(headers)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (headers, align, *rows))
+
+
+BLOCKS: dict[str, Callable[[Reproduction], str]] = {
+    "headline": _headline,
+    "claims": _claims,
+    "bars": _bars,
+    "table1": _over_scale_of("table1"),
+    "table2": _over_scale_of("table2"),
+    "table3": _few,
+    "made": _made,
+}

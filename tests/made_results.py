@@ -1,0 +1,71 @@
+"""Results that nobody measured: the paper's figures, with seeded noise, as records of runs."""
+
+import math
+import random
+from dataclasses import replace
+from functools import cache
+
+from foveate.experiments.paper import paper_rows
+from foveate.experiments.records import Record, Winners
+
+HARDWARE = "NVIDIA H200, torch 2.11.0"
+SECONDS = {"CNN": 15.0, "FovAvg": 14.0, "FovMax": 14.0, "FovConc": 12.0, "SWMax": 40.0}
+
+
+def made_records(
+    *, seeds=3, noise=0.0, change=lambda row, scale, figure: figure, hardware=HARDWARE
+):
+    """Records of every row: the figure as `change` leaves it, plus noise in points."""
+    chance = random.Random(0)
+    records = []
+    for row in paper_rows():
+        for seed in range(seeds):
+            shift = noise * chance.gauss(0, 1)
+            figures = row.paper if len(row.paper) > 1 else row.paper * len(row.scales)
+            records += [
+                record(row, seed, scale, change(row, scale, figure) + shift, hardware)
+                for scale, figure in zip(row.scales, figures, strict=True)
+            ]
+    return records
+
+
+def record(row, seed, scale, percent, hardware=HARDWARE):
+    return Record(
+        table=row.table,
+        row=row.name,
+        seed=seed,
+        scale=scale,
+        accuracy=min(1.0, percent / 100),
+        validation=0.99,
+        seconds=SECONDS[row.network] / (4 if row.table == "table3" else 1),
+        memory=20_000,
+        config=digest(row.name, seed),
+        version="0.1.0",
+        commit="abc1234",
+        hardware=hardware,
+    )
+
+
+@cache
+def digest(name, seed):
+    row = next(row for row in paper_rows() if row.name == name)
+    return replace(row.config, seed=seed, precision="bf16").digest()
+
+
+def made_winners(*, seeds=3, moves=lambda scale: scale, names=None):
+    """Winners of every row with channels: bell-shaped over log scale, about `moves(true scale)`."""
+    rows = {row.name: row for row in paper_rows() if row.channels}
+    return [
+        Winners(row=name, seed=seed, scale=scale, channel=channel, count=count)
+        for name, row in rows.items()
+        if names is None or name in names
+        for seed in range(seeds)
+        for scale in row.scales
+        for channel, count in _bell(tuple(row.config.model.scales), moves(scale))
+    ]
+
+
+def _bell(channels, about):
+    heights = [math.exp(-2 * math.log2(channel / about) ** 2) for channel in channels]
+    total = sum(heights)
+    return [(c, round(10_000 * h / total)) for c, h in zip(channels, heights, strict=True)]
