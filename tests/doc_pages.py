@@ -1,0 +1,85 @@
+"""The pages of the documentation as blocks of code, and how each block is run."""
+
+import importlib
+import re
+import runpy
+import shlex
+from pathlib import Path
+from typing import NamedTuple
+
+import typer
+
+from foveate.cli.app import app, run
+
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+COMMANDS = typer.main.get_command(app).commands
+SHELL = ("sh", "console")
+SHOWN = ("text", "toml", "yaml")  # never run; a file's name in the first line makes it that file
+BLOCK = re.compile(
+    r"^(?:<!-- not executed: (?P<reason>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<code>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+class Block(NamedTuple):
+    """A block of code; `reason` says why it is not run, `place` where it is."""
+
+    place: str
+    kind: str
+    code: str
+    reason: str | None
+
+    @property
+    def file(self):
+        """The file that the block is, if its first line is a comment with a name."""
+        found = re.match(r"# (\w+\.(?:py|toml))$", self.code, re.MULTILINE)
+        return found and found[1]
+
+    def commands(self):
+        """The words of every command of a shell block."""
+        lines = self.code.replace("\\\n", " ").splitlines()
+        if self.kind == "console":
+            lines = [line[2:] for line in lines if line.startswith("$ ")]
+        words = (shlex.split(line, comments=True) for line in lines)
+        return [line for line in words if line]
+
+
+def blocks(page):
+    text = page.read_text(encoding="utf-8")
+    for found in BLOCK.finditer(text):
+        line = text.count("\n", 0, found.start("code"))
+        yield Block(f"{page.name}, line {line}", found["kind"], found["code"], found["reason"])
+
+
+ALL = [block for page in PAGES for block in blocks(page)]
+
+
+def perform(block, names):
+    """Run a block in the current folder; Python blocks share `names`."""
+    if block.file:
+        Path(block.file).write_text(block.code, encoding="utf-8")
+        importlib.invalidate_caches()
+    elif block.kind == "python":
+        exec(compile(block.code, block.place, "exec"), names)  # noqa: S102  (our own pages)
+    elif block.kind in SHELL:
+        for program, *arguments in block.commands():
+            _start(program, arguments, block.place)
+
+
+def _start(program, arguments, where):
+    if program == "python":
+        runpy.run_path(arguments[0], run_name="__main__")
+        return
+    assert program == "foveate", f"{where}: the tests cannot run {program}; say why it is not run"
+    assert run(arguments) == 0, f"{where}: {arguments}"
+
+
+def check_command(words):
+    """Hold a command that is not run against the programs that it names."""
+    if words[0] == "make":
+        makefile = (ROOT / "Makefile").read_text()
+        assert all(re.search(rf"^{name}:", makefile, re.MULTILINE) for name in words[1:]), words
+    if "foveate" in words:  # also after `torchrun -m`
+        name, *arguments = words[words.index("foveate") + 1 :]
+        COMMANDS[name].make_context(name, arguments)  # raises for an unknown option

@@ -1,0 +1,139 @@
+"""What README and docs say works: commands and snippets run, links lead somewhere."""
+
+import csv
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from doc_pages import ALL, COMMANDS, PAGES, ROOT, SHELL, SHOWN, blocks, check_command, perform
+
+import foveate
+
+DOCS = ROOT / "docs"
+NOT_RUN = 12  # blocks that may be left out, at most
+RUNNABLE = [page for page in PAGES if any(not block.reason for block in blocks(page))]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder to work in, of which nothing stays behind, modules neither."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+    shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
+def test_commands_and_snippets_run(page, here):
+    names = {"__name__": "page"}
+    for block in blocks(page):
+        if not block.reason:
+            perform(block, names)
+    SAID.get(page.name, lambda names: None)(names)
+
+
+def readme(names):
+    assert names["logits"].shape == (2, 5)
+    assert names["answers"].shape == (2, 17, 5)
+    assert names["sizes"].shape == (2,)
+
+
+def guide(names):
+    cnn, fovmax = (accuracies(Path("runs/compared"), f"runs/{name}") for name in ("cnn", "fovmax"))
+    assert max(cnn[1.0], cnn[4.0]) < 0.5 < cnn[2.0]
+    assert min(fovmax.values()) > fovmax[2.0] - 0.1
+    before, after = (audited(Path("audit") / name) for name in ("before", "after"))
+    assert min(before.values()) < 0.5 < min(after.values())
+
+
+def recipes(names):
+    # Of stripes 1/2 ± 1/2 a triangle of half-width 2.7 leaves 2 sinc²(1.35) / 2 = 0.044.
+    assert (names["smooth"] - 0.5).abs().max() < 0.05
+    assert (names["sharp"] - 0.5).abs().max() > 0.4
+    assert names["logits"].shape == (2, 10) and names["there"].shape == (2, 10)
+    assert names["maps"].logits.shape == (2, 10, 14, 14)
+    assert len(names["net"].scales) == 17
+
+
+SAID = {"README.md": readme, "guide.md": guide, "recipes.md": recipes}
+
+
+def accuracies(folder, run):
+    """Accuracy of a run by scale."""
+    with (folder / "results.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["run"] == run]
+    return {float(row["scale"]): float(row["accuracy"]) for row in rows}
+
+
+def audited(folder):
+    """Accuracy of a model as it is, over all classes, by scale."""
+    with (folder / "audit.csv").open() as file:
+        rows = [r for r in csv.DictReader(file) if (r["model"], r["class"]) == ("as it is", "")]
+    return {float(row["scale"]): float(row["accuracy"]) for row in rows}
+
+
+def test_every_block_says_what_it_is():
+    for block in ALL:
+        assert block.kind in (*SHELL, *SHOWN, "python"), f"{block.place}: {block.kind!r}"
+        if block.kind in SHOWN:
+            assert not re.search(r"^(\$ )?(foveate|python|make) ", block.code, re.M), block.place
+
+
+def test_few_blocks_are_not_run_and_each_has_a_reason():
+    left_out = [block for block in ALL if block.reason]
+    assert len(left_out) <= NOT_RUN
+    for block in left_out:
+        assert len(block.reason.split()) > 2, block.place
+    marks = sum(page.read_text().count("<!-- not executed") for page in PAGES)
+    assert marks == len(left_out)  # a mark stands right above its block
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in ALL if b.reason and b.kind in SHELL], ids=lambda block: block.place
+)
+def test_what_is_not_run_could_be(block):
+    for words in block.commands():
+        check_command(words)
+
+
+def test_the_notebook_runs(here):
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    cells = json.loads((DOCS / "notebook.ipynb").read_text())["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert len(cells) >= 8 and not any(cell["outputs"] for cell in code)
+    names = {"__name__": "notebook"}
+    for number, cell in enumerate(code):
+        exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)  # noqa: S102
+    from matplotlib import pyplot
+
+    assert len(pyplot.get_fignums()) >= 3
+    pyplot.close("all")
+    cnn, fovmax = (names["curves"][name] for name in ("cnn", "fovmax"))
+    assert max(cnn[0], cnn[-1]) < 0.5 < min(fovmax)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
+        assert (page.parent / link).exists(), link
+
+
+def test_every_command_is_in_the_guide():
+    guide = (DOCS / "guide.md").read_text()
+    named = set(re.findall(r"^\| `foveate (\w+)` \|", guide, re.MULTILINE))
+    assert named == set(COMMANDS)
+
+
+def test_every_public_name_is_in_the_reference():
+    pages = [page.read_text() for page in (DOCS / "api").glob("*.md")]
+    modules = [name for page in pages for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)]
+    assert len(set(modules)) == len(modules)
+    for name in foveate.__all__:
+        assert getattr(foveate, name).__module__ in modules, name
