@@ -83,6 +83,7 @@ def test_the_wheel_has_every_file_of_the_package(wheel):
     skipped = ("__pycache__", ".tmp")
     files = {str(p.relative_to(ROOT)) for p in PACKAGE.rglob("*") if p.is_file()}
     files = {name for name in files if not any(word in name for word in skipped)}
+    files |= {f"foveate/published/{p.name}" for p in (ROOT / "results" / "paper").iterdir()}
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert packed == files

@@ -1,30 +1,56 @@
 """The application itself: its commands, its options for all commands, and how errors are told."""
 
+import os
 from typing import Annotated, Any, cast
 
 import typer
 from rich.markup import escape
 
 from foveate import __version__
-from foveate.cli import data, theory, training
+from foveate.cli import (
+    audit,
+    data,
+    demo,
+    export,
+    predict,
+    quickstart,
+    report,
+    reproduce,
+    sweep,
+    theory,
+    training,
+)
 from foveate.cli.console import ERRORS
 from foveate.errors import FoveateError
 
 HELP = """Vision networks that recognise things at sizes they were never trained on.
 
-Start with a picture of the data:
-
-    foveate show mnist-5k --out digits.png
+Example: foveate show mnist-5k --out digits.png
 """
 
 # Typer publishes one usage error of many; its base is the class they share.
 UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
 
-app = typer.Typer(help=HELP, add_completion=False, pretty_exceptions_enable=False)
+# In Markdown a paragraph is filled to the width of the terminal.
+app = typer.Typer(
+    help=HELP,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+app.command()(quickstart.quickstart)
+app.command()(demo.demo)
 app.command()(data.generate)
 app.command()(data.show)
 app.command()(training.train)
 app.command()(training.evaluate)
+app.command()(audit.audit)
+app.command()(predict.predict)
+app.command()(export.export)
+app.command()(reproduce.reproduce)
+app.command()(reproduce.merge)
+app.command()(sweep.sweep)
+app.command()(report.report)
 app.command()(theory.verify)
 
 
@@ -54,6 +80,8 @@ def run(arguments: list[str]) -> int:
     except UsageError as problem:
         usage = cast(Any, problem)
         where = usage.ctx.command_path if usage.ctx else "foveate"
+        if os.environ.get("RANK", "0") != "0":  # torchrun's first process says it for all
+            return 2
         return _fail(f"{usage.format_message().rstrip('.')}; see '{where} --help'")
     except (typer.Abort, KeyboardInterrupt):
         return _fail("interrupted; run the same command to go on", code=130)

@@ -120,7 +120,7 @@ def prepare(
     """
     values = _values(pixels, network, shrink=scale is None)
     if invert is None:
-        invert = network.light_on_dark and _is_light(values)
+        invert = network.light_on_dark and is_light(values)
     values = 255 - values if invert else values
     factor = network.size / max(values.shape[1:]) if scale is None else scale
     padded = torch.from_numpy(_padded(values, network.size / factor))
@@ -141,20 +141,21 @@ def _values(pixels: Pixels, network: Network, shrink: bool) -> Pixels:
     return values[None] if channels == 1 else values.transpose(2, 0, 1)
 
 
-def _edge(values: Pixels) -> Pixels:
+def edge(values: Pixels) -> Pixels:
     """The outermost pixels of (C, H, W), as (C, N)."""
     sides = (values[:, 0], values[:, -1], values[:, :, 0], values[:, :, -1])
     return np.concatenate(sides, axis=1)
 
 
-def _is_light(values: Pixels) -> bool:
+def is_light(values: Pixels) -> bool:
+    """Whether the background of pixels (C, H, W) is lighter than the middle of their range."""
     grey = values.mean(0)
-    return bool(np.median(_edge(values).mean(0)) > (grey.min() + grey.max()) / 2)
+    return bool(np.median(edge(values).mean(0)) > (grey.min() + grey.max()) / 2)
 
 
 def _padded(values: Pixels, side: float) -> Pixels:
     """Let the background go on evenly on all sides until there are `side` pixels of it."""
-    background = np.median(_edge(values), axis=1).astype(np.uint8)
+    background = np.median(edge(values), axis=1).astype(np.uint8)
     missing = [max(0, math.ceil((side - length) / 2 - 1e-9)) for length in values.shape[1:]]
     shape = [length + 2 * more for length, more in zip(values.shape[1:], missing, strict=True)]
     canvas = np.empty((len(values), *shape), np.uint8)

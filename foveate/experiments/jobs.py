@@ -3,13 +3,16 @@
 import json
 import resource
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from foveate.data.shards import is_shards
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.curve import AtScale, accuracy_over_scale
@@ -18,7 +21,7 @@ from foveate.experiments.records import Record, Winners
 from foveate.files import write_text
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import Precision, TrainConfig
-from foveate.training.data import Load
+from foveate.training.data import Load, made_from
 from foveate.training.loop import Watch, train_together
 
 SHARED = {f.name for f in fields(Record)}
@@ -92,14 +95,35 @@ def perform(
     folder: Path,
     *,
     device: str = "cpu",
+    threads: int = 0,
     at_once: int = 1,
     watch: Watch = lambda config, progress, steps: None,
     load: Load = load_source,
 ) -> list[Outcome]:
     """Train the runs side by side, test them, and write an outcome into the folder of each.
 
-    `at_once` is how many processes share the machine with this one, itself included.
+    `threads` are what torch may use on the CPU, 0 as it is: with another number, sums are rounded
+    otherwise. `at_once` is how many processes share the machine with this one, itself included.
     """
+    load = lru_cache(maxsize=1)(load)
+    with using_threads(threads):
+        return _perform(jobs, folder, device, at_once, watch, load)
+
+
+@contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    """Let torch use `count` threads while the block runs; 0 leaves their number as it is."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _perform(
+    jobs: Sequence[Job], folder: Path, device: str, at_once: int, watch: Watch, load: Load
+) -> list[Outcome]:
     begun = time.perf_counter()
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
@@ -127,18 +151,24 @@ def perform(
 
 def outcome_of(job: Job, folder: Path) -> Outcome | None:
     """What the job gave, if it is done; a folder with another run of that name is an error."""
-    path = _path(folder, job)
-    if not path.exists():
-        return None
+    run, path = RunFolder(folder / job.folder), _path(folder, job)
+    found = _read_outcome(path) if path.exists() else None
+    digests = {found.config} if found else set()
+    if (run.path / "config.json").exists():
+        digests.add(run.config().digest())
+    if digests - {job.config.digest()}:
+        raise ConfigError(
+            f"{run.path} has another run of the name {job.name}; choose another --out"
+        )
+    tested = {at.scale for at in found.scales} if found else set()
+    return found if tested >= set(job.scales) else None
+
+
+def _read_outcome(path: Path) -> Outcome:
     try:
-        found = Outcome.from_dict(json.loads(path.read_text()))
+        return Outcome.from_dict(json.loads(path.read_text()))
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged ({error}); remove it to test the run again") from None
-    if found.config != job.config.digest():
-        raise ConfigError(
-            f"{path.parent} has another run of the name {job.name}; choose another --out"
-        )
-    return found
 
 
 def records_of(job: Job, outcome: Outcome) -> list[Record]:
@@ -161,6 +191,17 @@ def winners_of(job: Job, outcome: Outcome) -> list[Winners]:
     ]
 
 
+def source_of_tests(config: TrainConfig) -> str:
+    """The source of a run's test images: its own, or that from which its data set file was made."""
+    name = made_from(config.source)
+    if name is None or is_shards(name):
+        raise ConfigError(
+            f"{config.source} does not say from what it was made, so its network cannot be tested "
+            "at other scales; name the images themselves as source"
+        )
+    return name
+
+
 def _path(folder: Path, job: Job) -> Path:
     return folder / job.folder / "outcome.json"
 
@@ -168,7 +209,7 @@ def _path(folder: Path, job: Job) -> Path:
 def _test(job: Job, run: RunFolder, device: str, load: Load) -> tuple[AtScale, ...]:
     config, net = job.config, run.net().to(device)
     found = accuracy_over_scale(
-        net, load(config.source).test, job.scales, size=config.size, border=config.border,
+        net, load(source_of_tests(config)).test, job.scales, size=config.size, border=config.border,
         precision=config.precision,
     )  # fmt: skip
     return tuple(found)

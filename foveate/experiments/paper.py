@@ -57,6 +57,12 @@ def paper_rows() -> tuple[Row, ...]:
     return (*_table_1(), *_table_2(), *_table_3())
 
 
+def network_title(name: str) -> str:
+    """What a reader calls a network of the zoo: FovAvg for fovavg."""
+    titles = {row.network.lower(): row.network for row in paper_rows()}
+    return titles.get(name, name)
+
+
 def find_rows(tables: Sequence[str] = TABLES, names: Sequence[str] = ()) -> list[Row]:
     """Pick the rows of some tables; `names` are presets, or their beginnings, as fovavg."""
     for table in tables:

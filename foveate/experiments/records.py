@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -120,7 +120,7 @@ def _csv(kind: type, lines: Iterable[object]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(kind)], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(asdict(line) for line in lines)  # type: ignore[call-overload]
+    writer.writerows(map(vars, lines))
     return text.getvalue()
 
 

@@ -1,0 +1,42 @@
+"""The command that opens the web page: demo."""
+
+from typing import Annotated
+
+import typer
+
+from foveate.cli.console import ERRORS, OUTPUT
+
+
+def demo(
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A network that comes with foveate, or the folder of a run; up to four times."
+        ),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; others see it then.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any.")
+    ] = 7860,
+) -> None:
+    """Open a page in which networks answer side by side while you change the size of a digit.
+
+    Example: foveate demo --model quickstart/cnn --model quickstart/fovmax
+
+    Draw a digit, upload or pick one, and drag the zoom from 1/2 to 8. A second tab has scenes with
+    several digits. The page is for this machine alone, if --host does not say otherwise, and needs
+    no network. Needs foveate[demo].
+    """
+    from foveate.demo.networks import load_networks
+    from foveate.demo.server import serve
+
+    with ERRORS.status("loading ..."):
+        contenders = load_networks(model or ())
+    serve(
+        contenders,
+        host,
+        port,
+        lambda address: OUTPUT.print(f"{address} (Ctrl-C ends it)", markup=False),
+    )

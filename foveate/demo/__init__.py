@@ -1,0 +1,1 @@
+"""The web page: draw a digit, change its size, and watch networks answer side by side."""

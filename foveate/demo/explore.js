@@ -1,0 +1,133 @@
+// The pad, the files and the zoom of one digit. Panels come from the server as HTML; while one
+// answer is under way, only the last of the later questions is kept.
+const root = element.querySelector(".explore");
+const find = (what) => root.querySelector(what);
+const pad = find(".pad"), ink = pad.getContext("2d");
+const slider = find(".zoom input"), told = find(".zoom output");
+const file = find(".file input"), notice = find(".notice");
+let digit = root.dataset.digit;
+let label = root.dataset.label === "" ? null : Number(root.dataset.label);
+let turn = 0, drawing = false, fresh = true, busy = false, wanted = null;
+
+const zoom = () => 2 ** Number(slider.value);
+
+function tell(words) {
+  notice.textContent = words || "";
+  notice.hidden = !words;
+}
+
+function show(reply) {
+  if (reply.error) return tell(reply.error);
+  tell(reply.note);
+  for (const part of ["frame", "cards", "channels", "accuracy"]) {
+    find("." + part).innerHTML = reply[part];
+  }
+  if (reply.digit) [digit, label] = [reply.digit, null];
+  root.dataset.answers = Number(root.dataset.answers || 0) + 1;
+}
+
+async function ask(question) {
+  wanted = question;
+  if (busy) return;
+  busy = true;
+  while (wanted) {
+    const next = wanted;
+    wanted = null;
+    try {
+      show(await next());
+    } catch {
+      tell("No answer: is the program that serves this page still running?");
+    }
+  }
+  busy = false;
+}
+
+const look = () => ask(() => server.look([digit, zoom(), label]));
+
+function clear() {
+  ink.fillStyle = "#000";
+  ink.fillRect(0, 0, pad.width, pad.height);
+  fresh = true;
+}
+
+function paint(text) {
+  const grey = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  const side = Math.sqrt(grey.length), small = document.createElement("canvas");
+  small.width = small.height = side;
+  const pixels = new ImageData(side, side);
+  grey.forEach((value, k) => pixels.data.set([value, value, value, 255], 4 * k));
+  small.getContext("2d").putImageData(pixels, 0, 0);
+  ink.drawImage(small, 0, 0, pad.width, pad.height);
+  fresh = true;
+}
+
+function place(event) {
+  const box = pad.getBoundingClientRect(), factor = pad.width / box.width;
+  return [(event.clientX - box.left) * factor, (event.clientY - box.top) * factor];
+}
+
+function stroke(event) {
+  if (!drawing) return;
+  ink.lineTo(...place(event));
+  ink.stroke();
+  ask(() => server.take([pad.toDataURL("image/png").split(",")[1], "the drawing", zoom()]));
+}
+
+pad.addEventListener("pointerdown", (event) => {
+  if (fresh) clear();
+  fresh = false;
+  drawing = true;
+  pad.setPointerCapture(event.pointerId);
+  Object.assign(ink, { strokeStyle: "#fff", lineWidth: 24, lineCap: "round", lineJoin: "round" });
+  ink.beginPath();
+  ink.moveTo(...place(event));
+  stroke(event);
+});
+pad.addEventListener("pointermove", stroke);
+for (const end of ["pointerup", "pointercancel"]) {
+  pad.addEventListener(end, () => { drawing = false; });
+}
+
+function upload(chosen) {
+  if (!chosen) return;
+  const limit = Number(root.dataset.bytes);
+  if (chosen.size > limit) {
+    return tell(`${chosen.name} is larger than ${limit >> 20} MiB; choose a smaller file`);
+  }
+  const reader = new FileReader();
+  reader.onload = () => ask(async () => {
+    const reply = await server.take([reader.result.split(",")[1] || "", chosen.name, zoom()]);
+    if (reply.digit) paint(reply.digit);
+    return reply;
+  });
+  reader.readAsDataURL(chosen);
+}
+
+file.addEventListener("change", () => {
+  upload(file.files[0]);
+  file.value = "";
+});
+pad.addEventListener("dragover", (event) => event.preventDefault());
+pad.addEventListener("drop", (event) => {
+  event.preventDefault();
+  upload(event.dataTransfer.files[0]);
+});
+
+slider.addEventListener("input", () => {
+  told.textContent = "× " + zoom().toFixed(2);
+  look();
+});
+find(".clear").addEventListener("click", () => { clear(); tell(""); });
+find(".more").addEventListener("click", async () => {
+  find(".picks").innerHTML = (await server.offer(++turn)).html;
+});
+find(".picks").addEventListener("click", (event) => {
+  const picked = event.target.closest("button");
+  if (!picked) return;
+  [digit, label] = [picked.dataset.digit, Number(picked.dataset.label)];
+  paint(digit);
+  look();
+});
+
+clear();
+paint(digit);

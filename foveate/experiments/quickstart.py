@@ -1,0 +1,124 @@
+"""A first experiment in a few minutes: three networks trained on one scale, tested on 17."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from foveate.data.sources import load_source
+from foveate.errors import DataError
+from foveate.evaluation.curve import accuracy_over_scale
+from foveate.evaluation.results import Curve, RunResult, read_results, save_results
+from foveate.experiments.paper import SCALES
+from foveate.experiments.records import published, read_records
+from foveate.experiments.summary import SEEDS, Summaries, Summary
+from foveate.training.checkpoint import RunFolder, hardware
+from foveate.training.config import TrainConfig
+from foveate.training.loop import Watch, train
+from foveate.training.presets import preset
+
+NETWORKS = ("cnn", "fovavg", "fovmax")
+SOURCE = "mnist-5k"
+EPOCHS = 8
+Runs = Mapping[str, TrainConfig]
+Shown = Callable[[str], AbstractContextManager[Watch]]
+"""Opens what shows the training of the run of that name."""
+
+
+def quick_runs(seed: int = 0) -> dict[str, TrainConfig]:
+    """The paper's runs on scale 2, with 3,500 digits of the package and 8 epochs, by network.
+
+    The schedule of the learning rate is shortened as the number of epochs is. All three take
+    about 240 seconds of one core, tests included.
+    """
+    return {name: _shortened(preset(f"{name}-tr2"), seed) for name in NETWORKS}
+
+
+def _shortened(config: TrainConfig, seed: int) -> TrainConfig:
+    decay = config.epochs_per_decay * EPOCHS / config.epochs
+    return replace(config, source=SOURCE, seed=seed, epochs=EPOCHS, epochs_per_decay=decay)
+
+
+def train_runs(
+    runs: Runs, folder: Path, shown: Shown = lambda name: nullcontext(_unwatched)
+) -> None:
+    """Train the runs one by one in `folder`, each in a folder of its name, unless they are done."""
+    for name, config in runs.items():
+        with shown(name) as watch:
+            train(config, folder / name, watch=watch)
+
+
+def score_runs(
+    runs: Runs,
+    folder: Path,
+    scales: Sequence[float] = SCALES,
+    advance: Callable[[int], None] = lambda count: None,
+) -> list[RunResult]:
+    """Test trained runs over scale, unless they are; results are written for each and for all."""
+    results = [_tested(RunFolder(folder / name), scales, advance) for name in runs]
+    save_results(results, folder, _about(results))
+    return results
+
+
+def images_to_score(runs: Runs, scales: Sequence[float] = SCALES) -> int:
+    """How many images `score_runs` shows to the networks."""
+    return len(scales) * sum(len(load_source(config.source).test) for config in runs.values())
+
+
+def full_size() -> list[Curve]:
+    """The same networks trained on all of MNIST, as published with the package; none if not."""
+    folder = published()
+    if folder is None:
+        return []
+    rows = Summaries(read_records(folder))
+    found = [rows.row(f"{name}-tr2") for name in NETWORKS]
+    return [_curve(row) for row in found if all(point.seeds for point in row.points)]
+
+
+def _tested(run: RunFolder, scales: Sequence[float], advance: Callable[[int], None]) -> RunResult:
+    config, data = run.config(), load_source(run.config().source).test
+    if known := _known(run, scales):
+        advance(len(data) * len(scales))
+        return known
+    found = accuracy_over_scale(
+        run.net(), data, scales, size=config.size, border=config.border, advance=advance
+    )
+    result = RunResult(run=str(run.path), config=config, scales=tuple(found), made_with=run.about())
+    save_results([result], run.path, _about([result]))
+    return result
+
+
+def _known(run: RunFolder, scales: Sequence[float]) -> RunResult | None:
+    """What an earlier call measured, if it was at the same scales."""
+    try:
+        (result,) = read_results(run.path)
+    except (DataError, ValueError):
+        return None
+    same = result.config == run.config() and [at.scale for at in result.scales] == list(scales)
+    return replace(result, run=str(run.path)) if same else None
+
+
+def _about(results: Sequence[RunResult]) -> dict[str, object]:
+    names = sorted({result.config.source for result in results})
+    sources = [{"name": name, "checksum": load_source(name).checksum} for name in names]
+    return {"split": "test", "sources": sources, "hardware": hardware(torch.device("cpu"))}
+
+
+def _curve(row: Summary) -> Curve:
+    runs = min(point.seeds for point in row.points)
+    partly = "" if row.complete else f", {runs} of {SEEDS} seeds"
+    spread = [point.spread for point in row.points]
+    return Curve(
+        label=f"{row.row.network}{partly}",
+        trained_on=row.row.config.scales,
+        runs=runs,
+        scales=row.row.scales,
+        mean=tuple((point.mean or 0.0) / 100 for point in row.points),
+        spread=tuple(s / 100 for s in spread if s is not None) if None not in spread else (),
+    )
+
+
+def _unwatched(config: TrainConfig, progress: object, steps: int) -> None:
+    """Show nothing."""

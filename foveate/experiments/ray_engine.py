@@ -1,0 +1,250 @@
+"""Runs as tasks of a Ray cluster: workers and nodes may die, and each result still comes once.
+
+A task trains in the folder of the study where it sees it, and so goes on from the checkpoint of a
+worker that died. Elsewhere it trains in a passing folder of its node, from the start after a death,
+and sends the finished run to the driver, which stores it.
+"""
+
+import logging
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+import torch
+
+from foveate.data.sources import Source, load_source
+from foveate.errors import ConfigError, FoveateError
+from foveate.experiments.jobs import Job, Outcome, outcome_of, perform
+from foveate.experiments.runner import Done, Ended, Failure, ResourceError, reason_of
+from foveate.files import replacing, write_text
+from foveate.training.checkpoint import BusyError, RunFolder
+
+IN_FLIGHT = 256  # tasks that Ray knows of at a time; more than 64 GPUs with three runs on each
+LOOK_EVERY = 120.0  # seconds without a result after which the nodes are looked at
+CONNECT = 10.0  # seconds for the cluster to answer
+GRACE = 20.0  # seconds for cancelled runs to save
+FILES = ("config.json", "metrics.jsonl", "weights.safetensors", "outcome.json")  # the last is last
+
+
+class Order(NamedTuple):
+    """What a task is told: `mark` is a file in `folder` by which it knows the study's folder."""
+
+    job: Job
+    folder: Path
+    mark: str
+    here: Path
+    device: str
+    threads: int
+    at_once: int
+    patience: float
+
+
+class Answer(NamedTuple):
+    """What a task says: an outcome, or the reason why there is none; the files to be stored."""
+
+    outcome: Outcome | None
+    reason: str = ""
+    files: dict[str, bytes] = {}  # noqa: RUF012
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayEngine:
+    """The Ray cluster at `address`; by default the one that Ray finds, or a new one here.
+
+    A run gets `cpus` threads, 0 for as many as torch has here, and a part `gpus` of a GPU. A run
+    whose worker dies is tried again `retries` times. `shared=False` keeps the tasks out of the
+    study's folder, as for storage that is too slow for checkpoints. `patience` is how many seconds
+    a task waits for a run that a process on a lost node may still hold. Ray stays connected.
+    """
+
+    device: str = "cpu"
+    address: str | None = None
+    cpus: int = 0
+    gpus: float = 0.0
+    retries: int = 5
+    shared: bool = True
+    patience: float = 60.0
+
+    def check(self) -> None:
+        """Connect, and look whether any node has what a run asks for."""
+        if self.device not in ("cpu", "cuda"):
+            raise ConfigError(f"Ray itself chooses among GPUs: use cpu or cuda, not {self.device}")
+        nodes = [node["Resources"] for node in self._ray().nodes() if node["Alive"]]
+        asked = {"CPU": float(self._threads), "GPU": self.gpus}
+        if any(all(node.get(key, 0) >= asked[key] for key in asked) for node in nodes):
+            return
+        most = {key: max((node.get(key, 0) for node in nodes), default=0) for key in asked}
+        raise ResourceError(
+            "cpus" if most["CPU"] < asked["CPU"] else "gpus",
+            f"a run asks for {_words(asked)}, and no node of the cluster has that (at most "
+            f"{_words(most)}); ask for less, with OMP_NUM_THREADS where no study says it",
+        )
+
+    def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[Ended]:
+        """Perform each job as a task; results come in the order in which runs end."""
+        self.check()
+        ray, left, pending = self._ray(), iter(jobs), dict[Any, Job]()
+        options = {"num_cpus": self._threads, "num_gpus": self.gpus, "max_retries": self.retries}
+        task = ray.remote(work).options(name="foveate", **options)
+        with _marked(folder.resolve(), self.shared) as mark:
+            try:
+                while True:
+                    for job in islice(left, IN_FLIGHT - len(pending)):
+                        pending[task.remote(self._order(job, folder.resolve(), mark))] = job
+                    if not pending:
+                        return
+                    ended, _ = ray.wait(list(pending), timeout=LOOK_EVERY)
+                    if not ended:
+                        self.check()  # the only node with enough may be gone for good
+                    for one in ended:
+                        yield self._collect(one, pending.pop(one), folder)
+            finally:
+                self._cancel(pending)
+
+    @property
+    def _threads(self) -> int:
+        """On a GPU the CPU has little to do."""
+        return self.cpus or (torch.get_num_threads() if self.device == "cpu" else 1)
+
+    def _order(self, job: Job, folder: Path, mark: str) -> Order:
+        return Order(
+            job=job,
+            folder=folder,
+            mark=mark,
+            here=Path.cwd(),
+            device=self.device,
+            threads=self._threads,
+            at_once=round(1 / self.gpus) if self.gpus else 1,
+            patience=self.patience,
+        )
+
+    def _collect(self, reference: Any, job: Job, folder: Path) -> Ended:
+        ray = self._ray()
+        try:
+            answer: Answer = ray.get(reference)
+            if answer.files:
+                _store(answer.files, RunFolder(folder / job.folder))
+        except ray.exceptions.RayTaskError as error:  # `work` itself answers all that runs raise
+            why = str(error).strip().splitlines()[-1]
+            return Failure(job, f"no worker can do it ({why}); install this foveate on every node")
+        except ray.exceptions.RayError as error:
+            return Failure(job, f"its worker died {self.retries + 1} times ({_first_line(error)})")
+        except (OSError, FoveateError) as error:
+            return Failure(job, f"its result cannot be stored ({reason_of(error)})")
+        return Done(job, answer.outcome) if answer.outcome else Failure(job, answer.reason)
+
+    def _cancel(self, pending: Iterable[Any]) -> None:
+        """Stop what is under way, as Ctrl-C would, so that it is saved."""
+        ray, references = self._ray(), list(pending)
+        for reference in references:
+            ray.cancel(reference)
+        if references:
+            ray.wait(references, num_returns=len(references), timeout=GRACE)
+
+    def _ray(self) -> Any:
+        """Ray, connected."""
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        try:
+            import ray
+        except ImportError:
+            raise ConfigError("Ray is not installed: pip install 'foveate[ray]'") from None
+        if not ray.is_initialized():
+            quiet: Any = {"log_to_driver": False, "logging_level": logging.ERROR}
+            try:
+                _look_for(self.address or "")
+                ray.init(self.address, include_dashboard=False, **quiet)
+            except (OSError, RuntimeError, ValueError) as error:
+                raise FoveateError(
+                    f"no Ray cluster at {self.address or 'this machine'} ({_first_line(error)}); "
+                    "start one with 'ray start --head'"
+                ) from None
+        return ray
+
+
+def work(order: Order) -> Answer:
+    """Do one run; this is what a worker executes."""
+    try:
+        if order.here.is_dir():  # where relative paths and backbones of one's own are
+            os.chdir(order.here)
+            sys.path[:0] = [] if "" in sys.path else [""]
+        if order.mark and (order.folder / order.mark).exists():
+            _wait_for(RunFolder(order.folder / order.job.folder), order.patience)
+            return Answer(outcome_of(order.job, order.folder) or _perform(order, order.folder))
+        with tempfile.TemporaryDirectory(prefix="foveate-") as passing:
+            outcome = _perform(order, Path(passing))
+            made = Path(passing) / order.job.folder
+            return Answer(outcome, files={name: (made / name).read_bytes() for name in FILES})
+    except Exception as error:  # a backbone of one's own may fail in any way
+        return Answer(None, reason_of(error))
+
+
+def _perform(order: Order, folder: Path) -> Outcome:
+    how = {"device": order.device, "threads": order.threads, "at_once": order.at_once}
+    return perform([order.job], folder, load=_load, **how)[0]  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=2)
+def _load(name: str) -> Source:
+    """Keep images from one run of a worker to its next."""
+    return load_source(name)
+
+
+def _wait_for(run: RunFolder, patience: float) -> None:
+    """Wait until no other process is at that run, as one may be on a node that was given up."""
+    end = time.monotonic() + patience
+    while True:
+        try:
+            with run.locked():
+                return
+        except BusyError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.5)
+
+
+@contextmanager
+def _marked(folder: Path, shared: bool) -> Iterator[str]:
+    """Put a file into the folder while the block runs; its name, or "" if it is not shared."""
+    mark = folder / f".driver-{uuid4()}"
+    if not shared:
+        yield ""
+        return
+    write_text(mark, "")
+    try:
+        yield mark.name
+    finally:
+        mark.unlink(missing_ok=True)
+
+
+def _store(files: dict[str, bytes], run: RunFolder) -> None:
+    """Put a finished run into its folder, in the place of one that is not."""
+    with run.locked():
+        for name, content in files.items():
+            with replacing(run.path / name) as temporary:
+                temporary.write_bytes(content)
+        run.resume.unlink(missing_ok=True)
+
+
+def _words(asked: dict[str, float]) -> str:
+    return " and ".join(f"{value:g} {key}" for key, value in asked.items())
+
+
+def _look_for(address: str) -> None:
+    """Knock at host:port first: Ray itself would knock for two minutes."""
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdigit() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

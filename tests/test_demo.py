@@ -1,0 +1,336 @@
+"""The page without a browser: what the networks are asked, what is taken, what is drawn."""
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from demo_nets import BAD, GOOD, SCALES, base64_of, made_runs, saved, seven
+from PIL import Image
+from tiny_runs import tiny
+
+from foveate.cli.app import run
+from foveate.data.large_scale import rescale
+from foveate.data.sources import load_source
+from foveate.demo import networks, scenes, uploads
+from foveate.demo.handlers import Handlers
+from foveate.demo.maps import scene_panels
+from foveate.demo.networks import ask, load_networks
+from foveate.demo.panels import LOW, accuracy, curves
+from foveate.demo.uploads import as_digit, pack, read_upload, unpack
+from foveate.errors import ConfigError, DataError
+from foveate.models.sliding import LocalMaps, local_maps
+from foveate.training.loop import train
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory):
+    return made_runs(tmp_path_factory.mktemp("nets"))
+
+
+@pytest.fixture(scope="module")
+def contenders(specs):
+    return load_networks(specs)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load_source("mnist-5k").test
+
+
+@pytest.fixture(scope="module")
+def handlers(contenders, digits):
+    return Handlers(contenders, digits)
+
+
+def test_networks_come_with_titles_and_what_they_scored(contenders, specs):
+    assert [c.title for c in contenders] == ["CNN", "FovMax", "FovAvg"]
+    for contender in contenders:
+        assert tuple(contender.accuracy) == SCALES
+        assert contender.tested == "100 test images of mnist-5k"
+
+
+def test_two_networks_of_one_kind_are_told_apart(specs):
+    titles = [c.title for c in load_networks([specs[1], specs[1]])]
+    assert titles == [f"FovMax ({specs[1]})"] * 2
+
+
+def test_without_shipped_networks_the_way_to_some_is_said(monkeypatch, capsys):
+    monkeypatch.setattr(networks, "pretrained_names", lambda: ["fovmax-mnist-tr2"])
+    assert run(["demo"]) == 2
+    said = capsys.readouterr().err
+    assert "run 'foveate quickstart'" in said and "--model quickstart/fovmax" in said
+
+
+def test_networks_that_do_not_fit_the_page_are_refused(specs, tmp_path):
+    with pytest.raises(ConfigError, match="room for 4 networks, got 5"):
+        load_networks(specs[:1] * 5)
+    small = train(tiny(samples=32, epochs=1), tmp_path / "small").path
+    with pytest.raises(ConfigError, match="frames of 112 and 24 pixels"):
+        load_networks([specs[0], str(small)])
+    two = replace(tiny().model, classes=12)
+    other = train(tiny(model=two, samples=32, epochs=1), tmp_path / "other").path
+    with pytest.raises(ConfigError, match="is about digits"):
+        load_networks([str(other)])
+
+
+def test_the_answers_are_the_networks(contenders, digits):
+    digit = digits.images[7:8]
+    for zoom in (0.5, 1.7, 8.0):
+        seen = ask(contenders, digit, zoom)
+        frame = rescale(digit, zoom, size=112)
+        torch.testing.assert_close(seen.frame, frame[0, 0], rtol=0, atol=0)
+        for contender, answer in zip(contenders, seen.answers, strict=True):
+            with torch.no_grad():
+                logits = contender.network.net(frame)[0]
+            assert answer.probabilities == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
+            assert answer.label == int(logits.argmax())
+
+
+def test_channels_show_what_they_see_and_the_strongest_is_marked(contenders, digits):
+    seen = ask(contenders, digits.images[3:4], 2.0)
+    frame, net = seen.frame[None, None], contenders[1].network.net
+    with torch.no_grad():
+        torch.testing.assert_close(seen.patches, net.patches(frame)[0, :, 0], rtol=0, atol=0)
+        said = net.channels(frame)[0]
+        scale = float(net.select_scale(frame))
+    answer = seen.answers[1]
+    assert answer.strengths == pytest.approx(said[:, answer.label].tolist(), abs=1e-5)
+    assert answer.channel == int(said[:, answer.label].argmax())
+    assert answer.scale == pytest.approx(scale, rel=1e-4)
+    assert seen.answers[0].channel is None
+
+
+def test_a_reply_has_the_answers_of_all_and_one_winner_each(handlers, contenders, digits):
+    digit = digits.images[5:6]
+    reply = handlers.look(pack(digit), 2.5, int(digits.labels[5]))
+    seen = ask(contenders, digit, 2.5)
+    said = re.findall(r"<output>(\d)</output>", reply["cards"])
+    assert said == [str(answer.label) for answer in seen.answers]
+    for answer in seen.answers:
+        right = answer.label == int(digits.labels[5])
+        assert f'class="{"right" if right else "wrong"}"' in reply["cards"]
+    rows = [re.findall(r'<i class="(best)?"', row) for row in reply["channels"].split("bars")[1:]]
+    assert [row.index("best") for row in rows] == [answer.channel for answer in seen.answers[1:]]
+    assert reply["frame"].count("<rect") == 2
+    places = re.findall(r"--at:(\d+)", reply["channels"])
+    assert places == [str(answer.channel) for answer in seen.answers[1:]]
+
+
+def test_without_a_true_label_nothing_is_called_right(handlers, digits):
+    reply = handlers.look(pack(digits.images[:1]), 1.0)
+    assert "right" not in reply["cards"] and "wrong" not in reply["cards"]
+
+
+@pytest.mark.parametrize("zoom", [0.49, 8.01, float("nan"), "2", None, True])
+def test_a_zoom_out_of_range_is_said(handlers, digits, zoom):
+    assert "zoom" in handlers.look(pack(digits.images[:1]), zoom)["error"]
+
+
+@pytest.mark.parametrize("digit", ["", "no base64!", base64_of(b"short"), None])
+def test_what_is_no_digit_is_said(handlers, digit):
+    assert "draw, upload or pick one" in handlers.look(digit, 1.0)["error"]
+
+
+def test_a_network_that_was_not_tested_has_no_curve(contenders):
+    untested = [replace(c, accuracy={}, tested="") for c in contenders]
+    assert "Not known" in accuracy(2.0, untested, curves(untested))
+    some = [contenders[0], untested[1]]
+    assert "not tested" in accuracy(2.0, some, curves(some))
+
+
+@pytest.mark.parametrize(
+    ("zoom", "place", "nearest"), [(0.5, 0, 0.5), (8.0, 100, 8.0), (2.1, 51.8, 2.0)]
+)
+def test_the_cursor_stands_at_the_zoom(contenders, zoom, place, nearest):
+    drawn = accuracy(zoom, contenders, curves(contenders))
+    assert f'class="cursor" style="left:{place:.1f}%"' in drawn
+    assert place == pytest.approx(25 * np.log2(zoom / LOW), abs=0.05)
+    share = 100 * contenders[0].accuracy[nearest]
+    assert f"<b>CNN</b> {share:.1f} at {nearest:g}" in drawn
+
+
+def test_titles_are_escaped(contenders, digits):
+    odd = [replace(c, title="<script>", tested="<b>") for c in contenders]
+    reply = Handlers(odd, digits).look(pack(digits.images[:1]), 1.0)
+    assert "<script>" not in "".join(reply.values())
+
+
+def test_a_digit_survives_the_way_to_the_page_and_back(digits):
+    digit = digits.images[9:10]
+    assert torch.equal(unpack(pack(digit)), digit)
+
+
+def test_ten_digits_are_offered_one_of_each_class_others_each_turn(handlers, digits):
+    first, second = handlers.offer(0), handlers.offer(1)
+    assert re.findall(r'data-label="(\d)"', first) == [str(k) for k in range(10)]
+    found = re.findall(r'data-digit="([^"]+)"', first)
+    assert len(found) == 10 and not set(found) & set(re.findall(r'data-digit="([^"]+)"', second))
+    for k, text in enumerate(found):
+        matching = (digits.images == unpack(text)).flatten(1).all(1)
+        assert int(digits.labels[matching][0]) == k
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_pictures_of_all_kinds_become_the_same_digit(name):
+    digit, note = read_upload(base64_of(GOOD[name]), name)
+    plain, _ = read_upload(base64_of(GOOD["grey.png"]), "grey.png")
+    # Compression moves a pixel of the strokes by a few of 255 grey levels, JPEG by some more.
+    assert (digit.int() - plain.int()).abs().float().mean() < 4
+    assert bool(note) == (name == "moving.gif")
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_refused_in_one_line(handlers, name):
+    data, words = BAD[name]
+    said = handlers.take(base64_of(data), name, 1.0)["error"]
+    assert words in said and "\n" not in said and "BytesIO" not in said
+
+
+def test_files_that_are_too_large_or_broken_on_the_way_are_refused(handlers, monkeypatch):
+    monkeypatch.setattr(uploads, "BYTES", 2**20)
+    said = handlers.take(base64_of(b"x" * (2**20 + 9)), "large.png", 1.0)["error"]
+    assert said == "large.png is larger than 1 MiB; choose a smaller file"
+    assert "did not arrive whole" in handlers.take("§", "odd.png", 1.0)["error"]
+
+
+def test_the_size_of_a_picture_is_known_before_it_is_decoded(monkeypatch):
+    monkeypatch.setattr(uploads, "PIXELS", 1000)
+    monkeypatch.setattr(uploads, "read_picture", lambda *_: pytest.fail("decoded"))
+    with pytest.raises(DataError, match="120 × 160 pixels, more than 1,000"):
+        read_upload(base64_of(GOOD["grey.png"]), "grey.png")
+
+
+def pixels(image):
+    return np.asarray(image)[..., None]
+
+
+def test_a_digit_is_brought_to_the_form_of_mnist():
+    digit = as_digit(pixels(seven()))[0, 0].double() / 255
+    rows, columns = ((digit > uploads.INK).any(axis).nonzero() for axis in (1, 0))
+    assert len(rows) in (20, 21) and len(columns) <= 20  # resampling may smear by one pixel
+    assert digit.max() == 1
+    places = torch.arange(28) + 0.5
+    for mass in (digit.sum(0), digit.sum(1)):
+        # Whole pixels: the centre is met to half a pixel.
+        assert abs(float((mass * places).sum() / mass.sum()) - 14) <= 0.5
+
+
+def test_place_polarity_and_size_of_a_drawing_do_not_matter():
+    plain = seven()
+    moved = Image.new("L", (300, 400), 0)
+    moved.paste(plain, (150, 20))
+    same = as_digit(pixels(plain))
+    assert torch.equal(as_digit(pixels(moved)), same)
+    assert torch.equal(as_digit(255 - pixels(plain)), same)
+    double = as_digit(pixels(plain.resize((240, 320), Image.Resampling.NEAREST)))
+    assert (double.int() - same.int()).abs().float().mean() < 2
+
+
+def test_what_is_drawn_is_answered_like_an_upload(handlers):
+    reply = handlers.take(base64_of(saved(seven())), "the drawing", 3.0)
+    assert reply["note"] == ""
+    again = handlers.look(reply["digit"], 3.0)
+    assert again["cards"] == reply["cards"]
+
+
+def test_twenty_at_once_are_all_answered(handlers, digits):
+    zooms = [0.5 * 16 ** (k / 19) for k in range(20)]
+    alone = [handlers.look(pack(digits.images[:1]), min(8.0, zoom)) for zoom in zooms]
+    found = [None] * 20
+    go = threading.Barrier(20)
+
+    def visit(k):
+        go.wait()
+        found[k] = handlers.look(pack(digits.images[:1]), min(8.0, zooms[k]))
+
+    visitors = [threading.Thread(target=visit, args=(k,)) for k in range(20)]
+    for visitor in visitors:
+        visitor.start()
+    for visitor in visitors:
+        visitor.join()
+    assert found == alone
+
+
+def test_a_reply_takes_at_most_five_times_the_networks_alone(handlers, contenders, digits):
+    frame, digit = rescale(digits.images[:1], 2.0, size=112), pack(digits.images[:1])
+
+    def quickest(work):
+        times = []
+        for _ in range(15):
+            begun = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - begun)
+        return min(times)
+
+    with torch.no_grad():
+        bare = quickest(lambda: [c.network.net(frame) for c in contenders])
+    assert quickest(lambda: handlers.look(digit, 2.0)) <= 5 * bare
+
+
+@pytest.mark.parametrize("largest", [scenes.LARGEST, 5.0])
+def test_scenes_have_their_digits_inside_and_apart(digits, monkeypatch, largest):
+    """Where digits are larger than there is room for, they are drawn smaller."""
+    monkeypatch.setattr(scenes, "LARGEST", largest)
+    for seed in range(20):
+        for count in (2, 6, 10):
+            scene, placed = scenes.compose(digits, count, seed)
+            assert scene.shape == (1, 1, scenes.HEIGHT, scenes.WIDTH) and len(placed) == count
+            for k, one in enumerate(placed):
+                half = 14 * one.scale
+                assert half - 1 <= one.y <= scenes.HEIGHT - half + 1
+                assert half - 1 <= one.x <= scenes.WIDTH - half + 1
+                assert scenes.SMALLEST <= one.scale <= largest
+                for other in placed[:k]:
+                    far = np.hypot(one.y - other.y, one.x - other.x)
+                    room = scenes.REACH * (one.scale + other.scale)
+                    assert far >= room - 1e-6 or one.scale == scenes.SMALLEST
+
+
+def test_a_scene_depends_on_its_seed_alone(digits):
+    first, again = scenes.compose(digits, 5, 3), scenes.compose(digits, 5, 3)
+    assert torch.equal(first[0], again[0]) and first[1] == again[1]
+    assert not torch.equal(first[0], scenes.compose(digits, 5, 4)[0])
+
+
+@pytest.mark.parametrize("count", [1, 11])
+def test_a_scene_of_too_many_digits_is_refused(digits, count):
+    with pytest.raises(ConfigError, match="from 2 to 10 digits"):
+        scenes.compose(digits, count, 0)
+
+
+def test_what_is_said_at_a_digit_is_read_at_its_place():
+    logits, scales = torch.zeros(1, 10, 56, 80), torch.ones(1, 56, 80)
+    logits[0, 7, 10, 30], scales[0, 10, 30] = 5.0, 3.0
+    digit = scenes.Placed(y=42, x=121, scale=1.0, label=7)  # 42 // 4 = 10, 121 // 4 = 30
+    assert scenes.said_at(LocalMaps(logits, scales), digit) == (7, 3.0)
+
+
+def test_the_maps_of_a_scene_are_drawn(contenders, digits):
+    scene, placed = scenes.compose(digits, 4, 0)
+    maps = scenes.explore(contenders[1], scene)
+    with torch.no_grad():
+        expected = local_maps(contenders[1].network.net, scene, scenes.STEP)
+    assert torch.equal(maps.logits, expected.logits)
+    drawn = scene_panels(contenders[1], scene, placed, maps)
+    assert drawn.count("<img") == 3
+    said = [scenes.said_at(maps, digit)[0] for digit in placed]
+    assert drawn.count('<g class="right">') == sum(
+        answer == digit.label for answer, digit in zip(said, placed, strict=True)
+    )
+    assert [c.title for c in scenes.suitable(contenders)] == ["FovMax", "FovAvg"]
+
+
+def test_without_gradio_the_remedy_is_said(specs, tmp_path):
+    code = (
+        "import sys; sys.modules['gradio'] = None; from foveate.cli.app import run; "
+        f"sys.exit(run(['demo', '--model', {specs[1]!r}, '--port', '0']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "pip install 'foveate[demo]'" in done.stderr

@@ -1,0 +1,174 @@
+"""The first experiment: the same numbers for the same seed, done once, from the package alone."""
+
+import socket
+
+import pytest
+from made_results import made_records, made_winners
+from tiny_runs import tiny, weights
+
+from foveate.cli.app import run
+from foveate.data.sources import load_source
+from foveate.errors import ConfigError
+from foveate.evaluation.results import read_results
+from foveate.experiments import quickstart, records
+from foveate.experiments.quickstart import full_size, images_to_score, quick_runs
+from foveate.models.zoo import ModelConfig
+from foveate.report.quickstart import quick_figure, quick_page
+
+SCALES = (0.5, 1.0, 2.0)
+PLAIN = ModelConfig(form="plain", features=(4, 8), size=24, hidden=8)
+
+
+def tiny_runs(seed=0):
+    """Two runs of a second each: a CNN, and a network with two scale channels."""
+    common = {"samples": 200, "epochs": 2, "seed": seed, "scales": "1"}
+    return {"cnn": tiny(model=PLAIN, **common), "fovavg": tiny(**common)}
+
+
+def done(folder, seed=0):
+    quickstart.train_runs(tiny_runs(seed), folder)
+    return quickstart.score_runs(tiny_runs(seed), folder, SCALES)
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("first")
+    return folder, done(folder)
+
+
+@pytest.fixture
+def no_network(monkeypatch):
+    def refuse(*arguments):
+        raise AssertionError("asked for the network")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """The command, with tiny runs in the place of the real ones."""
+    monkeypatch.setattr(quickstart, "quick_runs", tiny_runs)
+
+
+def test_the_runs_are_the_paper_s_with_a_shortened_schedule():
+    runs = quick_runs(seed=3)
+    assert list(runs) == ["cnn", "fovavg", "fovmax"]
+    for config in runs.values():
+        assert (config.source, config.scales, config.seed) == ("mnist-5k", "2", 3)
+        # As in the paper the rate is divided by e ten times, if there were no floor.
+        assert config.epochs / config.epochs_per_decay == pytest.approx(10)
+        assert config.rate(config.epochs - 1) == config.smallest_rate
+    assert runs["cnn"].model.size == 112
+
+
+def test_the_same_seed_gives_the_same_numbers(first, tmp_path):
+    _, before = first
+    again = done(tmp_path)
+    assert [r.scales for r in again] == [r.scales for r in before]
+    other = done(tmp_path / "other", seed=1)
+    assert [r.scales for r in other] != [r.scales for r in before]
+
+
+def test_finished_runs_are_not_done_again(first, monkeypatch):
+    folder, before = first
+    kept = weights(folder / "cnn")
+    monkeypatch.setattr(quickstart, "accuracy_over_scale", lambda *a, **k: pytest.fail("again"))
+    counted = []
+    quickstart.train_runs(tiny_runs(), folder)
+    again = quickstart.score_runs(tiny_runs(), folder, SCALES, counted.append)
+    assert again == before
+    assert sum(counted) == images_to_score(tiny_runs(), SCALES) == 2 * 3 * 1000
+    assert weights(folder / "cnn").keys() == kept.keys()
+
+
+def test_other_scales_are_tested_again(first):
+    folder, _ = first
+    (cnn, _) = quickstart.score_runs(tiny_runs(), folder, (1.0,))
+    assert [at.scale for at in cnn.scales] == [1.0]
+    quickstart.score_runs(tiny_runs(), folder, SCALES)
+
+
+def test_each_run_has_its_results_for_the_demo(first):
+    folder, results = first
+    assert read_results(folder) == results
+    for name, result in zip(tiny_runs(), results, strict=True):
+        assert read_results(folder / name) == [result]
+
+
+def test_only_test_digits_are_scored(first):
+    _, results = first
+    held_out = load_source("mnist-5k").test.labels.bincount().tolist()
+    assert [sum(row) for row in results[0].scales[0].confusion] == held_out
+
+
+def test_the_command_needs_no_network_and_says_where_all_is(
+    quick, no_network, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    assert run(["quickstart", "--out", "here"]) == 0
+    said = capsys.readouterr().out
+    for name in ("report.html", "accuracy.png", "accuracy.svg", "results.csv", "results.json"):
+        assert f"here/{name}" in said
+        assert (tmp_path / "here" / name).stat().st_size > 0
+    assert "epoch 2/2" in said
+    assert "8.000" in said  # the last of 17 scales
+    page = (tmp_path / "here" / "report.html").read_text()
+    assert "foveate demo --model here/cnn --model here/fovavg" in page
+
+
+def test_another_seed_in_the_same_folder_is_refused(first):
+    folder, _ = first
+    with pytest.raises(ConfigError, match="has a run with other seed; choose another --out"):
+        quickstart.train_runs(tiny_runs(seed=1), folder)
+
+
+def test_the_page_says_what_it_found_and_that_no_full_size_is_there(first):
+    folder, results = first
+    page = quick_page(results, [], folder).html()
+    low = 100 * min(at.accuracy for at in results[0].scales)  # all three scales are near 1
+    assert f"CNN {low:.1f} %" in page
+    assert "No full-size results come with this version" in page
+    assert page.count("<svg") == 2  # curves and samples
+    assert len(quick_figure(results, []).axes) == 1
+
+
+def published_as(monkeypatch, folder, made):
+    records.write_results(folder, made, made_winners(seeds=1))
+    monkeypatch.setattr(quickstart, "published", lambda: folder)
+
+
+def test_full_size_results_stand_beside_and_are_labelled(first, tmp_path, monkeypatch):
+    folder, results = first
+    made = made_records(seeds=3)
+    published_as(monkeypatch, tmp_path, made)
+    curves = full_size()
+    assert [curve.label for curve in curves] == ["CNN", "FovAvg", "FovMax"]
+    at_4 = [r.accuracy for r in made if r.row == "cnn-tr2" and r.table == "table1" and r.scale == 4]
+    assert curves[0].mean[curves[0].scales.index(4.0)] == pytest.approx(sum(at_4) / len(at_4))
+    page = quick_page(results, curves, folder).html()
+    assert "FovAvg, full size (%)" in page
+    assert "Nothing of it was computed in this run" in page
+    own, full = quick_figure(results, curves).axes
+    assert (own.get_title(), full.get_title()) == ("this run", "full size, from results/")
+
+
+def test_full_size_results_of_fewer_seeds_say_so(tmp_path, monkeypatch):
+    made = [r for r in made_records(seeds=2) if r.row != "fovmax-tr2"]
+    published_as(monkeypatch, tmp_path, made)
+    curves = full_size()
+    assert [c.label for c in curves] == ["CNN, 2 of 3 seeds", "FovAvg, 2 of 3 seeds"]
+    assert {c.runs for c in curves} == {2}
+
+
+def test_without_published_results_there_are_none(monkeypatch):
+    monkeypatch.setattr(quickstart, "published", lambda: None)
+    assert full_size() == []
+
+
+@pytest.mark.parametrize("spoil", ["damaged", "of another run"])
+def test_results_that_are_not_the_run_s_are_measured_again(first, spoil):
+    folder, results = first
+    other = (folder / "fovavg" / "results.json").read_text()
+    (folder / "cnn" / "results.json").write_text("{" if spoil == "damaged" else other)
+    assert quickstart.score_runs(tiny_runs(), folder, SCALES) == results

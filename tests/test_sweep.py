@@ -1,0 +1,271 @@
+"""Studies in TOML: read right, refused with the line of a mistake, run, and told of."""
+
+import sys
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from tiny_runs import tiny
+
+from foveate.cli.app import run
+from foveate.errors import ConfigError
+from foveate.experiments.jobs import source_of_tests
+from foveate.experiments.paper import SCALES
+from foveate.experiments.records import read_records
+from foveate.experiments.study import read_study
+from foveate.scales import ScaleGrid
+from foveate.training.presets import preset
+
+# What is refused
+
+GOOD = """\
+name = "small"
+seeds = 2
+test_scales = [1, 2]
+[resources]
+cpus = 1
+[defaults]
+source = "mnist-5k"
+scales = 1
+samples = 96
+size = 24
+batch = 16
+epochs = 2
+model.features = [4, 8]
+model.size = 12
+model.hidden = 8
+model.scales = [1, 2, 1]
+[[runs]]
+preset = "fovavg"
+[[runs]]
+preset = "fovmax"
+learning_rate = 0.001
+[grid]
+model.dropout = [0, 0.15]
+"""
+
+
+def written(tmp_path, text=GOOD):
+    path = tmp_path / "study.toml"
+    path.write_text(text)
+    return path
+
+
+BAD = [
+    ("epochs = 2", "epoch = 2", 12, "unknown key 'epoch'; did you mean 'epochs'?"),
+    ("seeds = 2", "sedes = 2", 2, "unknown key 'sedes'; did you mean 'seeds'?"),
+    ("model.size = 12", "model.sise = 12", 14, "unknown key 'sise'; did you mean 'size'?"),
+    ("cpus = 1", "cpu = 1", 5, "unknown key 'cpu'; did you mean 'cpus'?"),
+    ("batch = 16", "seed = 16", 11, "say seeds at the top"),
+    ("batch = 16", 'model = "cnn"', 13, "this is no TOML: cannot"),
+    ('preset = "fovavg"', 'model = "cnn"', 18, 'a network is named by preset = "cnn"'),
+    ("epochs = 2", 'epochs = "2"', 12, 'epochs must be a whole number, got "2"'),
+    ("epochs = 2", "epochs = 2.5", 12, "epochs must be a whole number, got 2.5"),
+    ("epochs = 2", "epochs = true", 12, "epochs must be a whole number, got true"),
+    ("epochs = 2", "epochs = 1979-05-27", 12, 'epochs must be a whole number, got "1979'),
+    ('"mnist-5k"', "5", 7, "source must be a text in quotes, got 5"),
+    ("= [4, 8]", "= [4, 8.5]", 13, "model.features must be a list of whole numbers"),
+    ("model.scales = [1, 2, 1]", "model.scales = [1, 2]", 16, "low, high and per_octave"),
+    ("model.hidden = 8", 'model.batch_norm = "no"', 15, "model.batch_norm must be true or false"),
+    ("learning_rate = 0.001", 'learning_rate = "x"', 21, "learning_rate must be a number"),
+    ('preset = "fovmax"', "preset = 3", 20, "preset must be a text in quotes, got 3"),
+    ("cpus = 1", "cpus = 1.5", 5, "cpus must be a whole number"),
+    ("seeds = 2", 'seeds = "2"', 2, "seeds must be a whole number"),
+    ("seeds = 2", "seeds = [0, 0.5]", 2, "seeds must be a whole number"),
+    ("[defaults]", "[[defaults]]", 6, "defaults must be a table"),
+    ("test_scales = [1, 2]", "test_scales = [2, 1]", 3, "smallest first"),
+    ("test_scales = [1, 2]", "test_scales = 2", 3, "must be a list of numbers"),
+    ("= [0, 0.15]", "= 0.15", 23, "must be a list, got 0.15"),
+    ("= [0, 0.15]", "= []", 23, "model.dropout has no values"),
+    ("epochs = 2", "epochs = 0", 12, "epochs must be at least 1, got 0"),
+    ("learning_rate = 0.001", "learning_rate = -1", 21, "learning_rate must be above 0"),
+    ("= [0, 0.15]", "= [0, 1.5]", 23, "dropout must be at least 0 and below 1, got 1.5"),
+    ('"mnist-5k"', '"mnist-6k"', 7, "unknown data source 'mnist-6k'"),
+    ('preset = "fovmax"', 'preset = "fovmix"', 20, "did you mean fovmax?"),
+    ("samples = 96", "samples = 9600", 9, "samples = 9600, but mnist-5k has 3500 images"),
+    ("model.hidden = 8", "model.classes = 3", 15, "mnist-5k has 10 classes, not 3"),
+    ("model.hidden = 8", "model.channels = 3", 15, "mnist-5k has 1 channels, not 3"),
+    ('preset = "fovmax"', 'preset = "cnn"', 19, "size=24; set both to one number"),
+    ('preset = "fovmax"', 'preset = "fovavg"\nbackbone = "a"', 21, "written as package.module"),
+    ("seeds = 2", "seeds = [1, 1]", 2, "a list of different seeds"),
+    ("seeds = 2", "seeds = 0", 2, "seeds must be a number of runs"),
+    ("seeds = 2", "seeds = [-1]", 2, "seed must be 0 or more"),
+    ("= [0, 0.15]", "= [0, 0.0]", 23, "has the value 0 twice"),
+    (
+        '"fovmax"\nlearning_rate = 0.001',
+        '"fovavg"',
+        19,
+        "is the same run as fovavg_model.dropout=0",
+    ),
+    (
+        '"fovmax"\nlearning_rate = 0.001',
+        '"fovavg-tr2"\nscales = 1',
+        19,
+        "in line 17; leave out one",
+    ),
+    ('preset = "fovmax"', 'preset = "fovmax"\nname = "a b"', 21, "a name has letters"),
+    ('preset = "fovmax"', f'preset = "fovmax"\nname = "{"a" * 121}"', 21, "too long a name"),
+    ("learning_rate = 0.001", "model.dropout = 0", 21, "model.dropout is in the grid too"),
+    ('preset = "fovmax"\n', "", 19, "which network?"),
+    ("cpus = 1", "cpus = 4000", 5, "a run asks for 4000 CPUs, and this machine has"),
+    ("cpus = 1", "cpus = 0", 5, "a run needs a CPU, got cpus = 0"),
+    ("cpus = 1", "gpus = 2", 5, "a run uses a GPU or a part of it, got 2"),
+    ('name = "small"', 'name = "../small"', 1, "a name has letters"),
+    ('name = "small"\n', "", 1, "a study needs a name"),
+    ("epochs = 2", "epochs = ", 12, "this is no TOML: invalid value"),
+    ("epochs = 2", "epochs = 2\nepochs = 3", 13, "this is no TOML: cannot overwrite a value"),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "line", "words"), BAD, ids=[new for _, new, *_ in BAD])
+def test_a_bad_study_is_refused_before_anything_starts(tmp_path, capsys, old, new, line, words):
+    assert GOOD.count(old) == 1
+    study = written(tmp_path, GOOD.replace(old, new))
+    assert run(["sweep", str(study), "--out", str(tmp_path / "out")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {study}, line {line}: ") and said.count("\n") == 1
+    assert words in said
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_refused_with_its_line(tmp_path, capsys):
+    study = written(tmp_path, GOOD.replace("cpus = 1", "gpus = 0.5"))
+    assert run(["sweep", str(study), "--dry-run"]) == 2
+    assert "line 5: no GPU was found; use --device cpu" in capsys.readouterr().err
+    assert run(["sweep", str(study), "--dry-run", "--device", "cpu"]) == 0
+
+
+@pytest.mark.parametrize("text", ['name = "x"\n', 'name = "x"\nruns = []\n'])
+def test_a_study_without_runs_is_refused(tmp_path, text):
+    with pytest.raises(ConfigError, match="there are no runs"):
+        read_study(written(tmp_path, text))
+
+
+def test_names_that_became_the_same_are_refused(tmp_path):
+    text = GOOD.replace('preset = "fovmax"', 'preset = "fovmax"\nname = "fovavg"')
+    with pytest.raises(ConfigError, match=r"line 19: .* is the name of the run in line 17 too"):
+        read_study(written(tmp_path, text))
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"cannot read .*none\.toml"):
+        read_study(tmp_path / "none.toml")
+    (tmp_path / "latin.toml").write_bytes(b'name = "caf\xe9"')
+    with pytest.raises(ConfigError, match="UTF-8"):
+        read_study(tmp_path / "latin.toml")
+
+
+# What is read
+
+
+def test_a_study_is_its_runs_times_its_grid_times_its_seeds(tmp_path):
+    study = read_study(written(tmp_path))
+    names = list(dict.fromkeys(job.name for job in study.jobs))
+    dropouts = ("_model.dropout=0", "_model.dropout=0.15")
+    assert names == [f"fovavg{d}" for d in dropouts] + [
+        f"fovmax_learning_rate=0.001{d}" for d in dropouts
+    ]
+    assert [job.config.seed for job in study.jobs] == [0, 1] * 4
+    assert {job.scales for job in study.jobs} == {(1.0, 2.0)}
+    assert (study.name, study.cpus, study.gpus) == ("small", 1, None)
+    assert study.jobs[0].rows == (("small", names[0]),)
+
+
+def test_settings_mean_what_they_mean_for_train(tmp_path):
+    last = read_study(written(tmp_path)).jobs[-1].config
+    assert last == preset("fovmax").changed(
+        {
+            "source": "mnist-5k", "scales": "1", "samples": "96", "size": "24", "batch": "16",
+            "epochs": "2", "model.features": "[4, 8]", "model.size": "12", "model.hidden": "8",
+            "model.scales": "1,2,1", "learning_rate": "0.001", "model.dropout": "0.15", "seed": "1",
+        }
+    )  # fmt: skip
+
+
+def test_a_grid_alone_is_a_study(tmp_path):
+    text = 'name = "x"\nseeds = [7]\n[defaults]\nsource = "mnist-5k"\n[grid]\n'
+    grid = 'preset = ["cnn", "fovavg"]\nscales = [1, "1-4"]\nmodel.padding = ["border", 0.5]\n'
+    jobs = read_study(written(tmp_path, text + grid)).jobs
+    assert len(jobs) == 8
+    assert jobs[0].name == "cnn_scales=1_model.padding=border"
+    assert {job.config.scales for job in jobs} == {"1", "1-4"}
+    assert {job.config.model.padding for job in jobs} == {"border", 0.5}
+    assert {job.scales for job in jobs} == {SCALES}
+    assert {job.config.seed for job in jobs} == {7}
+
+
+def test_images_of_other_shapes_are_followed(tmp_path):
+    text = 'name = "x"\n[[runs]]\npreset = "fovavg"\nsource = "mnist-5k"\nmodel.scales = "1,4,1"\n'
+    (job,) = read_study(written(tmp_path, text)).jobs
+    assert job.config.model.scales == ScaleGrid(1, 4, per_octave=1)
+    assert (job.config.model.channels, job.config.model.classes) == (1, 10)
+
+
+def test_images_that_are_made_already_decide_their_scales(tmp_path):
+    path = tmp_path / "made.h5"
+    with h5py.File(path, "w") as file:
+        for split in ("train", "val", "test"):
+            file[f"x_{split}"] = np.zeros((4, 24, 24, 1), np.float32)
+            file[f"y_{split}"] = np.arange(4)
+    with pytest.raises(ConfigError, match="does not say from what it was made"):
+        source_of_tests(tiny(source=str(path)))
+    assert source_of_tests(tiny()) == "mnist-5k"
+
+
+# Running it
+
+
+def test_the_example_runs_and_is_not_run_twice(tmp_path, capsys):
+    study = Path(__file__).parent.parent / "examples" / "study.toml"
+    arguments = ["sweep", str(study), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    assert run([*arguments, "--dry-run"]) == 0
+    assert capsys.readouterr().out.startswith("6 runs, 0 done, 6 left\n  fovavg_samples=200 seed 0")
+    assert not (tmp_path / "out").exists()
+    assert run(arguments) == 0
+    records = read_records(tmp_path / "out")
+    assert len({record.key for record in records}) == 6 * 4
+    assert len(records) == 6 * 4
+    said = capsys.readouterr().out
+    best = {r.row: f"{100 * r.accuracy:.2f}" for r in records if r.scale == 1}
+    for row, shown in best.items():
+        (line,) = [line for line in said.splitlines() if line.startswith(f"{row}  ")]
+        assert line.split()[1] == "1" and line.split()[3] == shown
+    before = (tmp_path / "out" / "results.csv").stat().st_mtime_ns
+    assert run(arguments) == 0
+    assert "6 runs, 6 done, 0 left" in capsys.readouterr().out
+    assert (tmp_path / "out" / "results.csv").stat().st_mtime_ns == before
+
+
+FRAGILE = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.layer = torch.nn.Linear(144, classes)
+
+    def forward(self, x):
+        if self.training:
+            raise ValueError("it broke")
+        return self.layer(x.flatten(1))
+
+def net(channels, classes):
+    return Net(classes)
+"""
+
+
+def test_failed_runs_are_named_and_the_others_done(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "fragile.py").write_text(FRAGILE)
+    text = GOOD.replace('"fovmax"', '"fovmax"\nname = "bad"\nbackbone = "fragile:net"')
+    text = text.replace("[0, 0.15]", "[0]").replace("seeds = 2", "seeds = 1")
+    assert run(["sweep", str(written(tmp_path, text)), "--device", "cpu"]) == 1
+    said = capsys.readouterr()
+    first, last = said.err.splitlines()
+    assert first.startswith("bad_model.dropout=0 seed 0 failed: ") and "it broke" in first
+    assert last.startswith("1 runs failed: bad_model.dropout=0 seed 0; the same command")
+    assert {r.row for r in read_records(tmp_path / "runs" / "small")} == {"fovavg_model.dropout=0"}
+    sys.modules.pop("fragile")
