@@ -16,19 +16,19 @@ NAMES = ("cnn", "fovmax", "fovavg")
 SCALES = (0.5, 2.0, 8.0)
 
 
-def made_runs(folder):
+def made_runs(folder, names=NAMES):
     """Train the paper's networks on 320 digits; give the folders as options of the demo.
 
     What they scored is made up: to measure it takes longer than to train them.
     """
-    runs = {name: replace(quick_runs()[name], samples=320, epochs=1) for name in NAMES}
+    runs = {name: replace(quick_runs()[name], samples=320, epochs=1) for name in names}
     train_runs(runs, folder)
-    for k, name in enumerate(NAMES):
+    for k, name in enumerate(names):
         scales = [AtScale(s, ((60 + 9 * k + i, 40 - 9 * k - i),)) for i, s in enumerate(SCALES)]
         result = RunResult(run=name, config=runs[name], scales=tuple(scales))
         about = {"split": "test", "sources": [{"name": "mnist-5k"}]}
         save_results([result], folder / name, about)
-    return [str(folder / name) for name in NAMES]
+    return [str(folder / name) for name in names]
 
 
 def seven(mode="L", size=(120, 160), ink=255, ground=0):

@@ -1,27 +1,19 @@
 """The page in a real browser: draw, zoom, upload, scenes; nothing asked of other machines."""
 
-import http.client
-import json
-import os
 import re
 import shutil
-import signal
 import statistics
-import subprocess
-import sys
 import time
-from contextlib import closing
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 import torch
 from demo_nets import BAD, GOOD, made_runs
+from served_page import serving, written
 
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.demo.networks import load_networks
-from foveate.demo.server import LIMIT
 
 pytest.importorskip("gradio", reason="pip install 'foveate[demo]'")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -49,48 +41,16 @@ AT_ONCE = """async (count) => {
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    """A folder in which the server finds its home, its cache and its folder for passing files."""
-    folder = tmp_path_factory.mktemp("served")
-    for name in ("home", "cache", "tmp", "here"):
-        (folder / name).mkdir()
-    return folder
-
-
-@pytest.fixture(scope="module")
 def specs(tmp_path_factory):
     return made_runs(tmp_path_factory.mktemp("nets"))
 
 
 @pytest.fixture(scope="module")
-def address(home, specs):
-    """Where the real command serves the page; it ends well when it is interrupted."""
-    places = {"HOME": "home", "FOVEATE_CACHE": "cache", "TMPDIR": "tmp"}
-    environment = {**os.environ, **{key: str(home / name) for key, name in places.items()}}
-    environment["PYTHONUNBUFFERED"] = "1"
-    models = [word for spec in specs for word in ("--model", spec)]
-    command = [sys.executable, "-m", "foveate", "demo", *models, "--port", "0"]
-    with (home / "log").open("w+") as log:
-        server = subprocess.Popen(
-            command, env=environment, cwd=home / "here", stdout=log, stderr=log, text=True
-        )
-        try:
-            yield _address(server, home / "log")
-            server.send_signal(signal.SIGINT)
-            assert server.wait(20) == 0
-        finally:
-            server.kill()
-    said = (home / "log").read_text()
-    assert said.count("\n") == 1, said  # the address, and nothing went wrong
-
-
-def _address(server, log):
-    for _ in range(600):
-        if found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text()):
-            return found[0]
-        assert server.poll() is None, log.read_text()
-        time.sleep(0.1)
-    raise AssertionError("the page was not served within a minute")
+def address(tmp_path_factory, specs):
+    folder = tmp_path_factory.mktemp("served")
+    with serving(folder, specs) as found:
+        yield found
+    assert written(folder) == []
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +228,9 @@ def test_scenes_are_composed_and_explored(page):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_wider_than_the_screen_and_text_can_be_read(open_page, width, scheme):
     page = open_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    for part in page.locator(".panel, .card, .lead, .picks, .strip, .plot").all():
+        box = part.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width
     for what in (".lead", ".card h3", ".fov .quiet", ".said output"):
         text, ground = page.locator(what).first.evaluate(
             """element => {
@@ -313,65 +275,3 @@ def test_the_answer_to_a_zoom_takes_at_most_five_forward_passes(page, specs):
             break  # other processes only make both slower; more rounds find quiet moments
     assert min(whole) <= 5 * min(bare), (min(whole), min(bare))
     assert statistics.median(whole) <= 150, statistics.median(whole)
-
-
-def ask(address, method, path, headers=None, body=None):
-    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=20)
-    with closing(connection):
-        connection.request(method, path, body, headers or {})
-        reply = connection.getresponse()
-        return reply.status, dict(reply.getheaders()), reply.read()
-
-
-def test_browsers_are_told_to_fetch_nothing_from_elsewhere(address):
-    _, headers, _ = ask(address, "GET", "/")
-    policy = {key.lower(): value for key, value in headers.items()}["content-security-policy"]
-    assert "default-src 'self'" in policy and "http" not in policy
-
-
-def test_requests_under_another_name_are_refused(address):
-    assert ask(address, "GET", "/", {"Host": "elsewhere.example"})[0] == 400
-
-
-def test_requests_that_are_too_large_are_refused(address):
-    headers = {"Content-Length": str(LIMIT + 1), "Content-Type": "application/json"}
-    assert ask(address, "POST", "/gradio_api/component_server/", headers)[0] == 413
-
-
-def test_no_file_can_be_left_with_the_server(address):
-    assert ask(address, "POST", "/gradio_api/upload", body=b"x")[0] == 404
-
-
-def test_a_question_of_the_wrong_form_is_answered_in_words(address):
-    _, _, config = ask(address, "GET", "/config")
-    (part,) = (
-        c["id"]
-        for c in json.loads(config)["components"]
-        if "server.look" in str(c["props"].get("js_on_load"))
-    )
-    question = {"data": ["x", 2], "component_id": part, "fn_name": "look", "session_hash": "a"}
-    headers = {"Content-Type": "application/json"}
-    status, _, body = ask(
-        address, "POST", "/gradio_api/component_server/", headers, json.dumps(question)
-    )
-    assert status == 200 and "pick one" in json.loads(body)["error"]
-
-
-def test_it_listens_on_loopback_alone(address):
-    port = urlsplit(address).port
-    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
-    listening = [line[1] for line in lines if line[3] == "0A" and int(line[1][-4:], 16) == port]
-    assert listening == [f"0100007F:{port:04X}"]
-
-
-def test_a_port_that_is_taken_is_said(address, specs):
-    command = [sys.executable, "-m", "foveate", "demo", "--model", specs[1]]
-    command += ["--port", str(urlsplit(address).port)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "choose another --host or --port" in done.stderr
-
-
-def test_nothing_is_written_outside_the_cache(address, home):
-    left = [path for name in ("home", "tmp", "here") for path in (home / name).rglob("*")]
-    assert left == []

@@ -16,7 +16,7 @@ from foveate.cli.app import run
 from foveate.experiments import ray_engine
 from foveate.experiments.jobs import Job
 from foveate.experiments.ray_engine import RayEngine
-from foveate.experiments.runner import Done, Failure, LocalEngine, Study
+from foveate.experiments.runner import Done, Failure, LocalEngine, ResourceError, Study
 from foveate.training.checkpoint import RunFolder
 
 ray = pytest.importorskip("ray", reason="needs ray: pip install 'foveate[ray]'")
@@ -248,6 +248,16 @@ def test_few_tasks_are_in_flight_and_results_of_before_are_taken(connected, tmp_
     assert sorted(found) == [0, 1, 2, 3]
     assert waited == [2, 2, 2, 1]
     assert before == [(tmp_path / job.folder / "outcome.json").stat().st_mtime_ns for job in chosen]
+
+
+def test_a_cluster_that_lost_the_nodes_it_needs_is_not_waited_for(connected, tmp_path, monkeypatch):
+    nodes = [ray.nodes(), [], []]  # what it has at the start, and what later
+    monkeypatch.setattr(ray, "nodes", lambda: nodes.pop(0))
+    monkeypatch.setattr(ray_engine, "LOOK_EVERY", 3.0)
+    with pytest.raises(ResourceError, match=r"asks for 1 CPU, .*at most 0 CPU"):
+        ended(RayEngine(cpus=1), jobs(tiny(epochs=10_000)), tmp_path)
+    with RunFolder(tmp_path / "run0-s0").locked():  # the run was stopped
+        assert RunFolder(tmp_path / "run0-s0").saved
 
 
 def test_what_no_node_has_is_refused_with_its_line(connected, tmp_path, capsys):

@@ -64,7 +64,7 @@ def _notes(handlers: Handlers) -> str:
 
 def _one_digit(handlers: Handlers) -> None:
     # The page calls these by their names, each with one list.
-    async def look(question: list[Any]) -> dict[str, Any]:
+    def look(question: list[Any]) -> dict[str, Any]:
         return handlers.look(*question)
 
     def take(question: list[Any]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class Handlers:
     def in_turn(self, work: Callable[[], Reply]) -> Reply:
         """Do some work when it is its turn; what a person can mend is told in words."""
         try:
-            return work()
+            return self._worker.submit(work).result()
         except FoveateError as error:
             return {"error": str(error)}
 

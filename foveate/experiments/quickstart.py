@@ -21,14 +21,14 @@ from foveate.training.presets import preset
 
 NETWORKS = ("cnn", "fovavg", "fovmax")
 SOURCE = "mnist-5k"
-EPOCHS = 8
+EPOCHS = 6
 Runs = Mapping[str, TrainConfig]
 Shown = Callable[[str], AbstractContextManager[Watch]]
 """Opens what shows the training of the run of that name."""
 
 
 def quick_runs(seed: int = 0) -> dict[str, TrainConfig]:
-    """The paper's runs on scale 2, with 3,500 digits of the package and 8 epochs, by network.
+    """The paper's runs on scale 2, with 3,500 digits of the package and 6 epochs, by network.
 
     The schedule of the learning rate is shortened as the number of epochs is. All three take
     about 240 seconds of one core, tests included.

@@ -80,7 +80,7 @@ class RayEngine:
         if self.device not in ("cpu", "cuda"):
             raise ConfigError(f"Ray itself chooses among GPUs: use cpu or cuda, not {self.device}")
         nodes = [node["Resources"] for node in self._ray().nodes() if node["Alive"]]
-        asked = {"CPU": float(self._threads), "GPU": self.gpus}
+        asked = {"CPU": float(self._threads), **({"GPU": self.gpus} if self.gpus else {})}
         if any(all(node.get(key, 0) >= asked[key] for key in asked) for node in nodes):
             return
         most = {key: max((node.get(key, 0) for node in nodes), default=0) for key in asked}
@@ -159,14 +159,14 @@ class RayEngine:
         except ImportError:
             raise ConfigError("Ray is not installed: pip install 'foveate[ray]'") from None
         if not ray.is_initialized():
-            quiet: Any = {"log_to_driver": False, "logging_level": logging.ERROR}
+            _look_for(self.address or "")
             try:
-                _look_for(self.address or "")
+                quiet: Any = {"log_to_driver": False, "logging_level": logging.ERROR}
                 ray.init(self.address, include_dashboard=False, **quiet)
-            except (OSError, RuntimeError, ValueError) as error:
+            except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                 raise FoveateError(
-                    f"no Ray cluster at {self.address or 'this machine'} ({_first_line(error)}); "
-                    "start one with 'ray start --head'"
+                    f"cannot connect to Ray ({_first_line(error)}); a cluster's version of Ray, "
+                    "RAY_AUTH_MODE and RAY_AUTH_TOKEN must be the same here"
                 ) from None
         return ray
 
@@ -242,8 +242,15 @@ def _words(asked: dict[str, float]) -> str:
 def _look_for(address: str) -> None:
     """Knock at host:port first: Ray itself would knock for two minutes."""
     host, colon, port = address.rpartition(":")
-    if colon and port.isdigit() and "/" not in host:
+    if not (colon and port.isdigit()) or "/" in host:  # auto, or ray://...: Ray looks itself
+        return
+    try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
+    except OSError as error:
+        raise FoveateError(
+            f"no Ray cluster at {address} ({error.strerror or error}); start one with "
+            "'ray start --head'"
+        ) from None
 
 
 def _first_line(error: Exception) -> str:

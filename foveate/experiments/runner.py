@@ -24,7 +24,7 @@ from foveate.training.data import Load
 from foveate.training.loop import Watch, find_device
 
 SIDE_BY_SIDE = 3  # runs that fill a GPU: one step at batch 32 cannot
-SPARE = 20  # writes of the table take a twentieth of the time; for 1,000 runs one takes 4 s
+SPARE = 20  # writes of the table take a twentieth of the time; for 1,000 runs one takes 2 s
 
 
 class Failure(NamedTuple):

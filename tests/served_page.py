@@ -1,0 +1,48 @@
+"""The page, served by the real command in a process of its own, with nothing else in its home."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+PLACES = {"HOME": "home", "TMPDIR": "tmp", "FOVEATE_CACHE": "cache"}
+
+
+@contextmanager
+def serving(folder, specs):
+    """Serve the page with these networks, and give its address; it has to end well on Ctrl-C."""
+    for name in (*PLACES.values(), "here"):
+        (folder / name).mkdir()
+    environment = {**os.environ, **{key: str(folder / name) for key, name in PLACES.items()}}
+    models = [word for spec in specs for word in ("--model", spec)]
+    command = [sys.executable, "-u", "-m", "foveate", "demo", *models, "--port", "0"]
+    log = folder / "log"
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            command, env=environment, cwd=folder / "here", stdout=output, stderr=output
+        )
+        try:
+            yield _address(server, log)
+            server.send_signal(signal.SIGINT)
+            assert server.wait(20) == 0
+        finally:
+            server.kill()
+            server.wait()
+    assert log.read_text().count("\n") == 1, log.read_text()  # the address, and no trouble
+
+
+def written(folder):
+    """What the server left outside its cache."""
+    return [path for name in ("home", "tmp", "here") for path in (folder / name).rglob("*")]
+
+
+def _address(server, log):
+    for _ in range(900):
+        if found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text()):
+            return found[0]
+        assert server.poll() is None, log.read_text()
+        time.sleep(0.1)
+    raise AssertionError("the page was not served within 90 seconds")
