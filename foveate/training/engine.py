@@ -23,6 +23,7 @@ from foveate.training.config import Precision
 
 Inputs = tuple[Tensor, ...]
 CHUNK = 1000  # images prepared or evaluated at a time
+NETWORKS = 256  # kinds of networks that one process may compile; runs of one kind share the code
 
 
 def prepare(net: nn.Module, images: Tensor, precision: Precision) -> Inputs:
@@ -163,8 +164,9 @@ class CapturedStep:
     def _capture(self, inputs: Inputs, labels: Tensor) -> Recording:
         held_inputs, held_labels = tuple(t.clone() for t in inputs), labels.clone()
         before = [t.detach().clone() for t in self._state()]
-        for _ in range(3):
-            self._step(held_inputs, held_labels)
+        with torch._dynamo.config.patch(recompile_limit=NETWORKS):  # else the ninth is not compiled
+            for _ in range(3):
+                self._step(held_inputs, held_labels)
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         # On the run's own stream: graphs captured on one stream share the workspace of cuBLAS, and
