@@ -77,12 +77,24 @@ def _gather(  # type: ignore[no-untyped-def]
         tl.store(target, value.to(patches.dtype.element_ty), inside)
 
 
-@lru_cache(maxsize=64)
-def _rounded(scales: tuple[float, ...], device: torch.device) -> Tensor:
+def _table(scales: tuple[float, ...], device: torch.device) -> Tensor:
     """The scales in float32, and what the rounding left out: (2, S)."""
-    exact = torch.tensor(scales, dtype=torch.float64)
+    if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+        # Filled in place, and not kept: a graph can hold no copy from the CPU, and what is made
+        # while it is captured has no values before it is replayed.
+        exact = [torch.full((1,), s, dtype=torch.float64, device=device) for s in scales]
+        return _rounded(torch.cat(exact))
+    return _kept_table(scales, device)
+
+
+@lru_cache(maxsize=64)
+def _kept_table(scales: tuple[float, ...], device: torch.device) -> Tensor:
+    return _rounded(torch.tensor(scales, dtype=torch.float64)).to(device)
+
+
+def _rounded(exact: Tensor) -> Tensor:
     near = exact.float()
-    return torch.stack([near, (exact - near).float()]).to(device)
+    return torch.stack([near, (exact - near).float()])
 
 
 def gather_patches(
@@ -94,7 +106,7 @@ def gather_patches(
 ) -> Tensor:
     """Cut (B, C, H, W) images into patches (B, S, C, P, P), as `foveate` without antialiasing."""
     batch, channels, height, width = images.shape
-    count, table = len(scales), _rounded(scales, images.device)
+    count, table = len(scales), _table(scales, images.device)
     patches = images.new_empty(batch, count, channels, size, size)
     if not patches.numel():
         return patches

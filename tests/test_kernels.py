@@ -66,6 +66,24 @@ def test_compiled_and_captured_networks_give_the_same():
         images.copy_(torch.randn_like(images))
         graph.replay()
         torch.testing.assert_close(logits, net(images), atol=1e-4, rtol=1e-4)
+        compiled, graph = torch.compile(net), torch.cuda.CUDAGraph()
+        compiled(images)
+        with torch.cuda.graph(graph):
+            logits = compiled(images)
+        images.copy_(torch.randn_like(images))
+        graph.replay()
+        torch.testing.assert_close(logits, net(images), atol=1e-4, rtol=1e-4)
+
+
+def test_scales_seen_first_in_a_graph_are_right_outside_of_it_too():
+    images, grid = torch.randn(8, 1, 112, 112, device="cuda"), ScaleGrid(0.61, 6.1, per_octave=3)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        patches = foveate(images, grid, 28)
+    expected = foveate_plain(images.double(), grid, 28).float()
+    torch.testing.assert_close(foveate(images, grid, 28), expected, atol=1e-5, rtol=0)
+    graph.replay()
+    torch.testing.assert_close(patches, expected, atol=1e-5, rtol=0)
 
 
 def test_peak_memory_is_input_output_and_no_more_than_one_output():

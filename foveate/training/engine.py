@@ -7,8 +7,9 @@
 """
 # Shape letters: N images, S scale channel, C image channel, m windows along an axis, K classes.
 
+import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
@@ -164,7 +165,7 @@ class CapturedStep:
     def _capture(self, inputs: Inputs, labels: Tensor) -> Recording:
         held_inputs, held_labels = tuple(t.clone() for t in inputs), labels.clone()
         before = [t.detach().clone() for t in self._state()]
-        with torch._dynamo.config.patch(recompile_limit=NETWORKS):  # else the ninth is not compiled
+        with _compiling():
             for _ in range(3):
                 self._step(held_inputs, held_labels)
         graph = torch.cuda.CUDAGraph()
@@ -193,6 +194,15 @@ class CapturedStep:
         for parameter in self.net.parameters():
             state = self.optimiser.state.get(parameter, {})
             yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Compile every kind of network, the ninth too, without torch's remarks to its developers."""
+    with torch._dynamo.config.patch(recompile_limit=NETWORKS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
+        warnings.filterwarnings("ignore", ".*is deprecated", FutureWarning, "torch")
+        yield
 
 
 def _own_stream() -> torch.cuda.Stream:
