@@ -208,14 +208,14 @@ make, steps = loop.team_step, 0
 def making(*options):
     step = make(*options)
 
-    def dying(inputs, labels):
+    def dying(*batch):
         global steps
         steps += 1
         if steps == at and first_life:
             print("at", os.environ["RANK"], os.getpid(), flush=True)
             if os.environ["RANK"] == "1":
                 os.kill(os.getpid(), getattr(signal, how))
-        return step(inputs, labels)
+        return step(*batch)
 
     return dying
 

@@ -270,6 +270,7 @@ def test_ctrl_c_saves_all_runs_side_by_side(tmp_path, whole, monkeypatch):
     runs = [(tiny(), tmp_path / "a"), (tiny(seed=1), tmp_path / "b")]
     with monkeypatch.context() as patch:
         patch.setattr(loop, "make_step", _interrupted_between_weights(STEPS + 2))
+        patch.setattr(loop, "TURN", 0.0)  # a step of each in turn
         with pytest.raises(KeyboardInterrupt):
             train_together(runs)
     reached = [RunFolder(path).load()[0] for _, path in runs]

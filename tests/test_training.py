@@ -91,8 +91,8 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_steps(tmp_path, monkeypatch):
     def recording(*arguments, **options):
         step = make(*arguments, **options)
 
-        def wrapped(inputs, labels):
-            losses.append(step(inputs, labels))
+        def wrapped(*batch):
+            losses.append(step(*batch))
             return losses[-1]
 
         return wrapped

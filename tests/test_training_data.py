@@ -11,6 +11,7 @@ from foveate.data.sources import Source, Split, load_source
 from foveate.data.store import FileSpec, ScaledFile, ScaleRange, write
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.training.data import Streamed, draw_scales, fitted, training_images
+from foveate.training.engine import pick
 from foveate.training.loop import train
 
 
@@ -22,9 +23,9 @@ def recorded_batches(config, folder, monkeypatch, stop=None):
     def recording(*arguments, **options):
         step = make(*arguments, **options)
 
-        def wrapped(inputs, labels):
-            seen.append(labels.tolist())
-            return step(inputs, labels)
+        def wrapped(*batch):
+            seen.append(pick(*batch)[1].tolist())
+            return step(*batch)
 
         return wrapped
 
@@ -128,7 +129,7 @@ def test_streaming_reads_ahead_by_one_batch_only(data_file):
     net, config = MODEL.build(), tiny()
     file, device = ScaledFile(data_file), torch.device("cpu")
     batches = Streamed(file, "train", net, device, config.precision, 90)
-    got = [len(labels) for _, labels in batches(torch.arange(90), 32)]
+    got = [len(batch.labels) for batch in batches(torch.arange(90), 32)]
     assert got == [32, 32, 26]
     assert list(batches(torch.arange(0), 32)) == []
 

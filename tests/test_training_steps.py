@@ -114,7 +114,7 @@ def test_ten_captured_steps_are_ten_plain_steps(compiled):
             inputs = prepare(net, images, "float32")
         with torch.cuda.stream(torch.cuda.Stream()):
             for chosen in torch.arange(160, device="cuda").split(16):
-                step(tuple(t[chosen] for t in inputs), labels[chosen])
+                step(inputs, labels, chosen)
         torch.cuda.synchronize()
         return {key: value.cpu() for key, value in net.state_dict().items()}
 

@@ -18,7 +18,7 @@ from foveate.data.sources import Source, Split
 from foveate.data.store import ScaledFile, SplitName
 from foveate.errors import ConfigError
 from foveate.training.config import Precision, TrainConfig
-from foveate.training.engine import CHUNK, Inputs, prepare
+from foveate.training.engine import CHUNK, Batch, Inputs, prepare
 
 Load = Callable[[str], Source]
 
@@ -28,7 +28,7 @@ class Batches(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __call__(self, order: Tensor, batch: int) -> Iterator[tuple[Inputs, Tensor]]:
+    def __call__(self, order: Tensor, batch: int) -> Iterator[Batch]:
         """Hand out the images that `order` lists, `batch` at a time."""
 
 
@@ -42,10 +42,10 @@ class Resident:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __call__(self, order: Tensor, batch: int) -> Iterator[tuple[Inputs, Tensor]]:
+    def __call__(self, order: Tensor, batch: int) -> Iterator[Batch]:
         """Hand out the images that `order` lists, `batch` at a time."""
         for chosen in _groups(order.to(self.labels.device), batch):
-            yield tuple(t[chosen] for t in self.inputs), self.labels[chosen]
+            yield Batch(self.inputs, self.labels, chosen)
 
 
 class Pickable(Protocol):
@@ -74,7 +74,7 @@ class Streamed:
     def __len__(self) -> int:
         return self.count
 
-    def __call__(self, order: Tensor, batch: int) -> Iterator[tuple[Inputs, Tensor]]:
+    def __call__(self, order: Tensor, batch: int) -> Iterator[Batch]:
         """Hand out the images that `order` lists, `batch` at a time."""
         with ThreadPoolExecutor(1) as reader:
             waiting = None
@@ -89,11 +89,11 @@ class Streamed:
     def _read(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return *self.file.pick(self.split, chosen), chosen
 
-    def _ready(self, images: Tensor, labels: Tensor, chosen: Tensor) -> tuple[Inputs, Tensor]:
+    def _ready(self, images: Tensor, labels: Tensor, chosen: Tensor) -> Batch:
         with torch.no_grad():
             shown = self.show(images.to(self.device), chosen)
             inputs = prepare(self.net, shown, self.precision)
-        return inputs, labels.to(self.device)
+        return Batch(inputs, labels.to(self.device))
 
 
 def open_batches(

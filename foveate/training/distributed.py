@@ -36,7 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from foveate.errors import ConfigError, FoveateError
 from foveate.training.config import Precision
-from foveate.training.engine import Inputs, Step, loss_of
+from foveate.training.engine import Inputs, Step, loss_of, pick
 from foveate.training.interrupt import SIGNALS
 from foveate.training.shared_norm import running_statistics, set_apart, share_norms
 
@@ -269,7 +269,8 @@ def team_step(
     together = DistributedDataParallel(objective, static_graph=True)
     together.broadcast_buffers = False
 
-    def step(inputs: Inputs, labels: Tensor) -> Tensor:
+    def step(inputs: Inputs, labels: Tensor, chosen: Tensor | None = None) -> Tensor:
+        inputs, labels = pick(inputs, labels, chosen)
         count = images()
         apart = count < team.count  # then everyone has all of them
         set_apart(net, apart)

@@ -99,17 +99,33 @@ def loss_of(net: nn.Module, inputs: Inputs, labels: Tensor, precision: Precision
     return F.cross_entropy(logits.float() if precision == "bf16" else logits, labels)
 
 
+class Batch(NamedTuple):
+    """Prepared images with their labels; `chosen` (B,) says which of them are meant, if not all."""
+
+    inputs: Inputs
+    labels: Tensor
+    chosen: Tensor | None = None
+
+
+def pick(inputs: Inputs, labels: Tensor, chosen: Tensor | None = None) -> tuple[Inputs, Tensor]:
+    """Read the images and labels that a `Batch` means."""
+    if chosen is None:
+        return inputs, labels
+    return tuple(t[chosen] for t in inputs), labels[chosen]
+
+
 class Step(Protocol):
     """One step of training: takes a batch, changes the weights, gives the loss."""
 
-    def __call__(self, inputs: Inputs, labels: Tensor) -> Tensor:
-        """Train on one batch."""
+    def __call__(self, inputs: Inputs, labels: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """Train on one `Batch`."""
 
 
 def plain_step(net: nn.Module, optimiser: torch.optim.Optimizer, precision: Precision) -> Step:
     """The step as one reads it in a textbook."""
 
-    def step(inputs: Inputs, labels: Tensor) -> Tensor:
+    def step(inputs: Inputs, labels: Tensor, chosen: Tensor | None = None) -> Tensor:
+        inputs, labels = pick(inputs, labels, chosen)
         optimiser.zero_grad(set_to_none=True)
         loss = loss_of(net, inputs, labels, precision)
         loss.backward()
@@ -120,11 +136,10 @@ def plain_step(net: nn.Module, optimiser: torch.optim.Optimizer, precision: Prec
 
 
 class Recording(NamedTuple):
-    """A captured step: where it reads its batch, and where it leaves its loss."""
+    """A captured step: where it reads what changes from batch to batch, and leaves its loss."""
 
     graph: torch.cuda.CUDAGraph
-    inputs: Inputs
-    labels: Tensor
+    held: tuple[Tensor, ...]
     loss: Tensor
 
 
@@ -132,8 +147,9 @@ class CapturedStep:
     """The same step, compiled and recorded once as a CUDA graph, then replayed.
 
     The graph is made from the first full `batch`; the last of an epoch may be shorter and takes
-    the plain step. Warming up must not train, so weights, running statistics and the
-    optimiser's state are put back afterwards.
+    the plain step. Where images are chosen from all that lie on the device, the graph picks them
+    itself, so these may not move. Warming up must not train, so weights, running statistics and
+    the optimiser's state are put back afterwards.
     """
 
     def __init__(
@@ -149,41 +165,48 @@ class CapturedStep:
         self.plain = plain_step(net, optimiser, precision)
         self.recorded: Recording | None = None
 
-    def __call__(self, inputs: Inputs, labels: Tensor) -> Tensor:
-        """Copy the batch to where the graph reads it, and replay."""
-        if len(labels) != self.batch:
-            return self.plain(inputs, labels)
+    def __call__(self, inputs: Inputs, labels: Tensor, chosen: Tensor | None = None) -> Tensor:
+        """Copy what is new to where the graph reads it, and replay."""
+        if len(labels if chosen is None else chosen) != self.batch:
+            return self.plain(inputs, labels, chosen)
         if self.recorded is None:
-            self.recorded = self._capture(inputs, labels)
-        recorded = self.recorded
-        for held, given in zip(recorded.inputs, inputs, strict=True):
-            held.copy_(given)
-        recorded.labels.copy_(labels)
-        recorded.graph.replay()
-        return recorded.loss
+            self.recorded = self._capture(Batch(inputs, labels, chosen))
+        given = (*inputs, labels) if chosen is None else (chosen,)
+        for held, new in zip(self.recorded.held, given, strict=True):
+            held.copy_(new)
+        self.recorded.graph.replay()
+        return self.recorded.loss
 
-    def _capture(self, inputs: Inputs, labels: Tensor) -> Recording:
-        held_inputs, held_labels = tuple(t.clone() for t in inputs), labels.clone()
+    def _capture(self, batch: Batch) -> Recording:
+        if batch.chosen is None:
+            *inputs, labels = (t.clone() for t in (*batch.inputs, batch.labels))
+            batch, held = Batch(tuple(inputs), labels), (*inputs, labels)
+        else:
+            held = (batch.chosen.clone(),)
+            batch = batch._replace(chosen=held[0])
         before = [t.detach().clone() for t in self._state()]
         with _compiling():
             for _ in range(3):
-                self._step(held_inputs, held_labels)
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
-        # On the run's own stream: graphs captured on one stream share the workspace of cuBLAS, and
-        # side by side they spoil each other's products. FovAvg at scale 8: 68 % right, not 88 %.
-        with torch.cuda.graph(graph, stream=_own_stream()):
-            loss = self._step(held_inputs, held_labels)
+                self._step(batch)
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            # On the run's own stream: graphs captured on one stream share the workspace of cuBLAS,
+            # and side by side they spoil each other's products. FovAvg at scale 8: 68 % right, not
+            # 88 %.
+            with torch.cuda.graph(graph, stream=_own_stream()):
+                loss = self._step(batch)
         if len(before) < len(list(self._state())):  # the optimiser had no state before: zeros
             before += [torch.zeros_like(t) for t in list(self._state())[len(before) :]]
         for tensor, value in zip(self._state(), before, strict=True):
             tensor.data.copy_(value)
-        return Recording(graph, held_inputs, held_labels, loss)
+        return Recording(graph, held, loss)
 
-    def _step(self, inputs: Inputs, labels: Tensor) -> Tensor:
+    def _step(self, batch: Batch) -> Tensor:
+        inputs, labels = pick(*batch)
         self.optimiser.zero_grad(set_to_none=True)
         loss: Tensor = self.loss_of(self.net, inputs, labels, self.precision)
-        loss.backward()
+        with _short_products(self.precision):
+            loss.backward()
         self.optimiser.step()
         return loss.detach()
 
@@ -198,11 +221,30 @@ class CapturedStep:
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Compile every kind of network, the ninth too, without torch's remarks to its developers."""
-    with torch._dynamo.config.patch(recompile_limit=NETWORKS), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
-        warnings.filterwarnings("ignore", ".*is deprecated", FutureWarning, "torch")
+    """Compile every kind of network, the ninth too, without torch's remarks to its developers.
+
+    cuDNN tries its ways to convolve: what it takes unasked is half as fast here.
+    """
+    before = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = True
+    try:
+        with torch._dynamo.config.patch(recompile_limit=NETWORKS), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
+            warnings.filterwarnings("ignore", ".*is deprecated", FutureWarning, "torch")
+            yield
+    finally:
+        torch.backends.cudnn.benchmark = before
+
+
+@contextmanager
+def _short_products(precision: Precision) -> Iterator[None]:
+    """With bf16, take float32 products on tensor cores too: 10 bits of each factor, not 7."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = before or precision == "bf16"
+    try:
         yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def _own_stream() -> torch.cuda.Stream:

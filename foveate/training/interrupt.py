@@ -9,21 +9,22 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def held_back() -> Iterator[list[int]]:
     """Let signals wait for the end of the block: a step half done could not be saved.
 
-    Only those that something in Python waits for: others end the process as always.
+    Only those that something in Python waits for: others end the process as always. The block gets
+    a list of those that came.
     """
     before = {number: signal.getsignal(number) for number in SIGNALS}
     handlers = {number: handler for number, handler in before.items() if callable(handler)}
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     pressed: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
     for number in handlers:
         signal.signal(number, lambda number, frame: pressed.append(number))
     try:
-        yield
+        yield pressed
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -19,7 +19,7 @@ from foveate.training.checkpoint import Progress, RunFolder, pack, unpack
 from foveate.training.config import TrainConfig
 from foveate.training.data import Batches, Load, open_batches
 from foveate.training.distributed import Team, team_step
-from foveate.training.engine import CHUNK, Inputs, Step, answer, cast, make_step, plain_step
+from foveate.training.engine import CHUNK, Batch, Step, answer, cast, make_step, pick, plain_step
 from foveate.training.interrupt import held_back
 from foveate.training.network import build_net, set_recompute
 from foveate.training.state import adam, put_back, set_rate, state_of
@@ -27,6 +27,7 @@ from foveate.training.state import adam, put_back, set_rate, state_of
 SAVE_EVERY = 30.0  # seconds after which a run is saved in the middle of an epoch too
 VALIDATIONS = 20  # times a run is validated and saved, at least; 20 epochs: after each
 LOOK_EVERY = 1.0  # seconds between looks at the losses: each look makes a GPU wait
+TURN = 0.005  # seconds for which a run takes steps before it is the next one's turn
 ALONE = Team()
 Watch = Callable[[TrainConfig, Progress, int], None]
 
@@ -63,7 +64,7 @@ def train_together(
     watch: Watch = lambda config, progress, steps: None,
     load: Load = load_source,
 ) -> list[RunFolder]:
-    """Train several networks side by side on one device, a step of each in turn.
+    """Train several networks side by side on one device, some steps of each in turn.
 
     On a GPU every run has a stream of its own, so that they fill it together.
     """
@@ -122,7 +123,7 @@ class _Session:
         self.saved = time.perf_counter()
 
     def steps(self) -> Generator[None, None, None]:
-        """Do the whole run, pausing after every step; the weights are there at the end."""
+        """Do the whole run, pausing now and then; the weights are there at the end."""
         with self.team.guard(self._kept), self._claimed():
             if self.team.tell(self.folder.finished):
                 return
@@ -131,8 +132,8 @@ class _Session:
             work = self._run()
             try:
                 while True:
-                    with held_back(), self._alone():
-                        if next(work, "done") == "done":
+                    with held_back() as pressed, self._alone():
+                        if self._turn(work, pressed):
                             return
                     yield
             except (KeyboardInterrupt, GeneratorExit):
@@ -140,6 +141,15 @@ class _Session:
                     with self._alone():
                         self._save()
                 raise
+
+    @staticmethod
+    def _turn(work: Iterator[None], pressed: list[int]) -> bool:
+        """Take steps for a moment, fewer if a key was pressed; whether none is left."""
+        until = time.perf_counter() + TURN
+        while next(work, "done") != "done":
+            if pressed or time.perf_counter() > until:
+                return False
+        return True
 
     @contextmanager
     def _claimed(self) -> Iterator[None]:
@@ -224,9 +234,9 @@ class _Session:
         self.net.train()
         start = looked = time.perf_counter()
         begun = progress.seconds
-        for inputs, labels in self._batches(shuffled[progress.step * config.batch :]):
+        for batch in self._batches(shuffled[progress.step * config.batch :]):
             self.team.seed(config.seed, progress.epoch, progress.step)
-            self.losses[progress.step] = self.step(inputs, labels)
+            self.losses[progress.step] = self.step(*batch)
             progress.step += 1
             now = time.perf_counter()
             progress.seconds = begun + now - start
@@ -238,7 +248,7 @@ class _Session:
             self.shared.watch(config, progress, self.count)
             yield
 
-    def _batches(self, order: Tensor) -> Iterator[tuple[Inputs, Tensor]]:
+    def _batches(self, order: Tensor) -> Iterator[Batch]:
         for part, size in self.team.deal(order, self.config.batch):
             yield from self.train(part, size)
 
@@ -284,7 +294,8 @@ class _Session:
         """Give the share of validation images answered rightly, pausing after every chunk."""
         self.net.eval()
         right = torch.zeros((), device=self.device)
-        for inputs, labels in self.valid(self.team.part(torch.arange(len(self.valid))), CHUNK):
+        for batch in self.valid(self.team.part(torch.arange(len(self.valid))), CHUNK):
+            inputs, labels = pick(*batch)
             with cast(self.config.precision, self.device):
                 right += (answer(self.net, inputs).argmax(1) == labels).sum()
             yield
