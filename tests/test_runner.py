@@ -7,7 +7,7 @@ import pytest
 from tiny_runs import tiny
 from typer.testing import CliRunner
 
-from foveate.cli.app import app
+from foveate.cli.app import app, run
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.evaluation.curve import accuracy_over_scale
@@ -189,6 +189,15 @@ def test_the_plan_says_what_is_to_do(tmp_path):
     assert found.exit_code == 0, found.output
     assert "12 runs, 0 done, 12 left" in found.output
     assert "FovAvg 17 tr14" in found.output
+
+
+def test_ctrl_c_says_what_is_left(tmp_path, monkeypatch, capsys):
+    def pressed(self, jobs, folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalEngine, "run", pressed)
+    assert run(["reproduce", "table2", "--rows", "fovmax-tr2", "--out", str(tmp_path)]) == 130
+    assert "interrupted: 9 runs are left; run the same command" in capsys.readouterr().err
 
 
 def test_merge_prints_how_many(tmp_path):

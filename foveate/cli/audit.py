@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from foveate.cli.console import ERRORS, OUTPUT, progress
-from foveate.cli.training import PICTURES, DeviceOption, _device
+from foveate.cli.training import PICTURES, DeviceOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -91,7 +91,7 @@ def audit(
     from foveate.evaluation.audit_report import audit_beside, fitted_look, usual_scales
     from foveate.training.loop import find_device
 
-    ways, grid, place = _pool(pool), _grid(scales), find_device(_device(device))
+    ways, grid, place = _pool(pool), _grid(scales), find_device(device)
     if "" not in sys.path:
         sys.path.insert(0, "")  # find a factory in the current folder, as python -m would
     found = load_model(model, place)

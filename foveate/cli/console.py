@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -28,3 +29,14 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=ERRORS, disable=not ERRORS.is_terminal, transient=True) as bar:
         task = bar.add_task(title, total=total)
         yield lambda count: bar.advance(task, count)
+
+
+@contextmanager
+def interruptible(left: Callable[[], int]) -> Iterator[None]:
+    """Say at Ctrl-C how many runs are left, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        words = f"{left()} runs are left; run the same command to go on"
+        ERRORS.print(f"interrupted: {words}", markup=False)
+        raise typer.Exit(130) from None

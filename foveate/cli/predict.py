@@ -40,11 +40,10 @@ def predict(
     that the network was trained with. A channel of scale s looks at 28 s pixels of that frame.
     Pictures that cannot be read are named, the others answered, and the exit code is then 1.
     """
-    from foveate.cli.training import _device
     from foveate.training.loop import find_device
 
     network = load(model)
-    network.net.to(find_device(_device(device)))
+    network.net.to(find_device(device))
     found = [(path, _ask(network, path, invert, scale)) for path in images]
     answered = [(path, said) for path, said in found if not isinstance(said, str)]
     if json:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT
+from foveate.cli.console import ERRORS, OUTPUT, interruptible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,13 +50,13 @@ def reproduce(
     Results go to results.csv in the folder, a line per row, seed and scale. Several machines can
     share the work, each with rows of its own: 'foveate merge' puts their results together.
     """
-    from foveate.cli.training import _device
     from foveate.experiments.engines import make_engine
     from foveate.experiments.jobs import plan
     from foveate.experiments.paper import TABLES, find_rows
     from foveate.experiments.runner import Study
+    from foveate.training.loop import find_device
 
-    place = _device(device)
+    place = str(find_device(device))
     chosen = find_rows(TABLES if tables in (None, [], ["all"]) else tables, rows or ())
     usual = "bf16" if place.startswith("cuda") else "float32"
     numbers = cast("Precision", usual if precision == "auto" else precision)
@@ -69,8 +69,9 @@ def reproduce(
         runs = make_engine(
             engine, device=place, together=together, address=address, watch=live.watch
         )
-        for ended in study.run(runs):
-            live.tell(ended)
+        with interruptible(lambda: len(study.left)):
+            for ended in study.run(runs):
+                live.tell(ended)
     OUTPUT.print(_table(chosen, study))
     OUTPUT.print(out / "results.csv", markup=False)
     if live.failed:

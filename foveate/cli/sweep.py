@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT
+from foveate.cli.console import ERRORS, OUTPUT, interruptible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,12 +63,8 @@ def sweep(
         OUTPUT.print(_outlook(runs, dry_run), markup=False)
         if dry_run:
             return
-        try:
+        with interruptible(lambda: len(runs.left)):
             failures = live.follow(runs.run(workers))
-        except KeyboardInterrupt:
-            words = f"{len(runs.left)} runs are left; run the same command to go on"
-            ERRORS.print(f"interrupted: {words}", markup=False)
-            raise typer.Exit(130) from None
     OUTPUT.print(_table(plan, runs))
     OUTPUT.print(runs.folder / "results.csv", markup=False)
     if failures:
@@ -90,11 +86,11 @@ def _check(workers: "Engine", plan: "StudyFile") -> None:
 
 def _place(device: str, plan: "StudyFile") -> str:
     """The device that the option says, or else the study, or else what is there."""
-    from foveate.cli.training import _device
+    from foveate.training.loop import find_device
 
     if device == "auto" and plan.gpus is not None:
         return "cuda" if plan.gpus else "cpu"
-    return _device(device)
+    return str(find_device(device))
 
 
 def _outlook(study: "Study", dry_run: bool) -> str:

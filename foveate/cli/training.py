@@ -86,8 +86,8 @@ def train(
         "backbone": backbone,
     }
     given = {key: str(value) for key, value in changes.items() if value is not None}
-    options = {"device": _device(device), "stream": stream, "recompute": recompute}
-    with joined(str(options["device"]), norms) as team:
+    options = {"device": device, "stream": stream, "recompute": recompute}
+    with joined(device, norms) as team:
         try:
             _train(model, given | _settings(change or []), out, tensorboard, options, team)
         except typer.Exit:
@@ -166,7 +166,7 @@ def evaluate(
     from foveate.training.checkpoint import hardware
     from foveate.training.loop import find_device
 
-    target, place = _target(runs, out), find_device(_device(device))
+    target, place = _target(runs, out), find_device(device)
     load = _loader()
     results = _measure(runs, split, scales, source, str(place), load)
     tested = sorted({source or _tested_on(result.config) for result in results})
@@ -219,14 +219,6 @@ def _loader() -> "Load":
     from foveate.data.sources import load_source
 
     return lru_cache(maxsize=None)(lambda name: load_source(name, report=ERRORS.print))
-
-
-def _device(name: str) -> str:
-    import torch
-
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def _score(folder: "RunFolder") -> str:

@@ -181,7 +181,7 @@ def joined(device: str, norms: str = "shared") -> Iterator[Team]:
 
 
 def _backend(device: str) -> str:
-    if not (device.startswith("cuda") and torch.cuda.is_available()):
+    if device == "cpu" or not torch.cuda.is_available():
         return "gloo"
     torch.cuda.set_device(_local_rank() % torch.cuda.device_count())
     return "cpu:gloo,cuda:nccl"

@@ -86,7 +86,9 @@ def _train(runs: list[tuple[TrainConfig, Path]], shared: "_Shared") -> list[RunF
 
 
 def find_device(name: str) -> torch.device:
-    """Check that the device is there."""
+    """Check that the device is there; "auto" is a GPU if there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
