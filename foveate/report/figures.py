@@ -107,7 +107,8 @@ def _panels(
 ) -> "tuple[Figure, list[Axes]]":
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    figure = Figure(figsize=(width * columns, height * rows))
+    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
