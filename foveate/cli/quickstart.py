@@ -59,7 +59,7 @@ def _report(results: "list[RunResult]", out: Path) -> None:
     figure = quick_figure(results, full)
     written = [quick_page(results, full, out).save(out / "report.html")]
     written += [save(figure, out / f"accuracy.{kind}") for kind in PICTURES]
-    beside = [replace(curve, label=f"full size: {curve.label}") for curve in full]
+    beside = [replace(curve, label=f"full size: {curve.label}", spread=()) for curve in full]
     OUTPUT.print(_table([*summarise(results), *beside]))
     OUTPUT.print(quick_lead(results), markup=False)
     for path in (*written, out / "results.csv", out / "results.json"):
