@@ -187,7 +187,8 @@ def test_hidden_and_other_files_are_ignored(tmp_path):
     before = load_source(f"folder:{tmp_path}")
     for name in ("notes.txt", ".x.png", "._00.png", "Thumbs.db", "LICENSE"):
         (tmp_path / "train" / "a" / name).write_bytes(b"not a picture")
-    (tmp_path / "train" / ".git").mkdir()
+    for name in (".git", "__pycache__", "__MACOSX"):
+        (tmp_path / "train" / name).mkdir()
     (tmp_path / "train" / "a" / "nested.png").mkdir()
     (tmp_path / "README.png").write_bytes(b"beside the classes")
     assert load_source(f"folder:{tmp_path}").checksum == before.checksum

@@ -136,7 +136,7 @@ def _extensions() -> str:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in `folder` and not hidden, by name."""
+    """What is in `folder` and not hidden or left by a program (__pycache__, __MACOSX), by name."""
     if not folder.exists():
         raise DataError(f"folder {folder} does not exist; check the path")
     if not folder.is_dir():
@@ -145,7 +145,7 @@ def _entries(folder: Path) -> list[Path]:
         paths = sorted(folder.iterdir(), key=lambda path: path.name)
     except OSError as error:
         raise DataError(f"cannot list {folder}: {error.strerror}; check its permissions") from error
-    return [path for path in paths if not path.name.startswith(".")]
+    return [path for path in paths if not path.name.startswith((".", "__"))]
 
 
 def _interleave(classes: Classes) -> list[Item]:
