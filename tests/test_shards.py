@@ -15,9 +15,10 @@ from tiny_runs import MODEL, STEPS, python, same_bits, tiny, weights
 
 import foveate.data.shards as shards_module
 from foveate.cli.app import run
+from foveate.data.folder import SPLITS
 from foveate.data.shards import open_shards
 from foveate.data.sources import Split, load_source
-from foveate.data.store import SPLITS, FileSpec, ScaledFile, ScaleRange, write
+from foveate.data.store import FileSpec, ScaledFile, ScaleRange, write
 from foveate.errors import ConfigError, DataError
 from foveate.training.checkpoint import RunFolder
 from foveate.training.data import fitted, made_from, open_batches

@@ -4,13 +4,21 @@ from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 from tiny_runs import MODEL, STEPS, same_bits, tiny, weights
 
+import foveate.data.folder as folder
 import foveate.training.loop as loop
 from foveate.data.sources import Source, Split, load_source
 from foveate.data.store import FileSpec, ScaledFile, ScaleRange, write
 from foveate.errors import ConfigError, DataError, FoveateError
-from foveate.training.data import Streamed, draw_scales, fitted, training_images
+from foveate.training.data import (
+    Streamed,
+    draw_scales,
+    fitted,
+    open_batches,
+    training_images,
+)
 from foveate.training.engine import pick
 from foveate.training.loop import train
 
@@ -123,6 +131,51 @@ def test_a_streamed_run_ends_with_the_bits_of_a_resident_one(tmp_path, data_file
     assert same_bits(resident, streamed)
     assert max(taken) == 20  # never more at once than a batch, or a chunk of the validation
     assert sum(taken) == 2 + 3 * (70 + 90)  # the first of each split, then each once an epoch
+
+
+@pytest.fixture
+def picture_folder(tmp_path):
+    """90 digits as pictures, a sub-folder for each of three classes."""
+    digits, counts = load_source("mnist-5k").train, [0, 0, 0]
+    for image, label in zip(digits.images, digits.labels.tolist(), strict=True):
+        if label < 3 and counts[label] < 30:
+            path = tmp_path / "pictures" / str(label) / f"{counts[label]:03}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(image[0].numpy()).save(path)
+            counts[label] += 1
+    return tmp_path / "pictures"
+
+
+def test_a_folder_streams_the_images_that_a_resident_run_has(tmp_path, picture_folder, monkeypatch):
+    opened = []
+    read = folder.read_picture
+    monkeypatch.setattr(folder, "read_picture", lambda path: opened.append(path) or read(path))
+    config = fitted(tiny(source=f"folder:{picture_folder}", samples=50), load_source, stream=True)
+    assert (config.model.channels, config.model.classes) == (1, 3)
+    assert len(opened) == 1
+    for scales in ("1", "1-2"):
+        config = replace(config, scales=scales)
+        rest = (MODEL.build(), torch.device("cpu"))
+        for split, count in (("train", 50), ("val", 9)):
+            order = torch.randperm(count)
+            streamed = open_batches(config, split, *rest, True, load_source)
+            resident = open_batches(config, split, *rest, False, load_source)
+            assert len(streamed) == len(resident) == count
+            for one, other in zip(streamed(order, 16), resident(order, 16), strict=True):
+                (some, tags), (same, labels) = pick(*one), pick(*other)
+                assert torch.equal(tags, labels)
+                torch.testing.assert_close(some[0], same[0], atol=5e-5, rtol=0)  # as for tars
+    opened.clear()
+    run = train(replace(config, epochs=1), tmp_path / "run", stream=True)
+    assert len(opened) == 2 + 50 + 9  # the first for either split, then each once
+    assert run.finished
+
+
+def test_a_folder_whose_pictures_differ_is_said_when_it_is_read(tmp_path, picture_folder):
+    config = fitted(tiny(source=f"folder:{picture_folder}", samples=50), load_source, stream=True)
+    Image.new("RGB", (28, 28)).save(picture_folder / "1" / "005.png")
+    with pytest.raises(DataError, match=r"005\.png is \(3, 28, 28\), channels first, and"):
+        train(config, tmp_path / "run", stream=True)
 
 
 def test_streaming_reads_ahead_by_one_batch_only(data_file):

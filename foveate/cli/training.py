@@ -53,7 +53,10 @@ def train(
     ] = None,
     device: DeviceOption = "auto",
     stream: Annotated[
-        bool, typer.Option("--stream", help="Read a file.h5 batch by batch; it need not fit.")
+        bool,
+        typer.Option(
+            "--stream", help="Read a file.h5 or folder:DIR batch by batch; it need not fit."
+        ),
     ] = False,
     recompute: Annotated[
         int, typer.Option(help="Scale channels trained at a time, to save memory; 0 for all.")
@@ -110,7 +113,7 @@ def _train(
     from foveate.training.loop import train as run
 
     load = _loader()
-    config = team.in_turn(lambda: _configure(model, given, load))
+    config = team.in_turn(lambda: _configure(model, given, load, options["stream"]))
     path = out or Path("runs") / f"{model}-{config.digest()}"
     folder = RunFolder(path)
     words = "is finished already" if folder.finished else "is finished"
@@ -192,7 +195,7 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in texts)
 
 
-def _configure(model: str, given: dict[str, str], load: "Load") -> "TrainConfig":
+def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) -> "TrainConfig":
     """The preset or model, with what the user gave, made to fit the source."""
     from foveate.errors import ConfigError
     from foveate.training.data import fitted, is_made
@@ -203,7 +206,7 @@ def _configure(model: str, given: dict[str, str], load: "Load") -> "TrainConfig"
         if key in given and is_made(config.source):
             raise ConfigError(f"the images in {config.source} are made already: leave out {key}")
     _import_from_here(config)
-    return fitted(config, load, given)
+    return fitted(config, load, given, stream)
 
 
 def _import_from_here(config: "TrainConfig") -> None:

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -16,6 +16,8 @@ from foveate.errors import DataError
 EXTENSIONS = frozenset(
     (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 )
+SplitName = Literal["train", "val", "test"]
+SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
 
 Classes: TypeAlias = dict[str, list[Path]]
 """The files of each class, both in the order of their names."""
@@ -53,10 +55,49 @@ def list_pictures(folder: Path, split: str = "all") -> tuple[list[Item], tuple[s
     The splits are those of `read_folder`; `all` needs none. Nothing is opened.
     """
     if split != "all":
-        plan = [_plan(folder)[("train", "val", "test").index(split)]]
+        plan = [_plan(folder)[list[str](SPLITS).index(split)]]
     else:
         plan = _plan(folder) if has_splits(folder) else [_classes(folder)]
     return [item for part in plan for item in _interleave(part)], tuple(plan[0])
+
+
+class Pictures:
+    """The pictures of a folder, read when they are asked for, in the splits of `read_folder`.
+
+    They are of one size. The first decides whether they are grey or RGB: then grey ones become
+    RGB too.
+    """
+
+    made = False  # they are not at their scales yet
+
+    def __init__(self, folder: Path) -> None:
+        plan = _plan(folder)
+        self.classes = tuple(plan[0])
+        self.items = dict(zip(SPLITS, map(_interleave, plan), strict=True))
+        self.counts = {split: len(items) for split, items in self.items.items()}
+        self.first = read_picture(self.items["train"][0][0]).transpose(2, 0, 1).copy()
+
+    def labels(self, split: SplitName) -> Tensor:
+        """The labels (N,) of a split."""
+        return torch.tensor([label for _, label in self.items[split]], dtype=torch.int64)
+
+    def pick(self, split: SplitName, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Read the images (N, C, H, W) and labels (N,) at the indices `chosen`, in their order."""
+        items = [self.items[split][index] for index in chosen.tolist()]
+        images = np.empty((len(items), *self.first.shape), dtype=np.uint8)
+        for image, (path, _) in zip(images, items, strict=True):
+            image[:] = self._read(path)
+        return torch.from_numpy(images), torch.tensor([label for _, label in items])
+
+    def _read(self, path: Path) -> Pixels:
+        picture = read_picture(path).transpose(2, 0, 1)
+        if picture.shape not in (self.first.shape, (1, *self.first.shape[1:])):
+            first = self.items["train"][0][0]
+            raise DataError(
+                f"image {path} is {picture.shape}, channels first, and {first} {self.first.shape}; "
+                "make them alike"
+            )
+        return picture
 
 
 def has_splits(folder: Path) -> bool:

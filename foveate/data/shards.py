@@ -32,9 +32,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foveate.data.folder import EXTENSIONS
+from foveate.data.folder import EXTENSIONS, SPLITS, SplitName
 from foveate.data.picture import read_picture
-from foveate.data.store import SPLITS, ScaledFile, SplitName
+from foveate.data.store import ScaledFile
 from foveate.errors import DataError
 
 PREFIX = "shards:"

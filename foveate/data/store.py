@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import h5py
 import numpy as np
@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from foveate import __version__
+from foveate.data.folder import SPLITS, SplitName
 from foveate.data.large_scale import RECIPE, Border, check_border, check_scale, rescale
 from foveate.data.sources import Source, Split
 from foveate.errors import ConfigError, DataError
 from foveate.files import replacing
 
-SplitName = Literal["train", "val", "test"]
-SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
 # Images are always computed in the same blocks by one thread each, because matrix products round
 # differently for other shapes and thread counts: so the file does not depend on either.
 BLOCK = 128

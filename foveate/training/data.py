@@ -12,14 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from foveate.data.folder import Pictures, SplitName
 from foveate.data.large_scale import rescale
-from foveate.data.shards import H5Shard, is_shards, open_shards
+from foveate.data.shards import H5Shard, Shards, is_shards, open_shards
 from foveate.data.sources import Source, Split
-from foveate.data.store import ScaledFile, SplitName
+from foveate.data.store import ScaledFile
 from foveate.errors import ConfigError
 from foveate.training.config import Precision, TrainConfig
 from foveate.training.engine import CHUNK, Batch, Inputs, prepare
 
+FOLDER = "folder:"
 Load = Callable[[str], Source]
 
 
@@ -61,7 +63,7 @@ Show = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Streamed:
-    """Images that stay in HDF5 or tar files; the next batch is read while this one is used."""
+    """Images that stay on the disk; the next batch is read while this one is used."""
 
     file: Pickable
     split: SplitName
@@ -106,10 +108,10 @@ def open_batches(
 ) -> Batches:
     """Get the images of a split ready.
 
-    `source` may be a data set file (.h5), which may stream, or shards, which always do.
+    `source` may be a data set file (.h5) or a folder, which may stream, or shards, which always do.
     """
-    if is_shards(config.source):
-        return _sharded(config, split, net, device)
+    if (kept := _on_disk(config.source, stream)) is not None:
+        return _streamed(kept, config, split, net, device)
     if is_file(config.source):
         file = ScaledFile(Path(config.source))
         first, _ = file.read(split, slice(1))  # says so if there are none
@@ -120,23 +122,37 @@ def open_batches(
         images, labels = file.read(split, slice(count))
         return _resident(net, config, device, torch.split(images, CHUNK), labels)
     if stream:
-        raise ConfigError(f"only a data set file (.h5) can be streamed, got {config.source!r}")
+        raise ConfigError(
+            f"only a data set file (.h5), a folder or shards can be streamed, got {config.source!r}"
+        )
     data, scales = training_images(load(config.source), config, split)
     _check_fit(config, data.images, data.labels)
     return _resident(net, config, device, _made(data.images, scales, config, device), data.labels)
 
 
-def _sharded(
-    config: TrainConfig, split: SplitName, net: nn.Module, device: torch.device
+def _on_disk(source: str, stream: bool) -> Shards | Pictures | None:
+    """The images of a source of which any can be read alone, if it is to be read so."""
+    if is_shards(source):
+        return open_shards(source)
+    if stream and source.startswith(FOLDER):
+        return Pictures(Path(source.removeprefix(FOLDER)).expanduser())
+    return None
+
+
+def _streamed(
+    kept: Shards | Pictures,
+    config: TrainConfig,
+    split: SplitName,
+    net: nn.Module,
+    device: torch.device,
 ) -> Streamed:
-    shards = open_shards(config.source)
-    labels = shards.labels(split)
-    _check_fit(config, torch.from_numpy(shards.first)[None], labels)
+    labels = kept.labels(split)
+    _check_fit(config, torch.from_numpy(kept.first)[None], labels)
     count, stream = _count(config, len(labels), split), (net, device, config.precision)
-    if shards.made:
-        return Streamed(shards, split, *stream, count)
+    if kept.made:
+        return Streamed(kept, split, *stream, count)
     scales = draw_scales(config, len(labels), split)
-    return Streamed(shards, split, *stream, count, _rescaling(scales, config))
+    return Streamed(kept, split, *stream, count, _rescaling(scales, config))
 
 
 def _rescaling(scales: Tensor, config: TrainConfig) -> Show:
@@ -168,16 +184,17 @@ def draw_scales(config: TrainConfig, count: int, split: SplitName) -> Tensor:
     return drawn[torch.from_numpy(choice), torch.arange(count)]
 
 
-def fitted(config: TrainConfig, load: Load, given: Collection[str] = ()) -> TrainConfig:
+def fitted(
+    config: TrainConfig, load: Load, given: Collection[str] = (), stream: bool = False
+) -> TrainConfig:
     """Let the model's channels and classes follow the source, unless they are among `given`.
 
     Data set files also decide the size, the scales and the border of the images.
     """
     made = made_files(config.source)
-    if is_shards(config.source):
-        shards = open_shards(config.source)
-        images = torch.from_numpy(shards.first)[None]
-        classes = 1 + max(int(shards.labels(split).max()) for split in shards.counts)
+    if (kept := _on_disk(config.source, stream)) is not None:
+        images = torch.from_numpy(kept.first)[None]
+        classes = 1 + max(int(kept.labels(split).max()) for split in kept.counts)
     elif is_file(config.source):
         (file,) = made
         images, _ = file.read("train", slice(1))

@@ -12,8 +12,8 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
+from foveate.data.folder import SplitName
 from foveate.data.sources import load_source
-from foveate.data.store import SplitName
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.training.checkpoint import Progress, RunFolder, pack, unpack
 from foveate.training.config import TrainConfig
