@@ -138,7 +138,6 @@ def test_it_runs_in_an_empty_environment(bin_folder, tmp_path):
     assert shape == "1 10"
 
 
-@pytest.mark.skipif(not pretrained_names(), reason="no network has been shipped yet")
 def test_its_networks_load_in_an_empty_environment(bin_folder, tmp_path):
     code = (
         "import json, torch; from foveate import from_pretrained; "
