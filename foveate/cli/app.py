@@ -4,7 +4,6 @@ import os
 from typing import Annotated, Any, cast
 
 import typer
-from rich.markup import escape
 
 from foveate import __version__
 from foveate.cli import (
@@ -20,7 +19,7 @@ from foveate.cli import (
     theory,
     training,
 )
-from foveate.cli.console import ERRORS
+from foveate.cli.console import complain
 from foveate.errors import FoveateError
 
 HELP = """Vision networks that recognise things at sizes they were never trained on.
@@ -94,5 +93,5 @@ def run(arguments: list[str]) -> int:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    ERRORS.print("[bold red]error:[/] " + escape(" ".join(message.split())))
+    complain(message)
     return code

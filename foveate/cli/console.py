@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -15,6 +16,11 @@ from rich.progress import (
 
 OUTPUT = Console(highlight=False, soft_wrap=True)
 ERRORS = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def complain(message: str) -> None:
+    """Say in one line what went wrong."""
+    ERRORS.print("[bold red]error:[/] " + escape(" ".join(message.split())))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT, progress
+from foveate.cli.console import ERRORS, OUTPUT, complain, progress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -76,7 +76,7 @@ def train(
     again. Without --out, each set of options has a folder of its own. On several GPUs or CPUs:
     torchrun --nproc-per-node=2 -m foveate train ...
     """
-    from foveate.training.distributed import joined
+    from foveate.training.distributed import LostProcessError, joined
 
     changes = {
         "source": source,
@@ -95,6 +95,11 @@ def train(
             _train(model, given | _settings(change or []), out, tensorboard, options, team)
         except typer.Exit:
             raise
+        except LostProcessError as error:
+            # Said here: when the team is left, torchrun's request to end comes before the words.
+            if team.may_say():
+                complain(str(error))
+            raise typer.Exit(2) from None
         except Exception:
             if not team.may_say():  # another process did
                 raise typer.Exit(2) from None
