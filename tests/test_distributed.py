@@ -197,6 +197,7 @@ def test_the_run_folder_is_that_of_one_process(one, two):
 VICTIM = """
 import os, signal, sys
 import foveate.training.distributed as distributed, foveate.training.loop as loop
+from foveate.cli import leave
 from foveate.cli.app import run
 
 at, how, arguments = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
@@ -220,7 +221,7 @@ def making(*options):
     return dying
 
 loop.team_step = making
-sys.exit(run(arguments))
+leave(run(arguments))
 """
 
 
