@@ -9,7 +9,7 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import NamedTuple, Protocol
 
 import torch
@@ -217,6 +217,17 @@ class CapturedStep:
         for parameter in self.net.parameters():
             state = self.optimiser.state.get(parameter, {})
             yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def wake_compiler() -> None:
+    """Start torch's compiling processes, which take seconds to begin, while images are prepared.
+
+    They only save time, so a torch that has them elsewhere starts them later, by itself.
+    """
+    with suppress(ImportError):
+        from torch._inductor.async_compile import maybe_warm_pool
+
+        maybe_warm_pool()
 
 
 @contextmanager

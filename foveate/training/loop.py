@@ -19,7 +19,17 @@ from foveate.training.checkpoint import Progress, RunFolder, pack, unpack
 from foveate.training.config import TrainConfig
 from foveate.training.data import Batches, Load, open_batches
 from foveate.training.distributed import Team, team_step
-from foveate.training.engine import CHUNK, Batch, Step, answer, cast, make_step, pick, plain_step
+from foveate.training.engine import (
+    CHUNK,
+    Batch,
+    Step,
+    answer,
+    cast,
+    make_step,
+    pick,
+    plain_step,
+    wake_compiler,
+)
 from foveate.training.interrupt import held_back
 from foveate.training.network import build_net, set_recompute
 from foveate.training.state import adam, put_back, set_rate, state_of
@@ -73,6 +83,8 @@ def train_together(
 
 
 def _train(runs: list[tuple[TrainConfig, Path]], shared: "_Shared") -> list[RunFolder]:
+    if shared.compiled and shared.device.type == "cuda":
+        wake_compiler()
     sessions = [_Session(config, RunFolder(folder), shared) for config, folder in runs]
     active = [session.steps() for session in sessions]
     try:
