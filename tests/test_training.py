@@ -148,13 +148,19 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_where(tmp_path):
     assert not folder.finished and not folder.saved
 
 
-def test_a_run_of_many_epochs_is_validated_and_saved_now_and_then(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("samples", "epochs_validated"),
+    [(4000, [*range(2, 45, 2), 45]), (16, [11, 22, 33, 44, 45])],  # 16: validating outlasts that
+)
+def test_a_run_of_many_epochs_is_validated_and_saved_now_and_then(
+    tmp_path, monkeypatch, samples, epochs_validated
+):
     saves = []
     monkeypatch.setattr(RunFolder, "save", lambda self, now, tensors: saves.append(now.epoch))
-    trained(tmp_path / "run", epochs=45, samples=16)
+    trained(tmp_path / "run", epochs=45, samples=samples, batch=samples)
     metrics = RunFolder(tmp_path / "run").metrics()
     validated = [entry["epoch"] for entry in metrics if "validation" in entry]
-    assert validated == saves == [*range(2, 45, 2), 45]
+    assert validated == saves == epochs_validated
     assert len(metrics) == 45
 
 

@@ -35,7 +35,8 @@ from foveate.training.network import build_net, set_recompute
 from foveate.training.state import adam, put_back, set_rate, state_of
 
 SAVE_EVERY = 30.0  # seconds after which a run is saved in the middle of an epoch too
-VALIDATIONS = 20  # times a run is validated and saved, at least; 20 epochs: after each
+VALIDATIONS = 20  # times a run is validated and saved, or a little more; 20 epochs: after each
+FEWEST = 4  # if that would show more than a quarter as many images as training does
 LOOK_EVERY = 1.0  # seconds between looks at the losses: each look makes a GPU wait
 TURN = 0.005  # seconds for which a run takes steps before it is the next one's turn
 ALONE = Team()
@@ -292,8 +293,8 @@ class _Session:
             "learning_rate": self.config.rate(progress.epoch),
             "seconds": progress.seconds,
         }
-        ended, total = progress.epoch + 1, self.config.epochs
-        due = ended == total or ended % max(1, total // VALIDATIONS) == 0
+        ended = progress.epoch + 1
+        due = ended == self.config.epochs or ended % self._validated_every() == 0
         if due:
             entry["validation"] = yield from self._accuracy()
         progress.metrics.append(entry)
@@ -302,6 +303,12 @@ class _Session:
         if due:
             self._save()
         self.shared.watch(self.config, progress, self.count)
+
+    def _validated_every(self) -> int:
+        """Epochs from one validation to the next."""
+        total = self.config.epochs
+        fair = min(total // FEWEST, 4 * len(self.valid) // len(self.train))
+        return max(1, total // VALIDATIONS, fair)
 
     @torch.no_grad()
     def _accuracy(self) -> Generator[None, None, float]:
