@@ -17,6 +17,8 @@ from foveate.errors import DataError
 from foveate.training.checkpoint import RunFolder
 from foveate.training.loop import train, train_together
 
+TIMES = ("seconds", "share")
+
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
@@ -25,9 +27,9 @@ def whole(tmp_path_factory):
 
 
 def timeless(folder):
-    """The metrics, but for the seconds: also they must not tell that a run was interrupted."""
+    """The metrics, but for times: also they must not tell that a run was interrupted."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
 
 
 def assert_as_if_nothing_had_been(folder, whole):
@@ -244,6 +246,16 @@ def test_ctrl_c_while_saving_keeps_one_good_state(tmp_path, whole, monkeypatch):
             train(tiny(), tmp_path)
     train(tiny(), tmp_path)
     assert_as_if_nothing_had_been(tmp_path, whole)
+
+
+def test_the_time_before_an_interruption_is_counted_too(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "make_step", _interrupted_between_weights(STEPS + 2))
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(), tmp_path)
+    before = RunFolder(tmp_path).load()[0].share
+    entries = train(tiny(), tmp_path).metrics()
+    assert 0 < entries[0]["share"] < before < entries[1]["share"] < entries[2]["share"]
 
 
 def test_interrupted_many_times(tmp_path, whole):

@@ -1,6 +1,7 @@
 """Training: that it learns, that it repeats, and that it stops where the loss is no number."""
 
 import math
+import time
 from dataclasses import replace
 
 import pytest
@@ -146,6 +147,14 @@ def test_a_loss_that_is_no_number_stops_the_run_and_says_where(tmp_path):
         train(config, tmp_path)
     folder = RunFolder(tmp_path)
     assert not folder.finished and not folder.saved
+
+
+def test_runs_side_by_side_share_the_time(tmp_path):
+    start = time.perf_counter()
+    runs = train_together([(tiny(seed=seed), tmp_path / str(seed)) for seed in range(3)])
+    taken = time.perf_counter() - start
+    shares = [run.metrics()[-1]["share"] for run in runs]
+    assert taken / 2 < sum(shares) < taken
 
 
 @pytest.mark.parametrize(

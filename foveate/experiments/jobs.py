@@ -49,8 +49,8 @@ class Job:
 class Outcome:
     """What a job gave.
 
-    `seconds` is its share of the machine's time, training and testing: the time that the runs
-    side by side took, divided by their number. `memory` is the peak, in MiB, of the process.
+    `seconds` is its share of the machine's time, training and testing, also before an interruption.
+    `memory` is the peak, in MiB, of the process.
     """
 
     name: str
@@ -124,28 +124,27 @@ def using_threads(count: int) -> Iterator[None]:
 def _perform(
     jobs: Sequence[Job], folder: Path, device: str, at_once: int, watch: Watch, load: Load
 ) -> list[Outcome]:
-    begun = time.perf_counter()
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     runs = [(job.config, folder / job.folder) for job in jobs]
     trained = train_together(runs, device=device, watch=watch, load=load)
-    tested = [_test(job, run, device, load) for job, run in zip(jobs, trained, strict=True)]
-    seconds = (time.perf_counter() - begun) / len(jobs) / at_once
-    found = [
-        Outcome(
+    found = []
+    for job, run in zip(jobs, trained, strict=True):
+        begun, last = time.perf_counter(), run.metrics()[-1]
+        scales = _test(job, run, device, load)
+        seconds = (last["share"] + time.perf_counter() - begun) / at_once
+        outcome = Outcome(
             name=job.name,
             seed=job.config.seed,
             config=job.config.digest(),
-            validation=run.metrics()[-1]["validation"],
+            validation=last["validation"],
             seconds=round(seconds, 3),
             memory=_peak_memory(device),
             scales=scales,
             **run.about(),
         )
-        for job, run, scales in zip(jobs, trained, tested, strict=True)
-    ]
-    for job, outcome in zip(jobs, found, strict=True):
         write_text(_path(folder, job), json.dumps(outcome.to_dict()) + "\n")
+        found.append(outcome)
     return found
 
 

@@ -33,12 +33,17 @@ class BusyError(DataError):
 
 @dataclass
 class Progress:
-    """How far a run is: the next step of the next epoch, and what past epochs measured."""
+    """How far a run is: the next step of the next epoch, and what past epochs measured.
+
+    `seconds` are those of its epochs by the clock; `share` is what the run took of the time of the
+    runs side by side, with preparing, validating and saving, also before an interruption.
+    """
 
     epoch: int = 0
     step: int = 0
     loss: float = 0.0  # sum over the steps of this epoch
     seconds: float = 0.0
+    share: float = 0.0
     metrics: list[dict[str, float]] = field(default_factory=list)
 
 

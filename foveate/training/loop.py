@@ -142,12 +142,12 @@ class _Session:
         with self.team.guard(self._kept), self._claimed():
             if self.team.tell(self.folder.finished):
                 return
-            with self._alone():
+            with self._timed(), self._alone():
                 self._begin()
             work = self._run()
             try:
                 while True:
-                    with held_back() as pressed, self._alone():
+                    with held_back() as pressed, self._timed(), self._alone():
                         if self._turn(work, pressed):
                             return
                     yield
@@ -156,6 +156,13 @@ class _Session:
                     with self._alone():
                         self._save()
                 raise
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Count the time as this run's."""
+        start = time.perf_counter()
+        yield
+        self.progress.share += time.perf_counter() - start
 
     @staticmethod
     def _turn(work: Iterator[None], pressed: list[int]) -> bool:
@@ -297,7 +304,7 @@ class _Session:
         due = ended == self.config.epochs or ended % self._validated_every() == 0
         if due:
             entry["validation"] = yield from self._accuracy()
-        progress.metrics.append(entry)
+        progress.metrics.append({**entry, "share": progress.share})
         progress.epoch, progress.step, progress.loss = progress.epoch + 1, 0, 0.0
         self.counted = 0
         if due:
