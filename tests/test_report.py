@@ -166,6 +166,17 @@ def test_tables_are_put_between_their_markers_and_nowhere_else(tmp_path, whole, 
     assert "No results yet" in page.read_text()
 
 
+def test_pictures_are_drawn_where_the_pages_have_theirs(tmp_path, whole):
+    (tmp_path / "docs" / "images").mkdir(parents=True)
+    page = tmp_path / "README.md"
+    page.write_text("<!-- results:begin made -->\n<!-- results:end -->\n")
+    written = update_docs(whole, tmp_path)
+    pictures = sorted((tmp_path / "docs" / "images").iterdir())
+    assert sorted(written) == sorted([page, *pictures])
+    assert [path.stem for path in pictures] == sorted(markdown.PICTURES)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
+
+
 def test_a_marker_without_a_table_and_a_folder_without_pages_are_errors(tmp_path, whole):
     with pytest.raises(ConfigError, match="no table 'mine'"):
         fill("<!-- results:begin mine -->\n<!-- results:end -->", tables_markdown(whole))

@@ -163,7 +163,7 @@ def _legend_panel(axes: "Axes", rows: Sequence[Summary], looks: Sequence[Look]) 
 
 def _legend_below(figure: "Figure", rows: Sequence[Summary], looks: Sequence[Look]) -> None:
     handles = _handles(rows, looks)
-    columns = math.ceil(len(handles) / math.ceil(len(handles) / 5))
+    columns = math.ceil(len(handles) / math.ceil(len(handles) / 4))  # more than 4 are too wide
     figure.legend(
         handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
     )

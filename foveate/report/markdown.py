@@ -8,12 +8,14 @@ from foveate.errors import ConfigError
 from foveate.experiments.findings import Finding
 from foveate.experiments.summary import Point, Summary
 from foveate.files import write_text
-from foveate.report.reproduction import NONE_YET, Reproduction
+from foveate.report.plots import save
+from foveate.report.reproduction import NONE_YET, Reproduction, plates
 from foveate.report.tables import NETWORKS, Line, sample_line, sample_sizes, shown, signed
 
 DOCS = ("README.md", "docs/reproduction.md")
 BLOCK = re.compile(r"(<!-- results:begin (\S+) -->\n)(.*?)(<!-- results:end -->)", re.DOTALL)
 HEADLINE = ("cnn-tr2", "fovconc-tr2", "swmax-tr2", "fovmax-tr2", "fovavg-tr2")
+PICTURES = ("generalisation", "spacing", "few-samples", "winning-scale")
 CELLS = "Ours in percent, in brackets ours less the paper's; every second of the 17 scales."
 
 
@@ -35,7 +37,7 @@ def fill(text: str, blocks: dict[str, str]) -> str:
 
 
 def update_docs(found: Reproduction, root: Path) -> list[Path]:
-    """Write the tables into the pages of a checkout, and give the pages that have any."""
+    """Write tables and pictures into the pages of a checkout; give the files written."""
     paths = [path for path in (root / name for name in DOCS) if path.exists()]
     texts = {path: path.read_text(encoding="utf-8") for path in paths}
     having = [path for path in paths if BLOCK.search(texts[path])]
@@ -44,7 +46,11 @@ def update_docs(found: Reproduction, root: Path) -> list[Path]:
     blocks = tables_markdown(found)
     for path in having:
         write_text(path, fill(texts[path], blocks))
-    return having
+    folder = root / "docs" / "images"
+    if not (found.records and folder.is_dir()):
+        return having
+    drawn = plates(found)
+    return having + [save(drawn[name].figure, folder / f"{name}.png") for name in PICTURES]
 
 
 def _claims(found: Reproduction) -> str:
@@ -69,13 +75,13 @@ def _findings(what: str, findings: Sequence[Finding]) -> str:
 
 def _headline(found: Reproduction) -> str:
     rows = [found.results.row(name) for name in HEADLINE]
-    return _partly(found) + _over_scale([_every(row, 4) for row in rows], 4)
+    return _partly(rows) + _over_scale([_every(row, 4) for row in rows], 4)
 
 
 def _over_scale_of(table: str) -> Callable[[Reproduction], str]:
     def write(found: Reproduction) -> str:
         rows = found.results.table(table)
-        return f"{_partly(found)}{CELLS}\n\n" + _over_scale([_every(row, 2) for row in rows], 2)
+        return f"{_partly(rows)}{CELLS}\n\n" + _over_scale([_every(row, 2) for row in rows], 2)
 
     return write
 
@@ -83,13 +89,15 @@ def _over_scale_of(table: str) -> Callable[[Reproduction], str]:
 def _few(found: Reproduction) -> str:
     lines = [sample_line(found.results, network) for network in NETWORKS]
     rows = [[line.name, *map(_cell, line.points)] for line in lines]
-    return _partly(found) + _table(["network", *sample_sizes(found.results)], rows)
+    partly = _partly(found.results.table("table3"))
+    return partly + _table(["network", *sample_sizes(found.results)], rows)
 
 
 def _made(found: Reproduction) -> str:
-    spent = found.effort
+    spent, missing = found.effort, found.missing()
     return (
-        f"{_partly(found)}{spent.runs} runs, {spent.seconds / 60:.1f} minutes of machine time on "
+        "".join(f"{line}\n\n" for line in missing[:1])
+        + f"{spent.runs} runs, {spent.seconds / 60:.1f} minutes of machine time on "
         f"{'; '.join(spent.hardware)}, foveate {', '.join(spent.versions)}."
     )
 
@@ -108,10 +116,10 @@ def _cell(point: Point) -> str:
     return "–" if point.mean is None else f"{shown(point)} ({signed(point.difference)})"
 
 
-def _partly(found: Reproduction) -> str:
-    """The first line of a table while results are missing."""
-    missing = found.missing()
-    return f"{missing[0]}\n\n" if missing else ""
+def _partly(rows: Sequence[Summary]) -> str:
+    """The first line of a table while results of it are missing."""
+    count = sum(not row.complete for row in rows)
+    return f"Partial: {count} of {len(rows)} rows are not complete.\n\n" if count else ""
 
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
