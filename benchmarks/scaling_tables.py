@@ -14,7 +14,7 @@ DOC = ROOT / "docs" / "scaling.md"
 # What the extrapolation takes from elsewhere. On one H200 in docs/log.md: three runs of FovAvg side
 # by side, and the time to their first step. Assumed, not measured: how long GPUs wait for a sum.
 GPUS, BESIDE, EPOCHS, IMAGES = 64, 3, 20, 50_000
-RUN, FIRST = 7.8, 35.0  # seconds: of a run where three share the GPU, and before its first step
+RUN, FIRST = 8.4, 31.5  # seconds: of a run where three share the GPU, and before its first step
 STEP = 0.82  # ms: FovAvg, batch 128, captured
 NEAR, FAR, PER_NODE = 0.02, 0.05, 8  # ms of a small sum within a node and across; GPUs of a node
 LARGE = 100.0  # ms: the step of a network that is worth many GPUs

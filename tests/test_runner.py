@@ -204,7 +204,7 @@ def test_merge_prints_how_many(tmp_path):
     write_results(tmp_path / "a", [record()], [])
     found = CliRunner().invoke(app, ["merge", str(tmp_path / "a"), "--out", str(tmp_path / "b")])
     assert found.exit_code == 0, found.output
-    assert "1 results in" in found.output
+    assert "1 result in" in found.output
 
 
 def test_an_engine_that_is_not_there_is_named(tmp_path):

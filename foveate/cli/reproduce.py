@@ -90,7 +90,8 @@ def merge(
     from foveate.experiments.records import merge_folders
 
     count = merge_folders(folders, out)
-    OUTPUT.print(f"{count} results in {out / 'results.csv'}", markup=False)
+    said = "1 result" if count == 1 else f"{count:,} results"
+    OUTPUT.print(f"{said} in {out / 'results.csv'}", markup=False)
 
 
 def _outlook(study: "Study") -> str:
