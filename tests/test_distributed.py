@@ -14,7 +14,7 @@ from test_resume import AS_TINY
 from tiny_runs import MODEL, STEPS, python, same_bits, tiny, weights
 from torch import nn
 
-import foveate.training.loop as loop
+import foveate.training.session as session
 from foveate.cli.app import run as command_line
 from foveate.errors import ConfigError
 from foveate.models.backbone import ConvNet
@@ -121,7 +121,6 @@ def test_facts_between_processes(tmp_path):
 RECORD = """
 import json, sys
 from pathlib import Path
-import foveate.training.loop as loop
 from foveate.training.distributed import joined
 from test_distributed import CONFIG, recorded
 
@@ -132,7 +131,7 @@ with joined("cpu") as team:
 """
 
 
-def recorded(folder, team=loop.ALONE):
+def recorded(folder, team=session.ALONE):
     """Train, and give the loss of every step."""
     losses, total = [], 0.0
 
@@ -142,9 +141,9 @@ def recorded(folder, team=loop.ALONE):
             losses.append(progress.loss - (total if progress.step > 1 else 0.0))
             total = progress.loss
 
-    before, loop.LOOK_EVERY = loop.LOOK_EVERY, -1.0
+    before, session.LOOK_EVERY = session.LOOK_EVERY, -1.0
     train(CONFIG, folder, watch=watch, team=team)
-    loop.LOOK_EVERY = before
+    session.LOOK_EVERY = before
     return losses
 
 
@@ -196,15 +195,15 @@ def test_the_run_folder_is_that_of_one_process(one, two):
 # Death. `at` is the number of the step in which the process of rank 1 dies, or stops.
 VICTIM = """
 import os, signal, sys
-import foveate.training.distributed as distributed, foveate.training.loop as loop
+import foveate.training.distributed as distributed, foveate.training.session as session
 from foveate.cli import leave
 from foveate.cli.app import run
 
 at, how, arguments = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
-loop.SAVE_EVERY = 0.0
+session.SAVE_EVERY = 0.0
 distributed.GRACE = 0.5
 first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-make, steps = loop.team_step, 0
+make, steps = session.team_step, 0
 
 def making(*options):
     step = make(*options)
@@ -220,7 +219,7 @@ def making(*options):
 
     return dying
 
-loop.team_step = making
+session.team_step = making
 leave(run(arguments))
 """
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 from tiny_runs import STEPS, python, same_bits, tiny, trained, weights
 
-import foveate.training.loop as loop
+import foveate.training.session as session
 from foveate.cli.app import run as command_line
 from foveate.errors import DataError
 from foveate.training.checkpoint import RunFolder
@@ -43,7 +43,8 @@ def assert_as_if_nothing_had_been(folder, whole):
 VICTIM = """
 import os, signal, sys
 from pathlib import Path
-import foveate.files, foveate.training.loop as loop
+import foveate.files, foveate.training.session as session
+from foveate.training.loop import train
 from tiny_runs import tiny
 
 folder, how, at = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
@@ -80,8 +81,8 @@ def dying_write(self, data):
 
 os.replace, Path.write_bytes = dying_replace, dying_write
 if how == "saved step":
-    loop.SAVE_EVERY = 0.0
-loop.train(tiny(), folder, watch=watch)
+    session.SAVE_EVERY = 0.0
+train(tiny(), folder, watch=watch)
 """
 
 KILLS = [
@@ -114,10 +115,11 @@ def test_killed_and_started_again(tmp_path, whole, how, at, reached):
 SLOW = """
 import sys, time
 from pathlib import Path
-import foveate.training.loop as loop
+import foveate.training.session as session
+from foveate.training.loop import train
 from tiny_runs import tiny
-loop.SAVE_EVERY = 0.0
-loop.train(tiny(), Path(sys.argv[1]), watch=lambda *progress: time.sleep(0.5))
+session.SAVE_EVERY = 0.0
+train(tiny(), Path(sys.argv[1]), watch=lambda *progress: time.sleep(0.5))
 """
 
 
@@ -199,7 +201,7 @@ def interrupting(function, at):
 def test_ctrl_c_inside_a_step_waits_for_its_end(tmp_path, whole, monkeypatch, at):
     """Half of the weights moved and half not: that could not be gone on from."""
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "make_step", _interrupted_between_weights(at))
+        patch.setattr(session, "make_step", _interrupted_between_weights(at))
         with pytest.raises(KeyboardInterrupt):
             train(tiny(), tmp_path)
     progress = RunFolder(tmp_path).load()[0]
@@ -209,7 +211,7 @@ def test_ctrl_c_inside_a_step_waits_for_its_end(tmp_path, whole, monkeypatch, at
 
 
 def _interrupted_between_weights(at):
-    make = loop.make_step
+    make = session.make_step
 
     def made(net, optimiser, *arguments, **options):
         optimiser.step = interrupting(optimiser.step, at)
@@ -220,7 +222,7 @@ def _interrupted_between_weights(at):
 
 def test_ctrl_c_in_validation_does_not_lose_the_epoch(tmp_path, whole, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "answer", interrupting(loop.answer, 2))
+        patch.setattr(session, "answer", interrupting(session.answer, 2))
         with pytest.raises(KeyboardInterrupt):
             train(tiny(), tmp_path)
     progress = RunFolder(tmp_path).load()[0]
@@ -231,7 +233,7 @@ def test_ctrl_c_in_validation_does_not_lose_the_epoch(tmp_path, whole, monkeypat
 
 def test_ctrl_c_while_images_are_prepared_stops_at_once(tmp_path, whole, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "open_batches", interrupting(loop.open_batches, 2))
+        patch.setattr(session, "open_batches", interrupting(session.open_batches, 2))
         with pytest.raises(KeyboardInterrupt):
             train(tiny(), tmp_path)
     assert not RunFolder(tmp_path).saved
@@ -250,7 +252,7 @@ def test_ctrl_c_while_saving_keeps_one_good_state(tmp_path, whole, monkeypatch):
 
 def test_the_time_before_an_interruption_is_counted_too(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "make_step", _interrupted_between_weights(STEPS + 2))
+        patch.setattr(session, "make_step", _interrupted_between_weights(STEPS + 2))
         with pytest.raises(KeyboardInterrupt):
             train(tiny(), tmp_path)
     before = RunFolder(tmp_path).load()[0].share
@@ -281,8 +283,8 @@ def test_ctrl_c_saves_all_runs_side_by_side(tmp_path, whole, monkeypatch):
     other = trained(tmp_path / "other", seed=1)
     runs = [(tiny(), tmp_path / "a"), (tiny(seed=1), tmp_path / "b")]
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "make_step", _interrupted_between_weights(STEPS + 2))
-        patch.setattr(loop, "TURN", 0.0)  # a step of each in turn
+        patch.setattr(session, "make_step", _interrupted_between_weights(STEPS + 2))
+        patch.setattr(session, "TURN", 0.0)  # a step of each in turn
         with pytest.raises(KeyboardInterrupt):
             train_together(runs)
     reached = [RunFolder(path).load()[0] for _, path in runs]

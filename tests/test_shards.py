@@ -171,16 +171,17 @@ def test_tars_are_shown_as_the_same_pictures_from_memory(tar_folder, scales):
 VICTIM = """
 import os, signal, sys
 from pathlib import Path
-import foveate.training.loop as loop
+import foveate.training.session as session
+from foveate.training.loop import train
 from test_shards import config_for
 
-loop.SAVE_EVERY = 0.0
+session.SAVE_EVERY = 0.0
 
 def watch(config, progress, steps):
     if (progress.epoch, progress.step) == (1, 3):
         os.kill(os.getpid(), signal.SIGKILL)
 
-loop.train(config_for(sys.argv[1]), Path(sys.argv[2]), watch=watch)
+train(config_for(sys.argv[1]), Path(sys.argv[2]), watch=watch)
 """
 
 

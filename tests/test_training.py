@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_runs import MODEL, STEPS, same_bits, tiny, trained, weights
 
-import foveate.training.loop as loop
+import foveate.training.session as session
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, FoveateError
@@ -87,7 +87,7 @@ def test_every_step_has_random_numbers_of_its_own(tmp_path):
 
 
 def test_the_loss_of_an_epoch_is_the_mean_over_its_steps(tmp_path, monkeypatch):
-    losses, make = [], loop.make_step
+    losses, make = [], session.make_step
 
     def recording(*arguments, **options):
         step = make(*arguments, **options)
@@ -98,8 +98,8 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_steps(tmp_path, monkeypatch):
 
         return wrapped
 
-    monkeypatch.setattr(loop, "make_step", recording)
-    monkeypatch.setattr(loop, "LOOK_EVERY", 0.0)  # added up after each step, as at a slower pace
+    monkeypatch.setattr(session, "make_step", recording)
+    monkeypatch.setattr(session, "LOOK_EVERY", 0.0)  # added up after each step, as at a slower pace
     metrics = train(tiny(), tmp_path).metrics()
     means = torch.stack(losses).double().view(3, STEPS).mean(1).tolist()
     assert [entry["loss"] for entry in metrics] == pytest.approx(means, rel=1e-12)

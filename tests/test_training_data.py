@@ -8,7 +8,7 @@ from PIL import Image
 from tiny_runs import MODEL, STEPS, same_bits, tiny, weights
 
 import foveate.data.folder as folder
-import foveate.training.loop as loop
+import foveate.training.session as session
 from foveate.data.sources import Source, Split, load_source
 from foveate.data.store import FileSpec, ScaledFile, ScaleRange, write
 from foveate.errors import ConfigError, DataError, FoveateError
@@ -26,7 +26,7 @@ from foveate.training.loop import train
 def recorded_batches(config, folder, monkeypatch, stop=None):
     """The labels that each step of a run sees; `stop` is a step at which it is interrupted."""
     seen = []
-    make = loop.make_step
+    make = session.make_step
 
     def recording(*arguments, **options):
         step = make(*arguments, **options)
@@ -41,7 +41,7 @@ def recorded_batches(config, folder, monkeypatch, stop=None):
         if progress.epoch * steps + progress.step == stop:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(loop, "make_step", recording)
+    monkeypatch.setattr(session, "make_step", recording)
     train(config, folder, watch=watch)
     return seen
 
@@ -126,7 +126,7 @@ def test_a_streamed_run_ends_with_the_bits_of_a_resident_one(tmp_path, data_file
 
     monkeypatch.setattr(ScaledFile, "pick", counting_pick)
     monkeypatch.setattr(ScaledFile, "read", counting_read)
-    monkeypatch.setattr(loop, "CHUNK", 20)
+    monkeypatch.setattr(session, "CHUNK", 20)
     streamed = weights(train(config, tmp_path / "streamed", stream=True).path)
     assert same_bits(resident, streamed)
     assert max(taken) == 20  # never more at once than a batch, or a chunk of the validation

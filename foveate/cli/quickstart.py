@@ -12,7 +12,7 @@ from foveate.cli.console import OUTPUT, progress
 
 if TYPE_CHECKING:
     from foveate.evaluation.results import RunResult
-    from foveate.training.loop import Watch
+    from foveate.training.session import Watch
 
 
 def quickstart(

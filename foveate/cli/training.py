@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from foveate.training.config import TrainConfig
     from foveate.training.data import Load
     from foveate.training.distributed import Team
-    from foveate.training.loop import Watch
+    from foveate.training.session import Watch
 
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
 PICTURES = ("png", "svg")

@@ -4,7 +4,7 @@ from foveate.data.sources import load_source
 from foveate.errors import ConfigError
 from foveate.experiments.runner import SIDE_BY_SIDE, Engine, LocalEngine
 from foveate.training.data import Load
-from foveate.training.loop import Watch
+from foveate.training.session import Watch
 
 
 def make_engine(

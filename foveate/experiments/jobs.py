@@ -22,7 +22,8 @@ from foveate.files import write_text
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import Precision, TrainConfig
 from foveate.training.data import Load, made_from
-from foveate.training.loop import Watch, train_together
+from foveate.training.loop import train_together
+from foveate.training.session import Watch
 
 SHARED = {f.name for f in fields(Record)}
 

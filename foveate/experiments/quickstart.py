@@ -16,8 +16,9 @@ from foveate.experiments.records import published, read_records
 from foveate.experiments.summary import SEEDS, Summaries, Summary
 from foveate.training.checkpoint import RunFolder, hardware
 from foveate.training.config import TrainConfig
-from foveate.training.loop import Watch, train
+from foveate.training.loop import train
 from foveate.training.presets import preset
+from foveate.training.session import Watch
 
 NETWORKS = ("cnn", "fovavg", "fovmax")
 SOURCE = "mnist-5k"

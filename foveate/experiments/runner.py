@@ -21,7 +21,8 @@ from foveate.experiments.records import (
 )
 from foveate.training.checkpoint import RunFolder
 from foveate.training.data import Load
-from foveate.training.loop import Watch, find_device
+from foveate.training.loop import find_device
+from foveate.training.session import Watch
 
 SIDE_BY_SIDE = 3  # runs that fill a GPU: one step at batch 32 cannot
 SPARE = 20  # writes of the table take a twentieth of the time; for 1,000 runs one takes 2 s

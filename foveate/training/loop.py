@@ -1,46 +1,19 @@
-"""The training loop, from the first batch to the last weights, across any interruption."""
+"""Train a network, or several side by side on one device."""
 
-import math
-import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple, NoReturn
 
 import torch
-from torch import Tensor
 
-from foveate.data.folder import SplitName
 from foveate.data.sources import load_source
-from foveate.errors import ConfigError, DataError, FoveateError
-from foveate.training.checkpoint import Progress, RunFolder, pack, unpack
+from foveate.errors import ConfigError, FoveateError
+from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
-from foveate.training.data import Batches, Load, open_batches
-from foveate.training.distributed import Team, team_step
-from foveate.training.engine import (
-    CHUNK,
-    Batch,
-    Step,
-    answer,
-    cast,
-    make_step,
-    pick,
-    plain_step,
-    wake_compiler,
-)
-from foveate.training.interrupt import held_back
-from foveate.training.network import build_net, set_recompute
-from foveate.training.state import adam, put_back, set_rate, state_of
-
-SAVE_EVERY = 30.0  # seconds after which a run is saved in the middle of an epoch too
-VALIDATIONS = 20  # times a run is validated and saved, or a little more; 20 epochs: after each
-FEWEST = 4  # if that would show more than a quarter as many images as training does
-LOOK_EVERY = 1.0  # seconds between looks at the losses: each look makes a GPU wait
-TURN = 0.005  # seconds for which a run takes steps before it is the next one's turn
-ALONE = Team()
-Watch = Callable[[TrainConfig, Progress, int], None]
+from foveate.training.data import Load
+from foveate.training.distributed import Team
+from foveate.training.engine import wake_compiler
+from foveate.training.session import ALONE, Session, Shared, Watch
 
 
 def train(
@@ -62,7 +35,7 @@ def train(
     many steps an epoch has. Ctrl-C saves before it raises KeyboardInterrupt. All processes of a
     `team` (see `foveate.training.distributed.joined`) call this alike; the first one writes.
     """
-    shared = _Shared(find_device(device), stream, compiled, watch, load, {}, recompute, team)
+    shared = Shared(find_device(device), stream, compiled, watch, load, {}, recompute, team)
     return _train([(config, folder)], shared)[0]
 
 
@@ -80,13 +53,13 @@ def train_together(
     On a GPU every run has a stream of its own, so that they fill it together.
     """
     load = lru_cache(maxsize=1)(load)
-    return _train(runs, _Shared(find_device(device), stream, compiled, watch, load, {}))
+    return _train(runs, Shared(find_device(device), stream, compiled, watch, load, {}))
 
 
-def _train(runs: list[tuple[TrainConfig, Path]], shared: "_Shared") -> list[RunFolder]:
+def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFolder]:
     if shared.compiled and shared.device.type == "cuda":
         wake_compiler()
-    sessions = [_Session(config, RunFolder(folder), shared) for config, folder in runs]
+    sessions = [Session(config, RunFolder(folder), shared) for config, folder in runs]
     active = [session.steps() for session in sessions]
     try:
         while active:
@@ -111,247 +84,3 @@ def find_device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(f"there is no {name}, only {torch.cuda.device_count()} GPUs, from cuda:0")
     return device
-
-
-class _Shared(NamedTuple):
-    """What runs side by side have in common; seeds of one row also their prepared images."""
-
-    device: torch.device
-    stream: bool
-    compiled: bool
-    watch: Watch
-    load: Load
-    batches: dict[tuple[str, str], Batches]
-    recompute: int = 0
-    team: Team = ALONE
-
-
-class _Session:
-    """One run while it trains."""
-
-    def __init__(self, config: TrainConfig, folder: RunFolder, shared: _Shared) -> None:
-        self.config, self.folder, self.shared = config, folder, shared
-        self.device, self.team = shared.device, shared.team
-        self.lane = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self.random = torch.get_rng_state()
-        self.progress = Progress()
-        self.saved = time.perf_counter()
-
-    def steps(self) -> Generator[None, None, None]:
-        """Do the whole run, pausing now and then; the weights are there at the end."""
-        with self.team.guard(self._kept), self._claimed():
-            if self.team.tell(self.folder.finished):
-                return
-            with self._timed(), self._alone():
-                self._begin()
-            work = self._run()
-            try:
-                while True:
-                    with held_back() as pressed, self._timed(), self._alone():
-                        if self._turn(work, pressed):
-                            return
-                    yield
-            except (KeyboardInterrupt, GeneratorExit):
-                if not self.folder.finished:
-                    with self._alone():
-                        self._save()
-                raise
-
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        """Count the time as this run's."""
-        start = time.perf_counter()
-        yield
-        self.progress.share += time.perf_counter() - start
-
-    @staticmethod
-    def _turn(work: Iterator[None], pressed: list[int]) -> bool:
-        """Take steps for a moment, fewer if a key was pressed; whether none is left."""
-        until = time.perf_counter() + TURN
-        while next(work, "done") != "done":
-            if pressed or time.perf_counter() > until:
-                return False
-        return True
-
-    @contextmanager
-    def _claimed(self) -> Iterator[None]:
-        """Keep the folder for this run, and the processes of the run to one configuration."""
-        with self.folder.locked() if self.team.leads else nullcontext():
-            if self.team.leads:
-                self.folder.claim(self.config, self.device, self.team.words)
-                if self.folder.finished:
-                    self.folder.check_finished()
-            digest = int(self.config.digest(), 16)
-            if self.team.tell(digest) != digest:
-                raise ConfigError("the processes of this run were given different options")
-            yield
-
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep runs apart: a GPU stream, or on the CPU a random state, for each of its own."""
-        if self.lane is not None:
-            with torch.cuda.stream(self.lane):
-                yield
-            return
-        before = torch.get_rng_state()
-        torch.set_rng_state(self.random)
-        try:
-            yield
-        finally:
-            self.random = torch.get_rng_state()
-            torch.set_rng_state(before)
-
-    def _begin(self) -> None:
-        """Build the network, and bring it and the images to where the run is."""
-        config, device = self.config, self.device
-        torch.manual_seed(config.seed)
-        self.net = build_net(config).to(device)
-        self.optimiser = adam(self.net, config, device)
-        self._restore()
-        if self.shared.recompute:
-            set_recompute(self.net, self.shared.recompute)
-        self.team.prepare(self.net, config.batch)
-        self.train, self.valid = self._open("train"), self._open("val")
-        self.count = math.ceil(len(self.train) / config.batch)
-        self.step = self._make_step()
-
-    def _make_step(self) -> Step:
-        net, optimiser, precision = self.net, self.optimiser, self.config.precision
-        if self.team.count > 1:
-            return team_step(net, optimiser, precision, self.team, self._images)
-        if self.shared.recompute:
-            return plain_step(net, optimiser, precision)
-        batch, compiled = self.config.batch, self.shared.compiled
-        return make_step(net, optimiser, precision, self.device, batch=batch, compiled=compiled)
-
-    def _images(self) -> int:
-        """Images in this step's batch, over all processes."""
-        batch = self.config.batch
-        return min(batch, len(self.train) - self.progress.step * batch)
-
-    def _run(self) -> Iterator[None]:
-        while self.progress.epoch < self.config.epochs:
-            yield from self._epoch()
-            yield from self._close_epoch()
-        if self.team.leads:
-            self.folder.finish(self.progress, self.net.state_dict(), self.config)
-
-    def _open(self, split: SplitName) -> Batches:
-        shared, key = self.shared, (split, replace(self.config, seed=0).digest())
-        if key not in shared.batches:
-            shared.batches[key] = open_batches(
-                self.config, split, self.net, self.device, shared.stream, shared.load
-            )
-        return shared.batches[key]
-
-    def _epoch(self) -> Iterator[None]:
-        """Train for the rest of an epoch; its order and its dropout depend on its number alone."""
-        progress, config = self.progress, self.config
-        order = torch.Generator().manual_seed(config.seed * 1_000_003 + progress.epoch)
-        shuffled = torch.randperm(len(self.train), generator=order)
-        if progress.step == 0:
-            torch.manual_seed(config.seed * 1_000_003 + progress.epoch)
-        set_rate(self.optimiser, config.rate(progress.epoch))
-        self.losses, self.counted = torch.zeros(self.count, device=self.device), progress.step
-        self.net.train()
-        start = looked = time.perf_counter()
-        begun = progress.seconds
-        for batch in self._batches(shuffled[progress.step * config.batch :]):
-            self.team.seed(config.seed, progress.epoch, progress.step)
-            self.losses[progress.step] = self.step(*batch)
-            progress.step += 1
-            now = time.perf_counter()
-            progress.seconds = begun + now - start
-            if now - looked > LOOK_EVERY:
-                self._add_up()
-                looked = now
-            if now - self.saved > SAVE_EVERY:
-                self._save()
-            self.shared.watch(config, progress, self.count)
-            yield
-
-    def _batches(self, order: Tensor) -> Iterator[Batch]:
-        for part, size in self.team.deal(order, self.config.batch):
-            yield from self.train(part, size)
-
-    def _add_up(self) -> None:
-        """Take the losses of the steps since the last time; stop at the first that is no number.
-
-        They are added one by one, so that the sum does not depend on when it is taken.
-        """
-        for loss in self.losses[self.counted : self.progress.step].tolist():
-            self.counted += 1
-            if not math.isfinite(loss):
-                self._stop(f"in epoch {self.progress.epoch + 1}, step {self.counted}")
-            self.progress.loss += loss
-
-    def _stop(self, where: str) -> NoReturn:
-        kept = f"the last good state is in {self.folder.path}; " if self.folder.saved else ""
-        raise FoveateError(
-            f"the loss is no number {where}; {kept}try a smaller learning_rate, with another --out"
-        )
-
-    def _close_epoch(self) -> Iterator[None]:
-        self._add_up()
-        progress = self.progress
-        entry = {
-            "epoch": progress.epoch + 1,
-            "loss": progress.loss / progress.step,
-            "learning_rate": self.config.rate(progress.epoch),
-            "seconds": progress.seconds,
-        }
-        ended = progress.epoch + 1
-        due = ended == self.config.epochs or ended % self._validated_every() == 0
-        if due:
-            entry["validation"] = yield from self._accuracy()
-        progress.metrics.append({**entry, "share": progress.share})
-        progress.epoch, progress.step, progress.loss = progress.epoch + 1, 0, 0.0
-        self.counted = 0
-        if due:
-            self._save()
-        self.shared.watch(self.config, progress, self.count)
-
-    def _validated_every(self) -> int:
-        """Epochs from one validation to the next."""
-        total = self.config.epochs
-        fair = min(total // FEWEST, 4 * len(self.valid) // len(self.train))
-        return max(1, total // VALIDATIONS, fair)
-
-    @torch.no_grad()
-    def _accuracy(self) -> Generator[None, None, float]:
-        """Give the share of validation images answered rightly, pausing after every chunk."""
-        self.net.eval()
-        right = torch.zeros((), device=self.device)
-        for batch in self.valid(self.team.part(torch.arange(len(self.valid))), CHUNK):
-            inputs, labels = pick(*batch)
-            with cast(self.config.precision, self.device):
-                right += (answer(self.net, inputs).argmax(1) == labels).sum()
-            yield
-        return float(self.team.add_up(right)) / len(self.valid)
-
-    def _save(self) -> None:
-        if not self.team.leads:
-            return
-        if self.progress.step:
-            self._add_up()
-        finite = [torch.isfinite(parameter).all() for parameter in self.net.parameters()]
-        if not torch.stack(finite).all():
-            self._stop(f"after epoch {self.progress.epoch}, step {self.progress.step}")
-        self.folder.save(self.progress, state_of(self.net, self.optimiser))
-        self.saved = time.perf_counter()
-
-    def _restore(self) -> None:
-        found = self.folder.load() if self.team.leads else None
-        if self.team.count > 1:
-            found = unpack(self.team.share(pack(*found) if found else b""))
-        if found is not None:
-            self.progress, tensors = found
-            put_back(self.net, self.optimiser, tensors, self.folder.resume)
-
-    def _kept(self) -> str:
-        """What a process that died has not taken along."""
-        with suppress(DataError):
-            if found := self.folder.load():
-                reached = f"epoch {found[0].epoch + 1}, step {found[0].step}"
-                return f"the checkpoint at {reached} is kept in {self.folder.path}"
-        return f"there is no checkpoint in {self.folder.path} yet"
