@@ -201,7 +201,8 @@ from foveate.cli.app import run
 
 at, how, arguments = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
 session.SAVE_EVERY = 0.0
-distributed.GRACE = 0.5
+if how == "SIGSTOP":
+    distributed.GRACE = 0.5
 first_life = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
 make, steps = session.team_step, 0
 
@@ -236,7 +237,7 @@ def test_a_process_that_is_killed_ends_the_run_with_one_line(tmp_path, one, two,
     assert said(err) == [
         "error: a process of this run died; the checkpoint at epoch 2, step 3 is kept in "
         f"{folder}; start the same command again"
-    ]
+    ], err
     reached = RunFolder(folder).load()[0]
     assert (reached.epoch, reached.step) == (1, 3)
     shutil.copytree(folder, tmp_path / "copy")

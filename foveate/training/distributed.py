@@ -150,6 +150,7 @@ class Team:
         except (RuntimeError, FoveateError) as error:
             if self.count == 1 or isinstance(error, LostProcessError) or not _is_of_network(error):
                 raise
+            _ignore_signals()  # torchrun's request to end comes now, and would cut off the words
             raise LostProcessError(f"a process of this run died; {kept()}; {_remedy()}") from error
 
 
@@ -200,6 +201,13 @@ def _is_of_network(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def _ignore_signals() -> None:
+    """Let nothing interrupt this process, which is about to end; `_ending` puts back what was."""
+    if threading.current_thread() is threading.main_thread():
+        for number in SIGNALS:
+            signal.signal(number, lambda number, frame: None)
 
 
 def _remedy() -> str:
