@@ -38,8 +38,8 @@ def slow_windows(net, images):
     for scale in net.scales:
         extents = []
         for length in images.shape[-2:]:
-            extent = size  # grows by a stride on either side until all of the image is shown
-            while extent < length / scale - 1e-6:
+            extent = size  # grows by a stride on either side until windows sit on the image's edge
+            while extent - size < length / scale - 1e-6:
                 extent += 2 * stride
             extents.append(extent)
         (tall, wide), (H, W) = extents, images.shape[-2:]

@@ -38,7 +38,7 @@ def train(
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Use only the first images.")] = None,
     epochs: Annotated[int | None, typer.Option(help="20 in the paper.")] = None,
-    batch: Annotated[int | None, typer.Option(help="Images in a step; 32.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images in a step; 32, fovavg 16.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of weights, order and dropout.")] = None,
     precision: Annotated[str | None, typer.Option(help="float32 or bf16.")] = None,
     backbone: Annotated[

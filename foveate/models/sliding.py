@@ -23,9 +23,10 @@ LAYOUTS: dict[tuple[object, ...], Layout] = {}
 class SlidingChannels(nn.Module):
     """Slide a `ConvNet` over the image at every scale; pool over space, then over scale (SWMax).
 
-    In channel s the image is shown at zoom 1/s, on a grid that is large enough for all of it and
-    for one window (`backbone.size`), and on which one window sits in the middle: there the answer
-    is that of `ScaleChannels` with the same weights.
+    In channel s the image is shown at zoom 1/s, on a grid that is wide enough for windows
+    (`backbone.size`) centred on the very edge of the image: what an object meets in a window that
+    is off its middle, a larger one meets in a coarser channel. One window sits in the middle of the
+    grid, and gives the answer of `ScaleChannels` with the same weights.
     """
 
     def __init__(
@@ -56,12 +57,17 @@ class SlidingChannels(nn.Module):
 
     def channels(self, images: Tensor) -> Tensor:
         """Give the output of every channel, pooled over space: (B, S, K)."""
-        return self._stack(self.maps(images))
+        if not (images.is_cuda and self.seamless()):
+            return self._stack(self.maps(images))
+        canvas = self.canvas(images)  # one large pass, and with autocast in short numbers
+        if torch.is_autocast_enabled("cuda"):
+            canvas = canvas.to(torch.get_autocast_dtype("cuda"))
+        return self.answer(canvas)
 
     def canvas(self, images: Tensor) -> Tensor:
         """Lay the images at all scales side by side; `answer` takes it from there.
 
-        Only for a backbone without batch norm, which would see the seams.
+        Only for a network that is `seamless`.
         """
         grids = list(self._grids(images))
         layout = arrange([(grid.shape[2], grid.shape[3]) for grid in grids])
@@ -101,8 +107,11 @@ class SlidingChannels(nn.Module):
 
     def one_window_wins(self) -> bool:
         """Whether the logits are answers of single windows: no average, no norm over the batch."""
-        normed = any(isinstance(layer, nn.BatchNorm2d) for layer in self.backbone.modules())
-        return self.pool == "max" and not normed
+        return self.pool == "max" and self.seamless()
+
+    def seamless(self) -> bool:
+        """Whether one canvas can serve all scales: batch norm would see the seams between them."""
+        return not any(isinstance(layer, nn.BatchNorm2d) for layer in self.backbone.modules())
 
     def combine(self, outputs: Tensor) -> Tensor:
         """Pool the outputs (B, S, K) of the channels into logits (B, K)."""
@@ -153,7 +162,7 @@ def local_maps(net: ScaleChannels | SlidingChannels, images: Tensor, step: int =
         raise ConfigError(f"step must be from 1 to the {min(images.shape[-2:])} pixels, got {step}")
     best, chosen = torch.tensor(-torch.inf).to(images), torch.tensor(0.0).to(images)
     for scale in net.scales:
-        grid = rescaled(images, scale, backbone, net.padding, net.antialias, around=True)
+        grid = rescaled(images, scale, backbone, net.padding, net.antialias)
         answers = _at_places(backbone.dense(grid), images, scale * backbone.stride, step)
         chosen = torch.where(answers > best, scale, chosen)
         best = torch.maximum(best, answers)
@@ -167,11 +176,10 @@ def rescaled(
     backbone: ConvNet,
     padding: Padding = "border",
     antialias: bool = False,
-    around: bool = False,
 ) -> Tensor:
     """Show the whole images at zoom 1/scale on a grid that windows of the backbone tile evenly.
 
-    With `around`, the grid is wide enough for windows centred on the very edge of the image.
+    The grid is wide enough for windows centred on the very edge of the image.
     """
     _check_padding(padding)
     check_images(images)
@@ -179,7 +187,7 @@ def rescaled(
         sampling_matrices(
             length,
             [scale],
-            _extent(length / scale, backbone.size, backbone.stride, around),
+            _extent(length / scale, backbone.size, backbone.stride),
             padding,
             antialias,
             dtype=images.dtype,
@@ -191,10 +199,9 @@ def rescaled(
         return sides[0] @ (images @ sides[1].mT)
 
 
-def _extent(visible: float, size: int, stride: int, around: bool) -> int:
-    """Pixels of a grid that shows `visible` pixels and has a window exactly in its middle."""
-    missing = visible if around else max(0.0, visible - size)
-    return size + 2 * stride * math.ceil(missing / (2 * stride) - 1e-9)
+def _extent(visible: float, size: int, stride: int) -> int:
+    """Pixels of a grid with windows centred on both ends of `visible` pixels and on its middle."""
+    return size + 2 * stride * math.ceil(visible / (2 * stride) - 1e-9)
 
 
 def _at_places(answers: Tensor, images: Tensor, spacing: float, step: int) -> Tensor:

@@ -36,7 +36,7 @@ def prepare(net: nn.Module, images: Tensor, precision: Precision) -> Inputs:
     patches = net.patches(images) if isinstance(net, ScaleChannels) else images
     if not images.is_cuda:
         return (patches,)
-    if isinstance(net, SlidingChannels) and not _normed(net):
+    if isinstance(net, SlidingChannels) and net.seamless():
         return (net.canvas(images).to(dtype(precision)),)
     if not windowed(net):
         return (patches,)
@@ -52,10 +52,6 @@ def windowed(net: nn.Module) -> bool:
         return False  # groups of channels are shown to the backbone as they are
     backbone = net.backbone if isinstance(net, ScaleChannels) else net
     return isinstance(backbone, ConvNet) and backbone.size % 2 == 0 and fast.fits(backbone.trunk)
-
-
-def _normed(net: nn.Module) -> bool:
-    return any(isinstance(layer, nn.BatchNorm2d) for layer in net.modules())
 
 
 def answer(net: nn.Module, inputs: Inputs) -> Tensor:

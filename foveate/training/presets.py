@@ -4,12 +4,13 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from foveate.errors import ConfigError
-from foveate.models.zoo import ZOO, model_config
+from foveate.models.zoo import ZOO, ModelConfig, model_config
 from foveate.scales import ScaleGrid
 from foveate.training.config import TrainConfig
 
 TRAINED_ON = {"tr1": "1", "tr2": "2", "tr4": "4", "tr14": "1-4"}
 FEW = (10_000, 5_000, 2_000, 1_000, 500, 200, 100)
+BATCH = {"fovavg": 16}  # of all images; with few samples 32 like the others (docs/reproduction.md)
 
 
 def _table_1() -> dict[str, TrainConfig]:
@@ -19,7 +20,7 @@ def _table_1() -> dict[str, TrainConfig]:
     rows["fovconc5"] = (five, ["tr2", "tr14"])
     rows["swmax"] = (model_config("swmax"), list(TRAINED_ON))
     return {
-        f"{name}-{trained}": TrainConfig(model=model, scales=TRAINED_ON[trained])
+        f"{name}-{trained}": _whole(name, model, TRAINED_ON[trained])
         for name, (model, sets) in rows.items()
         for trained in sets
     }
@@ -27,12 +28,17 @@ def _table_1() -> dict[str, TrainConfig]:
 
 def _table_2() -> dict[str, TrainConfig]:
     return {
-        f"{name}-tr2-{count}ch": TrainConfig(
-            model=model_config(name, scales=ScaleGrid(0.5, 8, per_octave=per_octave)), scales="2"
+        f"{name}-tr2-{count}ch": _whole(
+            name, model_config(name, scales=ScaleGrid(0.5, 8, per_octave=per_octave)), "2"
         )
         for name in ("fovmax", "fovavg")
         for count, per_octave in ((17, 4), (9, 2), (5, 1))
     }
+
+
+def _whole(name: str, model: ModelConfig, scales: str) -> TrainConfig:
+    """A run on all training images."""
+    return TrainConfig(model=model, scales=scales, batch=BATCH.get(name, TrainConfig.batch))
 
 
 def _table_3() -> dict[str, TrainConfig]:
@@ -55,11 +61,10 @@ PRESETS = {**_table_1(), **_table_2(), **_table_3()}
 
 
 def preset(name: str) -> TrainConfig:
-    """Look up a preset, or the run that trains a network of the zoo as the paper did."""
-    if name in PRESETS:
-        return PRESETS[name]
-    if name in ZOO:
-        return TrainConfig(model=ZOO[name])
+    """Look up a preset; a network of the zoo alone is trained on scale 2."""
+    found = PRESETS.get(f"{name}-tr2" if name in ZOO else name)
+    if found is not None:
+        return found
     near = get_close_matches(name, [*ZOO, *PRESETS], n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ConfigError(f"no model or preset {name!r}; there are {', '.join(ZOO)} and presets{hint}")
