@@ -57,12 +57,7 @@ class SlidingChannels(nn.Module):
 
     def channels(self, images: Tensor) -> Tensor:
         """Give the output of every channel, pooled over space: (B, S, K)."""
-        if not (images.is_cuda and self.seamless()):
-            return self._stack(self.maps(images))
-        canvas = self.canvas(images)  # one large pass, and with autocast in short numbers
-        if torch.is_autocast_enabled("cuda"):
-            canvas = canvas.to(torch.get_autocast_dtype("cuda"))
-        return self.answer(canvas)
+        return self._stack(self.maps(images))
 
     def canvas(self, images: Tensor) -> Tensor:
         """Lay the images at all scales side by side; `answer` takes it from there.
