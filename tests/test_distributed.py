@@ -194,12 +194,12 @@ def test_the_run_folder_is_that_of_one_process(one, two):
 
 # Death. `at` is the number of the step in which the process of rank 1 dies, or stops.
 VICTIM = """
-import os, signal, sys
+import os, signal, sys, time
 import foveate.training.distributed as distributed, foveate.training.session as session
 from foveate.cli import leave
 from foveate.cli.app import run
 
-at, how, arguments = int(sys.argv[1]), sys.argv[2], sys.argv[3:]
+at, how, lag, arguments = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4:]
 session.SAVE_EVERY = 0.0
 if how == "SIGSTOP":
     distributed.GRACE = 0.5
@@ -216,7 +216,10 @@ def making(*options):
             print("at", os.environ["RANK"], os.getpid(), flush=True)
             if os.environ["RANK"] == "1":
                 os.kill(os.getpid(), getattr(signal, how))
-        return step(*batch)
+        loss = step(*batch)
+        if steps == at - 1 and first_life and os.environ["RANK"] == "0":
+            time.sleep(lag)
+        return loss
 
     return dying
 
@@ -225,8 +228,10 @@ leave(run(arguments))
 """
 
 
-def victim(at, how, *arguments, **options):
-    return torchrun("--no-python", sys.executable, "-c", VICTIM, at, how, *arguments, **options)
+def victim(at, how, *arguments, lag=0, **options):
+    """Two processes: the second dies in a step, and the first comes to it `lag` seconds late."""
+    command = ["--no-python", sys.executable, "-c", VICTIM, at, how, lag]
+    return torchrun(*command, *arguments, **options)
 
 
 def test_a_process_that_is_killed_ends_the_run_with_one_line(tmp_path, one, two, rounding):
@@ -249,8 +254,11 @@ def test_a_process_that_is_killed_ends_the_run_with_one_line(tmp_path, one, two,
         assert abs(was["loss"] - now["loss"]) < 4 * rounding
 
 
-def test_torchrun_starts_it_again_by_itself(tmp_path, two):
-    process = victim(STEPS + 4, "SIGKILL", *COMMAND, "--out", tmp_path / "run", restarts=1)
+@pytest.mark.parametrize("lag", [0, 3])
+def test_torchrun_starts_it_again_by_itself(tmp_path, two, lag):
+    """Whether the first process meets the dead one, or torchrun asks it to end before."""
+    out = ["--out", tmp_path / "run"]
+    process = victim(STEPS + 4, "SIGKILL", *COMMAND, *out, lag=lag, restarts=1)
     _, err = done(process)
     (line,) = said(err)
     assert line.startswith("error: a process of this run died; the checkpoint at epoch 2, step 3")

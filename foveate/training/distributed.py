@@ -20,6 +20,7 @@ Images that are not streamed are held by every process; of streamed ones each re
 
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -147,11 +148,23 @@ class Team:
         """Say in one line that another process died; `kept` says what is not lost."""
         try:
             yield
-        except (RuntimeError, FoveateError) as error:
-            if self.count == 1 or isinstance(error, LostProcessError) or not _is_of_network(error):
+        except (RuntimeError, FoveateError, KeyboardInterrupt) as error:
+            if self.count == 1 or isinstance(error, LostProcessError):
+                raise
+            asked = isinstance(error, KeyboardInterrupt)  # by the user, or by torchrun for this
+            if not (self._one_is_gone() if asked else _is_of_network(error)):
                 raise
             _ignore_signals()  # torchrun's request to end comes now, and would cut off the words
             raise LostProcessError(f"a process of this run died; {kept()}; {_remedy()}") from error
+
+    def _one_is_gone(self) -> bool:
+        """Whether a process of this machine is no more."""
+        try:
+            said = [self.store.get(f"process/{k}").decode().split() for k in range(self.count)]
+        except RuntimeError:  # the store is lost with the process that kept it
+            return True
+        here = said[self.rank][0]
+        return not all(_lives(int(pid)) for host, pid in said if host == here)
 
 
 @contextmanager
@@ -171,6 +184,7 @@ def joined(device: str, norms: str = "shared") -> Iterator[Team]:
         # Torchrun's store outlives a restart, and must not be asked for what died before it.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"foveate/{attempt}/{count}", common)  # type: ignore[attr-defined]
+        store.set(f"process/{rank}", f"{socket.gethostname()} {os.getpid()}")
         dist.init_process_group(_backend(device), store=store, rank=rank, world_size=count)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
@@ -186,6 +200,16 @@ def _backend(device: str) -> str:
         return "gloo"
     torch.cuda.set_device(_local_rank() % torch.cuda.device_count())
     return "cpu:gloo,cuda:nccl"
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is somebody else's
+        return True
+    return True
 
 
 def _local_rank() -> int:

@@ -13,7 +13,7 @@ def held_back() -> Iterator[list[int]]:
     """Let signals wait for the end of the block: a step half done could not be saved.
 
     Only those that something in Python waits for: others end the process as always. The block gets
-    a list of those that came.
+    a list of those that came. Handlers that it sets itself stay.
     """
     before = {number: signal.getsignal(number) for number in SIGNALS}
     handlers = {number: handler for number, handler in before.items() if callable(handler)}
@@ -21,12 +21,17 @@ def held_back() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield pressed
         return
+
+    def wait(number: int, frame: object) -> None:
+        pressed.append(number)
+
     for number in handlers:
-        signal.signal(number, lambda number, frame: pressed.append(number))
+        signal.signal(number, wait)
     try:
         yield pressed
     finally:
         for number, handler in handlers.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is wait:
+                signal.signal(number, handler)
     if pressed:
         handlers[signal.Signals(pressed[0])](pressed[0], None)

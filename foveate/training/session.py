@@ -64,7 +64,12 @@ class Session:
             work = self._run()
             try:
                 while True:
-                    with held_back() as pressed, self._timed(), self._alone():
+                    with (
+                        held_back() as pressed,
+                        self.team.guard(self._kept),
+                        self._timed(),
+                        self._alone(),
+                    ):
                         if self._turn(work, pressed):
                             return
                     yield
