@@ -11,8 +11,9 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "benchmarks" / "scaling.json"
 DOC = ROOT / "docs" / "scaling.md"
 
-# What the extrapolation takes from elsewhere. On one H200 in docs/log.md: three runs of FovAvg side
-# by side, and the time to their first step. Assumed, not measured: how long GPUs wait for a sum.
+# What the extrapolation takes from elsewhere. On one H200 in docs/log.md: three runs of FovAvg with
+# batches of 32 side by side, and the time to their first step. Assumed, not measured: how long GPUs
+# wait for a sum.
 GPUS, BESIDE, EPOCHS, IMAGES = 64, 3, 20, 50_000
 RUN, FIRST = 8.4, 31.5  # seconds: of a run where three share the GPU, and before its first step
 STEP = 0.82  # ms: FovAvg, batch 128, captured

@@ -54,11 +54,12 @@ def _prefix(path: Path) -> str:
 def _sweep(path: Path) -> None:
     for leftover in path.parent.glob(f"{_prefix(path)}*.tmp"):
         pid = leftover.name.split(".")[-2]
-        if pid.isdigit() and not _alive(int(pid)):
+        if pid.isdigit() and not is_alive(int(pid)):
             leftover.unlink(missing_ok=True)
 
 
-def _alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether this machine has a process of that number, whoever's it is."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -15,6 +15,7 @@ import foveate.training.session as session
 from foveate.cli.app import run as command_line
 from foveate.errors import DataError
 from foveate.training.checkpoint import RunFolder
+from foveate.training.interrupt import held_back
 from foveate.training.loop import train, train_together
 
 TIMES = ("seconds", "share")
@@ -218,6 +219,20 @@ def _interrupted_between_weights(at):
         return make(net, optimiser, *arguments, **options)
 
     return made
+
+
+def test_a_handler_set_while_signals_wait_stays():
+    """One who knows that the process ends lets nothing interrupt it any more."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with held_back():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with held_back():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_ctrl_c_in_validation_does_not_lose_the_epoch(tmp_path, whole, monkeypatch):

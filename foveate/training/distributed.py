@@ -36,6 +36,7 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from foveate.errors import ConfigError, FoveateError
+from foveate.files import is_alive
 from foveate.training.config import Precision
 from foveate.training.engine import Inputs, Step, loss_of, pick
 from foveate.training.interrupt import SIGNALS
@@ -164,7 +165,7 @@ class Team:
         except RuntimeError:  # the store is lost with the process that kept it
             return True
         here = said[self.rank][0]
-        return not all(_lives(int(pid)) for host, pid in said if host == here)
+        return not all(is_alive(int(pid)) for host, pid in said if host == here)
 
 
 @contextmanager
@@ -200,16 +201,6 @@ def _backend(device: str) -> str:
         return "gloo"
     torch.cuda.set_device(_local_rank() % torch.cuda.device_count())
     return "cpu:gloo,cuda:nccl"
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it is somebody else's
-        return True
-    return True
 
 
 def _local_rank() -> int:

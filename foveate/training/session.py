@@ -66,7 +66,7 @@ class Session:
                 while True:
                     with (
                         held_back() as pressed,
-                        self.team.guard(self._kept),
+                        self.team.guard(self._kept),  # knows of a death while signals still wait
                         self._timed(),
                         self._alone(),
                     ):
