@@ -115,9 +115,10 @@ def test_a_step_in_float32_is_as_near_to_float64_as_the_plain_one():
     assert distance(1) < 4 * distance(0)
 
 
-def test_the_gradient_is_of_the_dropout_that_was_drawn():
+@pytest.mark.parametrize("pool", ["avg", "max"])
+def test_the_gradient_is_of_the_dropout_that_was_drawn(pool):
     """Against the slope of the loss itself, along a direction, with the same draw."""
-    net, (images, labels) = shaken(conv_net(dropout=0.5)), data()
+    net, (images, labels) = shaken(conv_net(dropout=0.5), pool=pool), data()
     net.recompute = 2
 
     def loss():
@@ -138,7 +139,7 @@ def test_the_gradient_is_of_the_dropout_that_was_drawn():
 
 
 def test_dropout_draws_anew_in_every_step_and_group():
-    net, (images, _) = shaken(conv_net(dropout=0.5)), data()
+    net, (images, _) = shaken(conv_net(dropout=0.5), pool="max"), data()
     net.recompute = 1
     torch.manual_seed(0)
     first, second = net(images), net(images)

@@ -32,12 +32,14 @@ def fast_steps(net, images, labels):
 
 
 def obvious_steps(net, images, labels):
-    """Ten steps as in a textbook: a channel at a time, layer by layer."""
+    """Ten steps as in a textbook, layer by layer; dropout is drawn once for an image's channels."""
     optimiser = torch.optim.Adam(net.parameters(), lr=3e-3)
     backbone = net.backbone
     for chosen in torch.arange(160).split(16):
         patches = net.patches(images[chosen]).flatten(0, 1)
-        logits = backbone.classify(backbone.trunk(patches)).unflatten(0, (16, -1)).mean(1)
+        hidden = F.relu(backbone.hidden(backbone.trunk(patches).flatten(1))).unflatten(0, (16, -1))
+        kept = F.dropout(torch.ones_like(hidden[:, 0]), backbone.dropout.p)
+        logits = backbone.head(hidden * kept[:, None]).mean(1)
         optimiser.zero_grad()
         F.cross_entropy(logits, labels[chosen]).backward()
         optimiser.step()

@@ -45,9 +45,12 @@ class ConvNet(nn.Module):
         if not batch_norm:
             self.apply(_balance)
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Give the logits (N, K) of images of exactly `size` pixels."""
-        return self.classify(self.features(images))
+    def forward(self, images: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Give the logits (N, K) of images of exactly `size` pixels.
+
+        `kept` may say what dropout leaves of the hidden units, see `classify`.
+        """
+        return self.classify(self.features(images), kept)
 
     def features(self, images: Tensor) -> Tensor:
         """Run the convolutions, in a fast form where one applies."""
@@ -58,9 +61,16 @@ class ConvNet(nn.Module):
         return self.trunk(images)  # type: ignore[no-any-return]
 
     def classify(self, features: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Run the fully connected layers: the last feature map to logits (N, K)."""
+        """Run the fully connected layers: the last feature map to logits (N, K).
+
+        `kept` (n, hidden) says what dropout leaves of the hidden units, a row for N / n features
+        that follow each other; without it, dropout draws for each.
+        """
         hidden = F.relu(self.hidden(features.flatten(1)))
-        hidden = self.dropout(hidden) if kept is None else hidden * kept
+        if kept is None:
+            hidden = self.dropout(hidden)
+        else:
+            hidden = (hidden.unflatten(0, (kept.shape[0], -1)) * kept[:, None]).flatten(0, 1)
         return self.head(hidden)  # type: ignore[no-any-return]
 
     def dense(self, images: Tensor, kept: Tensor | None = None) -> Tensor:

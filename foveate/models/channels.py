@@ -2,11 +2,13 @@
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels, K classes.
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from foveate.errors import ConfigError
+from foveate.models.backbone import ConvNet
 from foveate.models.pooling import Mixing, Pool, check_pool, pool_scales
 from foveate.models.recompute import answer_in_groups
 from foveate.resampling import Padding, foveate
@@ -93,9 +95,21 @@ class ScaleChannels(nn.Module):
 
     def answer(self, patches: Tensor) -> Tensor:
         """Run the backbone on patches (B, S, C, P, P) that were cut before; gives (B, S, K)."""
+        kept = self.draw_kept(patches)
         if self.recompute and not torch.compiler.is_compiling():
-            return answer_in_groups(self.backbone, self._ask, patches, self.recompute)
-        return self._ask(patches.flatten(0, 1)).unflatten(0, patches.shape[:2])  # type: ignore[no-any-return]
+            ask = partial(self._ask, kept=kept)
+            return answer_in_groups(self.backbone, ask, patches, self.recompute)
+        return self._ask(patches.flatten(0, 1), kept).unflatten(0, patches.shape[:2])  # type: ignore[no-any-return]
+
+    def draw_kept(self, images: Tensor) -> Tensor | None:
+        """Draw what dropout leaves of images' hidden units, (B, hidden), the same in all channels.
+
+        An average would undo dropout that each channel draws anew. Nothing is drawn here for
+        other pools, in evaluation, and for backbones other than a `ConvNet`: these draw themselves.
+        """
+        if self.training and self.pool == "avg" and isinstance(self.backbone, ConvNet):
+            return self.backbone.draw_kept(images)
+        return None
 
     def combine(self, outputs: Tensor) -> Tensor:
         """Pool the outputs (B, S, K) of the channels into logits (B, K)."""
@@ -128,9 +142,9 @@ class ScaleChannels(nn.Module):
         low, high = self._scales[0], self._scales[-1]
         return f"{len(self._scales)} scales {low:g} to {high:g}, size={self.size}, pool={self.pool}"
 
-    def _ask(self, patches: Tensor) -> Tensor:
+    def _ask(self, patches: Tensor, kept: Tensor | None) -> Tensor:
         """Run the backbone on patches (N, C, P, P), and check that it gives (N, K)."""
-        outputs = self._try(patches)
+        outputs = self._try(patches, kept)
         count = patches.shape[0]  # not len(), which would fix the batch size of an export
         if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[0] != count:
             got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -139,11 +153,12 @@ class ScaleChannels(nn.Module):
             )
         return outputs
 
-    def _try(self, patches: Tensor) -> Tensor:
+    def _try(self, patches: Tensor, kept: Tensor | None) -> Tensor:
+        more = () if kept is None else (kept,)
         if torch.compiler.is_compiling():
-            return self.backbone(patches)  # type: ignore[no-any-return]
+            return self.backbone(patches, *more)  # type: ignore[no-any-return]
         try:
-            return self.backbone(patches)  # type: ignore[no-any-return]
+            return self.backbone(patches, *more)  # type: ignore[no-any-return]
         except (RuntimeError, ValueError) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise

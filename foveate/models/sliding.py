@@ -90,7 +90,6 @@ class SlidingChannels(nn.Module):
         with torch.no_grad():
             chosen = strongest(backbone.dense(canvas, kept), self._known(canvas), size, stride)
         asked = windows_at(canvas, chosen, size, stride)
-        kept = kept[:, None].expand(-1, chosen.shape[1], -1).flatten(0, 1)
         outputs = backbone.classify(backbone.features(asked.flatten(0, 1)), kept)
         return outputs.unflatten(0, chosen.shape).diagonal(dim1=1, dim2=2)  # type: ignore[no-any-return]
 

@@ -70,9 +70,10 @@ def answer(net: nn.Module, inputs: Inputs) -> Tensor:
     assert isinstance(backbone, ConvNet)
     mean = means.mean(0)
     moments = fast.Moments(mean, squares.mean(0) - mean[:, None] * mean)
-    outputs = backbone.classify(fast.run(backbone.trunk, cut.flatten(0, 1), moments))
+    features = fast.run(backbone.trunk, cut.flatten(0, 1), moments)
     if not isinstance(net, ScaleChannels):
-        return outputs
+        return backbone.classify(features)
+    outputs = backbone.classify(features, net.draw_kept(means))
     return net.combine(outputs.unflatten(0, cut.shape[:2]))
 
 
