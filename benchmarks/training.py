@@ -75,7 +75,7 @@ def one_epoch() -> dict[str, float]:
 
 
 def whole_runs(name: str, seeds: int = 3) -> dict[str, float]:
-    """Seconds per run of `seeds` runs side by side, and until the first step of the process."""
+    """Seconds per run of `seeds` runs side by side, batch 32, and until the process's first step."""
     epochs, first = EPOCHS[name], list[float]()
 
     def watch(config: TrainConfig, progress: Progress, steps: int) -> None:
@@ -83,7 +83,7 @@ def whole_runs(name: str, seeds: int = 3) -> dict[str, float]:
             torch.cuda.synchronize()
             first.append(time.perf_counter() - BEGUN)
 
-    config = replace(preset(f"{name}-tr2"), precision="bf16", epochs=epochs)
+    config = replace(preset(f"{name}-tr2"), precision="bf16", epochs=epochs, batch=32)
     with tempfile.TemporaryDirectory() as folder:
         runs = [(replace(config, seed=s), Path(folder) / str(s)) for s in range(seeds)]
         folders = train_together(runs, device="cuda", watch=watch)

@@ -10,7 +10,7 @@ from foveate.training.config import TrainConfig
 
 TRAINED_ON = {"tr1": "1", "tr2": "2", "tr4": "4", "tr14": "1-4"}
 FEW = (10_000, 5_000, 2_000, 1_000, 500, 200, 100)
-BATCH = {"fovavg": 16}  # of all images; with few samples 32 like the others (docs/reproduction.md)
+BATCH = {"fovavg": 16, "fovmax": 16}  # of all images; 32 otherwise (docs/reproduction.md)
 
 
 def _table_1() -> dict[str, TrainConfig]:
