@@ -75,7 +75,7 @@ def one_epoch() -> dict[str, float]:
 
 
 def whole_runs(name: str, seeds: int = 3) -> dict[str, float]:
-    """Seconds per run of `seeds` runs side by side, batch 32, and until the process's first step."""
+    """Seconds per run of `seeds` runs of batch 32 side by side, and until the first step."""
     epochs, first = EPOCHS[name], list[float]()
 
     def watch(config: TrainConfig, progress: Progress, steps: int) -> None:
