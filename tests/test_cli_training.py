@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_resume import AS_TINY
-from tiny_runs import python, same_bits, tiny, weights
+from tiny_runs import AS_TINY, python, same_bits, tiny, weights
 
 from foveate.cli import display as display_module
 from foveate.cli.app import run

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_resume import AS_TINY
-from tiny_runs import MODEL, STEPS, python, same_bits, tiny, weights
+from tiny_runs import AS_TINY, MODEL, STEPS, python, same_bits, tiny, weights
 from torch import nn
 
 import foveate.training.session as session

@@ -1,5 +1,6 @@
 """Runs that take a second, for the tests of training and evaluation."""
 
+import json
 import os
 import subprocess
 import sys
@@ -18,6 +19,13 @@ MODEL = ModelConfig(
     pool="avg", features=(4, 8), size=12, scales=ScaleGrid(1, 2, per_octave=1), hidden=8
 )
 STEPS = 6  # of an epoch: 96 samples in batches of 16
+TIMES = ("seconds", "share")
+
+# `tiny` as a command.
+AS_TINY = ["train", "fovavg", "--source", "mnist-5k", "--scales", "1", "--samples", "96"]
+AS_TINY += ["--batch", "16", "--epochs", "3", "--set", "size=24", "--set", "model.size=12"]
+AS_TINY += ["--set", "model.features=[4,8]", "--set", "model.scales=1,2,1"]
+AS_TINY += ["--set", "model.hidden=8", "--device", "cpu"]
 
 
 def tiny(**changes):
@@ -41,6 +49,20 @@ def same_bits(one, other):
     return one.keys() == other.keys() and all(
         one[key].numpy().tobytes() == other[key].numpy().tobytes() for key in one
     )
+
+
+def timeless(folder):
+    """The metrics, but for times: also they must not tell that a run was interrupted."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+
+
+def assert_as_if_nothing_had_been(folder, whole):
+    """Whether an interrupted run has left what the run `whole` has, to the last bit."""
+    assert same_bits(weights(folder), weights(whole.path))
+    assert timeless(folder) == timeless(whole.path)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {".lock", "config.json", "metrics.jsonl", "weights.safetensors"}
 
 
 def python(*arguments, **options):

@@ -1,0 +1,196 @@
+"""A run that is interrupted says so, goes on, and ends as if nothing had been."""
+
+import os
+import signal
+import threading
+
+import pytest
+from tiny_runs import (
+    AS_TINY,
+    STEPS,
+    assert_as_if_nothing_had_been,
+    python,
+    same_bits,
+    tiny,
+    trained,
+    weights,
+)
+
+import foveate.training.session as session
+from foveate.cli.app import run as command_line
+from foveate.training.checkpoint import RunFolder
+from foveate.training.interrupt import held_back
+from foveate.training.loop import train, train_together
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing disturbed."""
+    return train(tiny(), tmp_path_factory.mktemp("whole") / "run")
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_goes_on(tmp_path, capsys):
+    """The command line itself, interrupted as a terminal does it."""
+    arguments = [*AS_TINY, "--set", "epochs=40"]
+    assert command_line([*arguments, "--out", str(tmp_path / "whole")]) == 0
+    capsys.readouterr()
+    target = ["--out", str(tmp_path / "run")]
+    process = python("-m", "foveate", *arguments, *target)
+    for line in process.stdout:
+        if line.startswith("epoch 3/40"):
+            process.send_signal(signal.SIGINT)
+            break
+    _, err = process.communicate()
+    assert process.returncode == 130, err
+    assert err.startswith("interrupted: saved in") and "run the same command to go on" in err
+    assert err.count("\n") == 1
+    folder = RunFolder(tmp_path / "run")
+    assert 3 <= folder.load()[0].epoch < 40
+    assert command_line([*arguments, *target]) == 0
+    out = capsys.readouterr().out
+    assert "epoch 3/40" not in out and "epoch 40/40" in out
+    assert_as_if_nothing_had_been(tmp_path / "run", RunFolder(tmp_path / "whole"))
+
+
+def press_ctrl_c():
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(100):  # Python hands a signal over between two of its own instructions
+        pass
+
+
+def interrupting(function, at):
+    """The same function, with Ctrl-C pressed in the middle of its call number `at`."""
+    calls = 0
+
+    def wrapped(*arguments, **options):
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            press_ctrl_c()
+        return function(*arguments, **options)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("at", [1, STEPS, STEPS + 2])
+def test_ctrl_c_inside_a_step_waits_for_its_end(tmp_path, whole, monkeypatch, at):
+    """Half of the weights moved and half not: that could not be gone on from."""
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "make_step", _interrupted_between_weights(at))
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(), tmp_path)
+    progress = RunFolder(tmp_path).load()[0]
+    assert progress.epoch * STEPS + progress.step == at
+    train(tiny(), tmp_path)
+    assert_as_if_nothing_had_been(tmp_path, whole)
+
+
+def _interrupted_between_weights(at):
+    make = session.make_step
+
+    def made(net, optimiser, *arguments, **options):
+        optimiser.step = interrupting(optimiser.step, at)
+        return make(net, optimiser, *arguments, **options)
+
+    return made
+
+
+def test_a_handler_set_while_signals_wait_stays():
+    """One who knows that the process ends lets nothing interrupt it any more."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with held_back():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with held_back():
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_in_validation_does_not_lose_the_epoch(tmp_path, whole, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "answer", interrupting(session.answer, 2))
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(), tmp_path)
+    progress = RunFolder(tmp_path).load()[0]
+    assert (progress.epoch, progress.step, len(progress.metrics)) == (1, STEPS, 1)
+    train(tiny(), tmp_path)
+    assert_as_if_nothing_had_been(tmp_path, whole)
+
+
+def test_ctrl_c_while_images_are_prepared_stops_at_once(tmp_path, whole, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "open_batches", interrupting(session.open_batches, 2))
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(), tmp_path)
+    assert not RunFolder(tmp_path).saved
+    train(tiny(), tmp_path)
+    assert_as_if_nothing_had_been(tmp_path, whole)
+
+
+def test_ctrl_c_while_saving_keeps_one_good_state(tmp_path, whole, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", interrupting(os.replace, 3))
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(), tmp_path)
+    train(tiny(), tmp_path)
+    assert_as_if_nothing_had_been(tmp_path, whole)
+
+
+def test_the_time_before_an_interruption_is_counted_too(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "make_step", _interrupted_between_weights(STEPS + 2))
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(), tmp_path)
+    before = RunFolder(tmp_path).load()[0].share
+    entries = train(tiny(), tmp_path).metrics()
+    assert 0 < entries[0]["share"] < before < entries[1]["share"] < entries[2]["share"]
+
+
+def test_interrupted_many_times(tmp_path, whole):
+    """After every second step, and by a save of the first state after that."""
+    for _ in range(3 * STEPS):
+        count = 0
+
+        def watch(config, progress, steps):
+            nonlocal count
+            count += 1
+            if count == 2:
+                raise KeyboardInterrupt
+
+        try:
+            train(tiny(), tmp_path, watch=watch)
+            break
+        except KeyboardInterrupt:
+            continue
+    assert_as_if_nothing_had_been(tmp_path, whole)
+
+
+def test_ctrl_c_saves_all_runs_side_by_side(tmp_path, whole, monkeypatch):
+    other = trained(tmp_path / "other", seed=1)
+    runs = [(tiny(), tmp_path / "a"), (tiny(seed=1), tmp_path / "b")]
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "make_step", _interrupted_between_weights(STEPS + 2))
+        patch.setattr(session, "TURN", 0.0)  # a step of each in turn
+        with pytest.raises(KeyboardInterrupt):
+            train_together(runs)
+    reached = [RunFolder(path).load()[0] for _, path in runs]
+    assert [(p.epoch, p.step) for p in reached] == [(1, 2), (1, 1)]
+    train_together(runs)
+    assert_as_if_nothing_had_been(tmp_path / "a", whole)
+    assert same_bits(weights(tmp_path / "b"), other)
+
+
+def test_training_in_a_thread_needs_no_signals(tmp_path, whole):
+    thread = threading.Thread(target=train, args=(tiny(), tmp_path))
+    thread.start()
+    thread.join()
+    assert_as_if_nothing_had_been(tmp_path, whole)
+
+
+def test_the_callers_ctrl_c_is_given_back(tmp_path):
+    before = signal.getsignal(signal.SIGINT)
+    train(tiny(epochs=1), tmp_path)
+    assert signal.getsignal(signal.SIGINT) is before
