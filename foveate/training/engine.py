@@ -145,8 +145,8 @@ class CapturedStep:
 
     The graph is made from the first full `batch`; the last of an epoch may be shorter and takes
     the plain step. Where images are chosen from all that lie on the device, the graph picks them
-    itself, so these may not move. Warming up must not train, so weights, running statistics and
-    the optimiser's state are put back afterwards.
+    itself, so these may not move. Warming up must not train, so weights, running statistics, the
+    optimiser's state and the random state are put back afterwards.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class CapturedStep:
         else:
             held = (batch.chosen.clone(),)
             batch = batch._replace(chosen=held[0])
-        before = [t.detach().clone() for t in self._state()]
+        before, drawn = [t.detach().clone() for t in self._state()], torch.cuda.get_rng_state()
         with _compiling():
             for _ in range(3):
                 self._step(batch)
@@ -196,6 +196,7 @@ class CapturedStep:
             before += [torch.zeros_like(t) for t in list(self._state())[len(before) :]]
         for tensor, value in zip(self._state(), before, strict=True):
             tensor.data.copy_(value)
+        torch.cuda.set_rng_state(drawn)
         return Recording(graph, held, loss)
 
     def _step(self, batch: Batch) -> Tensor:
@@ -231,11 +232,10 @@ def wake_compiler() -> None:
 def _compiling() -> Iterator[None]:
     """Compile every kind of network, the ninth too, without torch's remarks to its developers.
 
-    cuDNN tries its ways to convolve. With that and `_short_products` three steps of FovAvg side by
-    side take 0.81 ms on one H200, without 0.97 ms.
+    Unless results must be repeatable, cuDNN times its ways to convolve and takes the fastest.
     """
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = not torch.backends.cudnn.deterministic
     try:
         with torch._dynamo.config.patch(recompile_limit=NETWORKS), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)

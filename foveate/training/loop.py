@@ -1,6 +1,6 @@
 """Train a network, or several side by side on one device."""
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from foveate.training.config import TrainConfig
 from foveate.training.data import Load
 from foveate.training.distributed import Team
 from foveate.training.engine import wake_compiler
+from foveate.training.randomness import deterministic as repeatable
 from foveate.training.session import ALONE, Session, Shared, Watch
 
 
@@ -27,6 +28,7 @@ def train(
     watch: Watch = lambda config, progress, steps: None,
     load: Load = load_source,
     team: Team = ALONE,
+    deterministic: bool = True,
 ) -> RunFolder:
     """Train a network in `folder`, going on where an earlier call was interrupted.
 
@@ -34,8 +36,12 @@ def train(
     fit in memory. `watch` is told after every step and every epoch how far the run is, and of how
     many steps an epoch has. Ctrl-C saves before it raises KeyboardInterrupt. All processes of a
     `team` (see `foveate.training.distributed.joined`) call this alike; the first one writes.
+
+    On a GPU the same configuration gives the same weights to the bit, on the same kind of GPU and
+    version of PyTorch. `deterministic=False` gives that up for speed.
     """
-    shared = Shared(find_device(device), stream, compiled, watch, load, {}, recompute, team)
+    place = find_device(device)
+    shared = Shared(place, stream, compiled, watch, load, {}, recompute, team, deterministic)
     return _train([(config, folder)], shared)[0]
 
 
@@ -47,13 +53,15 @@ def train_together(
     compiled: bool = True,
     watch: Watch = lambda config, progress, steps: None,
     load: Load = load_source,
+    deterministic: bool = True,
 ) -> list[RunFolder]:
     """Train several networks side by side on one device, some steps of each in turn.
 
-    On a GPU every run has a stream of its own, so that they fill it together.
+    On a GPU every run has a stream and random states of its own, so that together they fill the
+    GPU and each ends with the weights that it would have alone.
     """
-    load = lru_cache(maxsize=1)(load)
-    return _train(runs, Shared(find_device(device), stream, compiled, watch, load, {}))
+    shared = Shared(find_device(device), stream, compiled, watch, lru_cache(maxsize=1)(load), {})
+    return _train(runs, shared._replace(deterministic=deterministic))
 
 
 def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFolder]:
@@ -61,13 +69,16 @@ def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFold
         wake_compiler()
     sessions = [Session(config, RunFolder(folder), shared) for config, folder in runs]
     active = [session.steps() for session in sessions]
-    try:
-        while active:
-            active = [steps for steps in active if next(steps, "done") != "done"]
-    finally:
-        for steps in active:
-            with suppress(FoveateError):  # the error that is under way says more
-                steps.close()
+    fixed = shared.deterministic and shared.device.type == "cuda"
+    others = any(config.backbone for config, _ in runs)
+    with repeatable(strict=others) if fixed else nullcontext():
+        try:
+            while active:
+                active = [steps for steps in active if next(steps, "done") != "done"]
+        finally:
+            for steps in active:
+                with suppress(FoveateError):  # the error that is under way says more
+                    steps.close()
     return [session.folder for session in sessions]
 
 

@@ -19,6 +19,7 @@ from foveate.training.distributed import Team, team_step
 from foveate.training.engine import CHUNK, Batch, Step, answer, cast, make_step, pick, plain_step
 from foveate.training.interrupt import held_back
 from foveate.training.network import build_net, set_recompute
+from foveate.training.randomness import RandomStates
 from foveate.training.state import adam, put_back, set_rate, state_of
 
 SAVE_EVERY = 30.0  # seconds after which a run is saved in the middle of an epoch too
@@ -41,6 +42,7 @@ class Shared(NamedTuple):
     batches: dict[tuple[str, str], Batches]
     recompute: int = 0
     team: Team = ALONE
+    deterministic: bool = True
 
 
 class Session:
@@ -50,7 +52,7 @@ class Session:
         self.config, self.folder, self.shared = config, folder, shared
         self.device, self.team = shared.device, shared.team
         self.lane = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
-        self.random = torch.get_rng_state()
+        self.random = RandomStates(self.device)
         self.progress = Progress()
         self.saved = time.perf_counter()
 
@@ -110,18 +112,9 @@ class Session:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep runs apart: a GPU stream, or on the CPU a random state, for each of its own."""
-        if self.lane is not None:
-            with torch.cuda.stream(self.lane):
-                yield
-            return
-        before = torch.get_rng_state()
-        torch.set_rng_state(self.random)
-        try:
+        """Keep runs apart: each has random states of its own, and on a GPU a stream."""
+        with self.random.active(), torch.cuda.stream(self.lane):
             yield
-        finally:
-            self.random = torch.get_rng_state()
-            torch.set_rng_state(before)
 
     def _begin(self) -> None:
         """Build the network, and bring it and the images to where the run is."""

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from foveate.training.checkpoint import load_weights
 from foveate.training.config import TrainConfig
+from foveate.training.randomness import random_tensors, restore_random
 
 
 def adam(net: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:
@@ -26,19 +27,19 @@ def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
 
 
 def state_of(net: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Weights, running statistics, Adam's state, and torch's random state."""
+    """Weights, running statistics, Adam's state, and the random states of the CPU and the GPU."""
     tensors = {f"net.{name}": value for name, value in net.state_dict().items()}
     for name, parameter in net.named_parameters():
         for key, value in optimiser.state.get(parameter, {}).items():
             tensors[f"adam.{key}.{name}"] = value
-    return {**tensors, "random": torch.get_rng_state()}
+    return tensors | random_tensors(_device(net))
 
 
 def put_back(
     net: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], path: Path
 ) -> None:
     """Bring net, optimiser and random state to what `state_of` gave; `path` is where it was."""
-    torch.set_rng_state(tensors["random"].to(torch.uint8))
+    restore_random(tensors, _device(net))
     weights = {k.removeprefix("net."): v for k, v in tensors.items() if k.startswith("net.")}
     load_weights(net, weights, path)
     for name, parameter in net.named_parameters():
@@ -47,3 +48,7 @@ def put_back(
                 value = tensors[f"adam.{key}.{name}"]
                 on_device = key != "step" or parameter.is_cuda
                 optimiser.state[parameter][key] = value.to(parameter.device) if on_device else value
+
+
+def _device(net: nn.Module) -> torch.device:
+    return next(net.parameters()).device

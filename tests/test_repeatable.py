@@ -1,0 +1,98 @@
+"""The same configuration and seed give the same weights to the bit, and leave the caller alone."""
+
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_runs import MODEL, same_bits, tiny, weights
+
+from foveate.models.zoo import ModelConfig
+from foveate.training.loop import train, train_together
+from foveate.training.randomness import RandomStates, deterministic
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+SLIDING = ModelConfig(
+    form="sliding", features=(4, 8), size=12, hidden=8, batch_norm=False, scales=MODEL.scales
+)
+MODELS = {"avg": MODEL, "max": replace(MODEL, pool="max"), "sliding": SLIDING}
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own code
+
+
+@pytest.fixture(params=DEVICES)
+def device(request):
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return request.param
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_runs_side_by_side_end_as_each_does_alone(tmp_path, device, model):
+    """Dropout is on: a run that shared its random state with another would end differently."""
+    configs = [tiny(model=MODELS[model], seed=seed, epochs=2) for seed in (0, 1, 0)]
+    runs = [(config, tmp_path / f"together-{k}") for k, config in enumerate(configs)]
+    together = [weights(folder.path) for folder in train_together(runs, device=device)]
+    for k, config in enumerate(configs):
+        alone = weights(train(config, tmp_path / f"alone-{k}", device=device).path)
+        assert same_bits(alone, together[k])
+    assert not same_bits(together[0], together[1])
+
+
+class StopError(Exception):
+    """What interrupts a run here."""
+
+
+def test_a_resumed_run_ends_as_an_undisturbed_one(tmp_path, device, monkeypatch):
+    monkeypatch.setattr("foveate.training.session.SAVE_EVERY", 0.0)
+    whole = weights(train(tiny(), tmp_path / "whole", device=device).path)
+
+    def stop(config, progress, steps):
+        if (progress.epoch, progress.step) == (1, 3):
+            raise StopError
+
+    with pytest.raises(StopError):
+        train(tiny(), tmp_path / "stopped", device=device, watch=stop)
+    assert (tmp_path / "stopped" / "resume.safetensors").exists()
+    assert same_bits(weights(train(tiny(), tmp_path / "stopped", device=device).path), whole)
+
+
+def test_training_leaves_the_callers_random_states_and_settings(tmp_path, device):
+    def caller():
+        gpu = torch.cuda.get_rng_state() if device == "cuda" else torch.zeros(0)
+        cudnn = torch.backends.cudnn
+        settings = [cudnn.deterministic, cudnn.benchmark, *_algorithms()]
+        return torch.get_rng_state().tolist(), gpu.tolist(), settings
+
+    torch.manual_seed(5)
+    before = caller()
+    train(tiny(epochs=1), tmp_path / "run", device=device)
+    assert caller() == before
+
+
+def _algorithms():
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    return torch.are_deterministic_algorithms_enabled(), filled
+
+
+def test_deterministic_restores_the_settings_after_an_error():
+    before = torch.backends.cudnn.benchmark, *_algorithms()
+    inside = []
+    with suppress(StopError), deterministic(strict=True):
+        inside += _algorithms()
+        raise StopError
+    assert inside == [True, False]
+    assert (torch.backends.cudnn.benchmark, *_algorithms()) == before
+
+
+def test_each_run_draws_from_states_of_its_own(device):
+    place = torch.device(device)
+    one, other = RandomStates(place), RandomStates(place)
+    for states in (one, other):
+        with states.active():
+            torch.manual_seed(7)
+    drawn = {one: [], other: []}
+    for states in (one, other, other, one):  # taking turns changes nothing
+        with states.active():
+            drawn[states].append(torch.rand(4, device=place).tolist())
+    assert drawn[one] == drawn[other]
+    assert drawn[one][0] != drawn[one][1]
