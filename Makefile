@@ -1,7 +1,7 @@
-# Every target sets up what it needs in .venv, and does that only once per change of the pins.
+# Every target installs what it needs into .venv, and does so only once per change of the pins.
 PYTHON ?= python3
 BIN := .venv/bin
-READY := .venv/.ready
+INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart test check docs clean
@@ -13,24 +13,29 @@ help:
 	@echo "make docs         install, build the documentation in site/"
 	@echo "make clean        remove .venv and what the tools left behind"
 
-$(READY): pyproject.toml constraints.txt
+.venv/.base: pyproject.toml constraints.txt
 	@echo "Setting up .venv (once; a few minutes) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(INSTALL) .
 	@touch $@
 
-quickstart: $(READY)
+.venv/.dev: .venv/.base
+	@echo "Adding the development tools to .venv (once; a few minutes) ..."
+	@$(INSTALL) '.[dev]'
+	@touch $@
+
+quickstart: .venv/.base
 	@$(BIN)/foveate quickstart --out quickstart
 
-test: $(READY)
+test: .venv/.dev
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
-check: $(READY)
+check: .venv/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-docs: $(READY)
+docs: .venv/.dev
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
 clean:
