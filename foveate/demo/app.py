@@ -19,7 +19,7 @@ from foveate.demo.handlers import SEEDS, START, Handlers, Reply
 from foveate.demo.scenes import FEWEST, MOST
 from foveate.demo.uploads import BYTES
 
-LIMIT = 2 * BYTES  # bytes of a request: a file in base64, and what goes with it
+LIMIT = 4 * BYTES // 3 + 2**16  # bytes of a request: a file in base64, and what goes with it
 FILES = {
     "page.css": "text/css",
     "page.js": "text/javascript",

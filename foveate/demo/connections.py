@@ -6,10 +6,10 @@ from collections.abc import Callable
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-PER_CLIENT, TOTAL = 50, 100  # open connections of one client address, and of all
+PER_CLIENT, TOTAL = 32, 64  # open connections of one client address, and of all
 # Seconds that a client has to send the head of a request, to send its body, and to read the
 # reply. A body may have megabytes, over a slow line.
-PATIENCE = {"head": 8.0, "body": 30.0, "reply": 30.0}
+PATIENCE = {"head": 8.0, "body": 20.0, "reply": 20.0}
 
 
 class Connection(H11Protocol):
@@ -74,7 +74,9 @@ class Connection(H11Protocol):
         self.drop()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP, unless a reply has begun or was sent before."""
+        """Refuse what is not HTTP: in place of the reply to its request, or after it by closing."""
+        if self.cycle is not None:
+            self.cycle.disconnected = True
         try:
             super().send_400_response(msg)
         except h11.LocalProtocolError:

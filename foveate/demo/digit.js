@@ -58,7 +58,8 @@ pad.addEventListener("pointerdown", (event) => {
   pad.setPointerCapture(event.pointerId);
   Object.assign(ink, { strokeStyle: "#fff", lineWidth: 24, lineCap: "round", lineJoin: "round" });
   ink.beginPath();
-  ink.moveTo(...place(event));
+  const [x, y] = place(event);
+  ink.moveTo(x - 0.1, y);  // a line of no length would draw nothing
   stroke(event);
 });
 pad.addEventListener("pointermove", stroke);

@@ -13,7 +13,7 @@ from foveate.demo.networks import Contender
 from foveate.errors import ConfigError
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-BUSY = 128  # requests under way; more are answered with status 503
+BUSY = 96  # requests under way, of closed connections too; more get status 503
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; "
