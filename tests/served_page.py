@@ -12,13 +12,13 @@ PLACES = {"HOME": "home", "TMPDIR": "tmp", "FOVEATE_CACHE": "cache"}
 
 
 @contextmanager
-def serving(folder, specs):
-    """Serve the page with these networks, and give its address; it has to end well on Ctrl-C."""
+def serving(folder, specs, *options, end=signal.SIGINT):
+    """Serve the page with these networks, and give its address; it has to end well on a signal."""
     for name in (*PLACES.values(), "here"):
         (folder / name).mkdir()
     environment = {**os.environ, **{key: str(folder / name) for key, name in PLACES.items()}}
     models = [word for spec in specs for word in ("--model", spec)]
-    command = [sys.executable, "-u", "-m", "foveate", "demo", *models, "--port", "0"]
+    command = [sys.executable, "-u", "-m", "foveate", "demo", *models, "--port", "0", *options]
     log = folder / "log"
     with log.open("w") as output:
         server = subprocess.Popen(
@@ -26,7 +26,7 @@ def serving(folder, specs):
         )
         try:
             yield _address(server, log)
-            server.send_signal(signal.SIGINT)
+            server.send_signal(end)
             assert server.wait(20) == 0
         finally:
             server.kill()
@@ -41,7 +41,7 @@ def written(folder):
 
 def _address(server, log):
     for _ in range(900):
-        if found := re.search(r"http://127\.0\.0\.1:\d+", log.read_text()):
+        if found := re.search(r"http://[\d.]+:\d+", log.read_text()):
             return found[0]
         assert server.poll() is None, log.read_text()
         time.sleep(0.1)

@@ -137,6 +137,27 @@ def test_what_is_no_digit_is_said(handlers, digit):
     assert "draw, upload or pick one" in handlers.look(digit, 1.0)["error"]
 
 
+WHOLE = ("turn", "label", "count", "network", "seed")
+
+
+@pytest.mark.parametrize("value", [-1, 2**31, 10**4000, 1.0, "1", True, [[1]], {}, float("nan")])
+@pytest.mark.parametrize("name", WHOLE)
+def test_integers_of_a_request_are_checked(handlers, digits, name, value):
+    digit, scene = pack(digits.images[:1]), {"count": 2, "network": 0, "seed": 0}
+    if name == "turn":
+        reply = handlers.offer(value)
+    elif name == "label":
+        reply = handlers.look(digit, 1.0, value)
+    else:
+        reply = handlers.scene(**{**scene, name: value})
+    assert f"{name} must be an integer from" in reply["error"] and len(reply["error"]) < 150
+
+
+def test_a_scene_needs_a_network_with_scale_channels(contenders, digits):
+    reply = Handlers(contenders[:1], digits).scene(count=2, network=0, seed=0)
+    assert reply["error"] == "none of these networks has scale channels; add one by --model"
+
+
 def test_a_network_that_was_not_tested_has_no_curve(contenders):
     untested = [replace(c, accuracy={}, tested="") for c in contenders]
     assert "Not known" in accuracy(2.0, untested, curves(untested))
@@ -167,7 +188,7 @@ def test_a_digit_survives_the_way_to_the_page_and_back(digits):
 
 
 def test_ten_digits_are_offered_one_of_each_class_others_each_turn(handlers, digits):
-    first, second = handlers.offer(0), handlers.offer(1)
+    first, second = (handlers.offer(turn)["html"] for turn in (0, 1))
     assert re.findall(r'data-label="(\d)"', first) == [str(k) for k in range(10)]
     found = re.findall(r'data-digit="([^"]+)"', first)
     assert len(found) == 10 and not set(found) & set(re.findall(r'data-digit="([^"]+)"', second))
@@ -326,9 +347,10 @@ def test_the_maps_of_a_scene_are_drawn(contenders, digits):
     assert [c.title for c in scenes.suitable(contenders)] == ["FovMax", "FovAvg"]
 
 
-def test_without_gradio_the_remedy_is_said(specs, tmp_path):
+@pytest.mark.parametrize("package", ["starlette", "uvicorn"])
+def test_a_missing_package_is_named_with_the_remedy(specs, package):
     code = (
-        "import sys; sys.modules['gradio'] = None; from foveate.cli.app import run; "
+        f"import sys; sys.modules[{package!r}] = None; from foveate.cli.app import run; "
         f"sys.exit(run(['demo', '--model', {specs[1]!r}, '--port', '0']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

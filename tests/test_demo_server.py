@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import subprocess
 import sys
 from contextlib import closing
@@ -12,9 +13,9 @@ import pytest
 from demo_nets import made_runs
 from served_page import serving, written
 
-from foveate.demo.server import LIMIT
-
-pytest.importorskip("gradio", reason="pip install 'foveate[demo]'")
+pytest.importorskip("uvicorn", reason="pip install 'foveate[demo]'")
+from foveate.demo.app import HERE as DEMO
+from foveate.demo.app import LIMIT
 
 
 @pytest.fixture(scope="module")
@@ -38,41 +39,61 @@ def ask(address, method, path, headers=None, body=None):
     with closing(connection):
         connection.request(method, path, body, headers or {})
         reply = connection.getresponse()
-        return reply.status, dict(reply.getheaders()), reply.read()
+        found = {key.lower(): value for key, value in reply.getheaders()}
+        return reply.status, found, reply.read()
 
 
 def test_browsers_are_told_to_fetch_nothing_from_elsewhere(address):
     _, headers, _ = ask(address, "GET", "/")
-    policy = {key.lower(): value for key, value in headers.items()}["content-security-policy"]
-    assert "default-src 'self'" in policy and "http" not in policy
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'; script-src 'self'; style-src 'self';" in policy
+    assert "frame-ancestors 'none'" in policy
+    assert not re.search("http|eval|script-src[^;]*inline|style-src [^;]*inline", policy)
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["cross-origin-resource-policy"] == "same-origin"
 
 
-def test_requests_under_another_name_are_refused(address):
-    assert ask(address, "GET", "/", {"Host": "elsewhere.example"})[0] == 400
+def test_every_file_of_the_page_is_served(address):
+    _, _, page = ask(address, "GET", "/")
+    names = re.findall(r'(?:src|href)="([a-z.]+)"', page.decode())
+    assert len(names) == 4
+    for name in names:
+        status, headers, body = ask(address, "GET", f"/{name}")
+        assert status == 200 and body == (DEMO / name).read_bytes()
+        kind = "css" if name.endswith(".css") else "javascript"
+        assert headers["content-type"] == f"text/{kind}; charset=utf-8"
 
 
 def test_requests_that_are_too_large_are_refused(address):
     headers = {"Content-Length": str(LIMIT + 1), "Content-Type": "application/json"}
-    assert ask(address, "POST", "/gradio_api/component_server/", headers)[0] == 413
+    assert ask(address, "POST", "/take", headers)[0] == 413
 
 
-def test_no_file_can_be_left_with_the_server(address):
-    assert ask(address, "POST", "/gradio_api/upload", body=b"x")[0] == 404
+def test_a_body_of_unknown_length_is_read_up_to_the_limit(address):
+    def parts():
+        for _ in range(LIMIT // 2**20 + 1):
+            yield b" " * 2**20
+
+    assert ask(address, "POST", "/take", {"Content-Type": "application/json"}, parts())[0] == 413
 
 
-def test_a_question_of_the_wrong_form_is_answered_in_words(address):
-    _, _, config = ask(address, "GET", "/config")
-    (part,) = (
-        c["id"]
-        for c in json.loads(config)["components"]
-        if "server.look" in str(c["props"].get("js_on_load"))
-    )
-    question = {"data": ["x", 2], "component_id": part, "fn_name": "look", "session_hash": "a"}
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ('{"digit": "x", "zoom": 2, "label": null}', "pick one"),
+        ('{"digit": "x"}', "missing a required argument: 'zoom'"),
+        ('{"digit": "x", "zoom": 2, "path": "/"}', "unexpected keyword argument 'path'"),
+        ("[1, 2]", "not a JSON object"),
+        ("{", "not valid JSON"),
+        ("[" * 10**6, "not valid JSON"),
+        (b"\xff\xfe", "not valid JSON"),
+    ],
+)
+def test_a_request_of_the_wrong_form_gets_a_reason(address, body, words):
     headers = {"Content-Type": "application/json"}
-    status, _, body = ask(
-        address, "POST", "/gradio_api/component_server/", headers, json.dumps(question)
-    )
-    assert status == 200 and "pick one" in json.loads(body)["error"]
+    status, _, reply = ask(address, "POST", "/look", headers, body)
+    assert status == 400 and words in json.loads(reply)["error"]
 
 
 def test_it_listens_on_loopback_alone(address):

@@ -1,5 +1,6 @@
 """The command that opens the web page: demo."""
 
+import signal
 from typing import Annotated
 
 import typer
@@ -14,26 +15,28 @@ def demo(
             help="A network that comes with foveate, or the folder of a run; up to four times."
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; others see it then.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
+    ] = ("127.0.0.1"),
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any.")
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")
     ] = 7860,
 ) -> None:
-    """Open a page in which networks answer side by side while you change the size of a digit.
+    """Open a web page that compares networks side by side while you change the size of a digit.
 
     Example: foveate demo --model quickstart/cnn --model quickstart/fovmax
 
     Draw a digit, upload or pick one, and drag the zoom from 1/2 to 8. A second tab has scenes with
-    several digits. The page is for this machine alone, if --host does not say otherwise, and needs
-    no network. Needs foveate[demo].
+    several digits. Only this machine can open the page unless --host says otherwise. It needs no
+    network connection. Needs foveate[demo].
     """
     from foveate.demo.networks import load_networks
     from foveate.demo.server import serve
 
     with ERRORS.status("loading ..."):
         contenders = load_networks(model or ())
+    # The server shuts down on SIGTERM as on Ctrl-C, and then raises the signal again.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     serve(
         contenders,
         host,

@@ -1,4 +1,4 @@
-"""What the page asks for and what it gets: plain functions without state, errors as words."""
+"""The requests of the page: functions without state that validate all they are given."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -9,13 +9,16 @@ from torch import Tensor
 
 from foveate.data.sources import Split
 from foveate.demo import panels
+from foveate.demo.maps import scene_panels
 from foveate.demo.networks import Contender, ask
+from foveate.demo.scenes import FEWEST, MOST, compose, explore, suitable
 from foveate.demo.uploads import pack, read_upload, unpack
-from foveate.errors import DataError, FoveateError
+from foveate.errors import ConfigError, DataError, FoveateError
 
 Reply: TypeAlias = dict[str, Any]
 Result = TypeVar("Result")
 START = (4, 2.0)  # class of the first digit shown, and its zoom
+SEEDS = 2**31 - 1  # the largest seed of a scene
 
 
 class Handlers:
@@ -26,27 +29,48 @@ class Handlers:
 
     def __init__(self, contenders: Sequence[Contender], digits: Split) -> None:
         self.contenders, self.digits = contenders, digits
+        self.explorers = suitable(contenders)
+        self.closing = False  # requests that still wait are refused, so that the server can end
         self.curves = panels.curves(contenders)
         # For one digit a second core gains nothing: 4 ms for three networks with or without.
         self._worker = ThreadPoolExecutor(1, "foveate-demo", lambda: torch.set_num_threads(1))
 
     def look(self, digit: str, zoom: float, label: int | None = None) -> Reply:
-        """Show the digit at a zoom: the panels as HTML, or {"error": words}."""
+        """Show the digit at a zoom: the panels as HTML, or {"error": message}."""
         return self.in_turn(lambda: self._panels(unpack(digit), _zoom(zoom), _label(label)))
 
     def take(self, data: str, name: str, zoom: float) -> Reply:
         """Take a drawing or a file (base64), and show it; the reply has the digit too."""
 
         def work() -> Reply:
-            digit, note = read_upload(data, str(name)[:80])
+            if not isinstance(data, str) or not isinstance(name, str):
+                raise DataError("data and name must be strings")
+            digit, note = read_upload(data, name[:80])
             return {**self._panels(digit, _zoom(zoom), None), "digit": pack(digit), "note": note}
 
         return self.in_turn(work)
 
-    def offer(self, turn: int) -> str:
+    def offer(self, turn: int) -> Reply:
         """Ten digits to pick from, one of each class, others for every turn."""
-        chosen = [self._pick(label, turn) for label in range(10)]
-        return "".join(_button(digit, label) for label, digit in enumerate(chosen))
+
+        def work() -> Reply:
+            chosen = [self._pick(label, _whole("turn", turn, 0, SEEDS)) for label in range(10)]
+            return {"html": "".join(_button(digit, k) for k, digit in enumerate(chosen))}
+
+        return self.in_turn(work)
+
+    def scene(self, count: int, network: int, seed: int) -> Reply:
+        """Compose a scene of several digits, and show what one network says at every place."""
+
+        def work() -> Reply:
+            if not self.explorers:
+                raise ConfigError("none of these networks has scale channels; add one by --model")
+            contender = self.explorers[_whole("network", network, 0, len(self.explorers) - 1)]
+            whole = _whole("count", count, FEWEST, MOST), _whole("seed", seed, 0, SEEDS)
+            scene, placed = compose(self.digits, *whole)
+            return {"html": scene_panels(contender, scene, placed, explore(contender, scene))}
+
+        return self.in_turn(work)
 
     def start(self) -> Reply:
         """The panels when the page opens, with the digit they show."""
@@ -55,9 +79,15 @@ class Handlers:
         return {**self._panels(digit, zoom, label), "digit": pack(digit), "label": label}
 
     def in_turn(self, work: Callable[[], Reply]) -> Reply:
-        """Do some work when it is its turn; what a person can mend is told in words."""
+        """Run `work` in the one computing thread; errors that a user can mend become a reply."""
+
+        def run() -> Reply:
+            if self.closing:
+                raise ConfigError("the server is shutting down")
+            return work()
+
         try:
-            return self._worker.submit(work).result()
+            return self._worker.submit(run).result()
         except FoveateError as error:
             return {"error": str(error)}
 
@@ -75,16 +105,27 @@ class Handlers:
         return self.digits.images[places[turn % len(places)]][None]
 
 
-def _zoom(zoom: float) -> float:
+def _zoom(zoom: object) -> float:
     if isinstance(zoom, bool) or not isinstance(zoom, int | float):
-        raise DataError(f"the zoom must be a number, got {zoom!r}")
+        raise DataError(f"zoom must be a number, got {_shown(zoom)}")
     if not panels.LOW <= zoom <= panels.HIGH:
-        raise DataError(f"the zoom goes from {panels.LOW:g} to {panels.HIGH:g}, got {zoom:g}")
+        raise DataError(f"zoom must be from {panels.LOW:g} to {panels.HIGH:g}, got {_shown(zoom)}")
     return float(zoom)
 
 
-def _label(label: int | None) -> int | None:
-    return label if isinstance(label, int) else None
+def _label(label: object) -> int | None:
+    return None if label is None else _whole("label", label, 0, 9)
+
+
+def _whole(name: str, value: object, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise DataError(f"{name} must be an integer from {low} to {high}, got {_shown(value)}")
+    return value
+
+
+def _shown(value: object) -> str:
+    """A value from a request in a few characters: its repr may be long, or nested too deeply."""
+    return f"{value!r:.40}" if isinstance(value, str | int | float | None) else "a JSON structure"
 
 
 def _button(digit: Tensor, label: int) -> str:

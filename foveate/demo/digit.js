@@ -1,48 +1,25 @@
-// The pad, the files and the zoom of one digit. Panels come from the server as HTML; while one
-// answer is under way, only the last of the later questions is kept.
-const root = element.querySelector(".explore");
+// The tab with one digit: the pad, the files and the zoom. Panels come from the server as HTML.
+import { connect } from "./page.js";
+
+const root = document.getElementById("digit");
 const find = (what) => root.querySelector(what);
 const pad = find(".pad"), ink = pad.getContext("2d");
-const slider = find(".zoom input"), told = find(".zoom output");
-const file = find(".file input"), notice = find(".notice");
+const slider = find(".zoom input"), file = find(".file input");
+const { ask, tell } = connect(root), offers = connect(root);
 let digit = root.dataset.digit;
-let label = root.dataset.label === "" ? null : Number(root.dataset.label);
-let turn = 0, drawing = false, fresh = true, busy = false, wanted = null;
+let label = Number(root.dataset.label);
+let turn = 0, drawing = false, fresh = true;
 
 const zoom = () => 2 ** Number(slider.value);
-
-function tell(words) {
-  notice.textContent = words || "";
-  notice.hidden = !words;
-}
+const look = () => ask("look", () => ({ digit, zoom: zoom(), label }), show);
 
 function show(reply) {
-  if (reply.error) return tell(reply.error);
-  tell(reply.note);
   for (const part of ["frame", "cards", "channels", "accuracy"]) {
     find("." + part).innerHTML = reply[part];
   }
   if (reply.digit) [digit, label] = [reply.digit, null];
   root.dataset.answers = Number(root.dataset.answers || 0) + 1;
 }
-
-async function ask(question) {
-  wanted = question;
-  if (busy) return;
-  busy = true;
-  while (wanted) {
-    const next = wanted;
-    wanted = null;
-    try {
-      show(await next());
-    } catch {
-      tell("No answer: is the program that serves this page still running?");
-    }
-  }
-  busy = false;
-}
-
-const look = () => ask(() => server.look([digit, zoom(), label]));
 
 function clear() {
   ink.fillStyle = "#000";
@@ -70,7 +47,8 @@ function stroke(event) {
   if (!drawing) return;
   ink.lineTo(...place(event));
   ink.stroke();
-  ask(() => server.take([pad.toDataURL("image/png").split(",")[1], "the drawing", zoom()]));
+  const data = () => pad.toDataURL("image/png").split(",")[1];
+  ask("take", () => ({ data: data(), name: "the drawing", zoom: zoom() }), show);
 }
 
 pad.addEventListener("pointerdown", (event) => {
@@ -80,7 +58,8 @@ pad.addEventListener("pointerdown", (event) => {
   pad.setPointerCapture(event.pointerId);
   Object.assign(ink, { strokeStyle: "#fff", lineWidth: 24, lineCap: "round", lineJoin: "round" });
   ink.beginPath();
-  ink.moveTo(...place(event));
+  const [x, y] = place(event);
+  ink.moveTo(x - 0.1, y);  // a line of no length would draw nothing
   stroke(event);
 });
 pad.addEventListener("pointermove", stroke);
@@ -95,11 +74,13 @@ function upload(chosen) {
     return tell(`${chosen.name} is larger than ${limit >> 20} MiB; choose a smaller file`);
   }
   const reader = new FileReader();
-  reader.onload = () => ask(async () => {
-    const reply = await server.take([reader.result.split(",")[1] || "", chosen.name, zoom()]);
-    if (reply.digit) paint(reply.digit);
-    return reply;
-  });
+  reader.onload = () => {
+    const data = reader.result.split(",")[1] || "";
+    ask("take", () => ({ data, name: chosen.name, zoom: zoom() }), (reply) => {
+      paint(reply.digit);
+      show(reply);
+    });
+  };
   reader.readAsDataURL(chosen);
 }
 
@@ -114,12 +95,13 @@ pad.addEventListener("drop", (event) => {
 });
 
 slider.addEventListener("input", () => {
-  told.textContent = "× " + zoom().toFixed(2);
+  find(".zoom output").textContent = "× " + zoom().toFixed(2);
   look();
 });
 find(".clear").addEventListener("click", () => { clear(); tell(""); });
-find(".more").addEventListener("click", async () => {
-  find(".picks").innerHTML = (await server.offer(++turn)).html;
+find(".more").addEventListener("click", () => {
+  const question = { turn: ++turn };
+  offers.ask("offer", () => question, (reply) => { find(".picks").innerHTML = reply.html; });
 });
 find(".picks").addEventListener("click", (event) => {
   const picked = event.target.closest("button");

@@ -1,0 +1,67 @@
+// Shared by all tabs: the tabs themselves, and requests to the server.
+
+/** Send a JSON request; resolves to the reply, which holds `error` if the server refused it. */
+async function post(name, question) {
+  const headers = { "Content-Type": "application/json" };
+  const reply = await fetch(name, { method: "POST", headers, body: JSON.stringify(question) });
+  return reply.json();
+}
+
+/**
+ * Connect a panel to the server. Requests are made one at a time, and only the latest of those
+ * that wait is kept: `question` is called when it is sent, and `show` draws its reply. Errors
+ * and notes appear in the notice of the panel.
+ */
+export function connect(panel) {
+  const notice = panel.querySelector(".notice");
+  let busy = false, wanted = null;
+
+  function tell(words) {
+    notice.textContent = words || "";
+    notice.hidden = !words;
+  }
+
+  async function ask(name, question, show) {
+    wanted = [name, question, show];
+    if (busy) return;
+    busy = true;
+    while (wanted) {
+      const [name, question, show] = wanted;
+      wanted = null;
+      try {
+        const reply = await post(name, question());
+        tell(reply.error || reply.note);
+        if (!reply.error) show(reply);
+      } catch {
+        tell("The server did not answer; check that foveate demo is still running");
+      }
+    }
+    busy = false;
+  }
+
+  return { ask, tell };
+}
+
+const tabs = [...document.querySelectorAll("[role=tab]")];
+
+function select(chosen) {
+  for (const tab of tabs) {
+    const panel = document.getElementById(tab.getAttribute("aria-controls"));
+    tab.setAttribute("aria-selected", tab === chosen);
+    tab.tabIndex = tab === chosen ? 0 : -1;
+    panel.hidden = tab !== chosen;
+    if (tab === chosen) panel.dispatchEvent(new Event("open"));
+  }
+}
+
+tabs.forEach((tab, place) => {
+  const targets = { ArrowLeft: place - 1, ArrowRight: place + 1, Home: 0, End: -1 };
+  tab.addEventListener("click", () => select(tab));
+  tab.addEventListener("keydown", (event) => {
+    if (!(event.key in targets)) return;
+    event.preventDefault();
+    const next = tabs.at(targets[event.key] % tabs.length);
+    next.focus();
+    select(next);
+  });
+});

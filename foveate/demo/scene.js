@@ -1,0 +1,23 @@
+// The tab with a scene of several digits.
+import { connect } from "./page.js";
+
+const panel = document.getElementById("scene"), form = panel.querySelector("form");
+const { count, seed } = form.elements, shown = panel.querySelector(".shown");
+const { ask } = connect(panel);
+
+const question = () => ({
+  count: Number(count.value), network: Number(form.elements.network?.value), seed: Number(seed.value),
+});
+
+function draw() {
+  if (form.reportValidity()) ask("scene", question, (reply) => { shown.innerHTML = reply.html; });
+}
+
+panel.addEventListener("open", () => { if (!shown.innerHTML) draw(); });
+form.addEventListener("change", draw);
+count.addEventListener("input", () => { form.querySelector("output").textContent = count.value; });
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  seed.value = Number(seed.value) + 1;
+  draw();
+});
