@@ -27,6 +27,7 @@ def train(
     watch: Watch = lambda config, progress, steps: None,
     load: Load = load_source,
     team: Team = ALONE,
+    changed_data: bool = False,
 ) -> RunFolder:
     """Train a network in `folder`, going on where an earlier call was interrupted.
 
@@ -34,8 +35,12 @@ def train(
     fit in memory. `watch` is told after every step and every epoch how far the run is, and of how
     many steps an epoch has. Ctrl-C saves before it raises KeyboardInterrupt. All processes of a
     `team` (see `foveate.training.distributed.joined`) call this alike; the first one writes.
+
+    An interrupted run whose source changed since it was started is refused, unless `changed_data`
+    says to go on with the source as it is now.
     """
-    shared = Shared(find_device(device), stream, compiled, watch, load, {}, recompute, team)
+    rest = (recompute, team, changed_data)
+    shared = Shared(find_device(device), stream, compiled, watch, load, {}, *rest)
     return _train([(config, folder)], shared)[0]
 
 
@@ -52,13 +57,13 @@ def train_together(
 
     On a GPU every run has a stream of its own, so that they fill it together.
     """
-    load = lru_cache(maxsize=1)(load)
     return _train(runs, Shared(find_device(device), stream, compiled, watch, load, {}))
 
 
 def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFolder]:
     if shared.compiled and shared.device.type == "cuda":
         wake_compiler()
+    shared = shared._replace(load=lru_cache(maxsize=1)(shared.load))
     sessions = [Session(config, RunFolder(folder), shared) for config, folder in runs]
     active = [session.steps() for session in sessions]
     try:
