@@ -23,10 +23,11 @@ def checked_labels(values: ArrayLike, where: str, classes: int = MAX_CLASSES) ->
         classes: Number of classes.
     """
     labels = np.asarray(values)
-    if labels.dtype.kind in NUMBERS:
-        good = (labels >= 0) & (labels < classes) & (labels == np.floor(labels))  # NaN: False
-    else:
+    if labels.dtype.kind not in NUMBERS:
         good = np.zeros(labels.shape, bool)
+    else:
+        with np.errstate(over="ignore"):  # float16 ends below MAX_CLASSES
+            good = (labels >= 0) & (labels < classes) & (labels == np.floor(labels))  # not NaN
     if not good.all():
         index = int(np.argmin(good))
         raise DataError(
