@@ -2,11 +2,19 @@
 
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from foveate.errors import ConfigError
+from foveate.errors import ConfigError, DataError
+
+SPECIAL = {
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 def cache_dir() -> Path:
@@ -20,6 +28,20 @@ def cache_dir() -> Path:
             "no cache folder: set FOVEATE_CACHE to a folder, or install platformdirs"
         ) from error
     return platformdirs.user_cache_path("foveate")
+
+
+def regular(path: Path) -> Path:
+    """Return `path`, or refuse a FIFO, socket or device: opening one may block or never end.
+
+    Links are followed. A missing file or a folder passes, for opening it to report.
+    """
+    try:
+        kind = SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
+    except (OSError, ValueError):
+        return path
+    if kind:
+        raise DataError(f"{path} is {kind}, not a regular file; remove it or name another file")
+    return path
 
 
 @contextmanager

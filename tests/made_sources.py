@@ -1,6 +1,8 @@
 """Small IDX files for the tests, and the error that a bad source gives."""
 
+import signal
 import struct
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -32,3 +34,19 @@ def write_idx_folder(folder, *, train=30, test=5, spell=lambda name: name, pack=
     for name, array in zip(FILES, arrays, strict=True):
         (folder / spell(name)).write_bytes(pack(idx_bytes(array)))
     return arrays
+
+
+@contextmanager
+def within(seconds):
+    """Fail if the block takes longer; code that never returns to Python is not interrupted."""
+
+    def late(number, frame):
+        raise AssertionError(f"not done after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

@@ -1,5 +1,6 @@
 """Folders of pictures: splits, formats, and what goes wrong."""
 
+import hashlib
 import shutil
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 from made_sources import error_of
 from PIL import Image
 
+from foveate.data.folder import fraction
 from foveate.data.sources import load_source
 from foveate.errors import DataError
 
@@ -20,20 +22,54 @@ def save(path, pixels, **options):
     image.save(path, **options)
 
 
-def test_folder_of_classes_is_cut_into_contiguous_runs_that_take_turns(tmp_path):
-    for value in range(20):
-        save(tmp_path / "cat" / f"{value:02}.png", value)
-    for value in range(10):
-        save(tmp_path / "ant" / f"{value:02}.png", 100 + value)
+def share(text):
+    """The documented rule: the first 48 bits of the sha256 of class/file, as a fraction."""
+    return int(hashlib.sha256(text.encode()).hexdigest()[:12], 16) / 2**48
+
+
+def values(split):
+    return split.images[:, 0, 0, 0].tolist()
+
+
+def test_a_hash_of_the_name_decides_the_split_and_classes_take_turns(tmp_path):
+    expected = {"train": [], "val": [], "test": []}
+    for label, (name, count) in enumerate([("ant", 10), ("cat", 30)]):
+        for value in range(count):
+            save(tmp_path / name / f"{value:02}.png", 100 * label + value)
+            at = share(f"{name}/{value:02}.png")
+            split = "test" if at < 0.2 else "val" if at < 0.3 else "train"
+            expected[split].append(100 * label + value)
     source = load_source(f"folder:{tmp_path}")
     assert source.classes == ("ant", "cat")
-    assert source.train.images.shape == (7 + 14, 1, 4, 6)
-    first = source.train.images[:, 0, 0, 0].tolist()
-    assert first == [100, 0, 101, 1, 102, 2, 103, 3, 104, 4, 105, 5, 106, 6, *range(7, 14)]
-    assert source.train.labels.tolist() == [0, 1] * 7 + [1] * 7
-    assert source.val.images[:, 0, 0, 0].tolist() == [107, 14, 15]
-    assert source.test.images[:, 0, 0, 0].tolist() == [108, 16, 109, 17, 18, 19]
-    assert source.test.labels.tolist() == [0, 1, 0, 1, 1, 1]
+    for split, found in expected.items():
+        assert sorted(values(getattr(source, split))) == found
+        assert [v >= 100 for v in values(getattr(source, split))] == getattr(
+            source, split
+        ).labels.tolist()
+    ants = [v for v in expected["train"] if v < 100]
+    turns = [v for pair in zip(ants, expected["train"][len(ants) :], strict=False) for v in pair]
+    assert len(ants) > 3 and values(source.train)[: len(turns)] == turns
+
+
+def test_adding_and_removing_files_moves_no_other(tmp_path):
+    for value in range(60):
+        save(tmp_path / "cat" / f"{value:02}.png", value)
+    before = load_source(f"folder:{tmp_path}")
+    gone = {0, 7, 30, 59}
+    for value in gone:
+        (tmp_path / "cat" / f"{value:02}.png").unlink()
+    for value in range(60, 90):
+        save(tmp_path / "cat" / f"0{value}.png", value)
+    after = load_source(f"folder:{tmp_path}")
+    for split in ("train", "val", "test"):
+        kept = set(values(getattr(before, split))) - gone
+        assert kept == {v for v in values(getattr(after, split)) if v < 60}
+
+
+def test_composed_and_decomposed_names_fall_into_the_same_split():
+    assert fraction("caf\u00e9", "\u00fc.png") == fraction("cafe\u0301", "u\u0308.png")
+    assert fraction("caf\u00e9", "\u00fc.png") == share("caf\u00e9/\u00fc.png")
+    assert 0 <= fraction("a", "\udcff.png") < 1  # a name that is not UTF-8
 
 
 def write_splits(folder, counts, classes=("a", "b")):
@@ -43,13 +79,26 @@ def write_splits(folder, counts, classes=("a", "b")):
                 save(folder / split / name / f"{value:02}.png", 100 * label + value)
 
 
-def test_folder_with_train_and_test_takes_val_from_the_end_of_each_class(tmp_path):
-    write_splits(tmp_path, {"train": 12, "test": 2})
+def test_folder_with_train_and_test_takes_val_from_train_by_the_hash(tmp_path):
+    write_splits(tmp_path, {"train": 24, "test": 2})
     source = load_source(f"folder:{tmp_path}")
-    assert source.train.images[:, 0, 0, 0].tolist() == [x for i in range(10) for x in (i, 100 + i)]
-    assert source.val.images[:, 0, 0, 0].tolist() == [10, 110, 11, 111]
-    assert source.test.images[:, 0, 0, 0].tolist() == [0, 100, 1, 101]
-    assert source.val.labels.tolist() == [0, 1, 0, 1]
+    names = {100 * label + v: f"{c}/{v:02}.png" for label, c in enumerate("ab") for v in range(24)}
+    assert {v for v, name in names.items() if share(name) < 1 / 6} == set(values(source.val))
+    assert set(values(source.train)) == names.keys() - set(values(source.val))
+    assert values(source.test) == [0, 100, 1, 101]
+
+
+def test_validation_is_another_name_of_val(tmp_path):
+    write_splits(tmp_path, {"train": 3, "validation": 2, "test": 1})
+    source = load_source(f"folder:{tmp_path}")
+    assert [len(split) for split in (source.train, source.val, source.test)] == [6, 4, 2]
+    write_splits(tmp_path, {"val": 2})
+    assert "both val and validation" in error_of(f"folder:{tmp_path}")
+
+
+def test_an_unknown_folder_beside_train_and_test_is_named(tmp_path):
+    write_splits(tmp_path, {"train": 12, "test": 1, "vlaidation": 1})
+    assert "has 'vlaidation' beside train and test" in error_of(f"folder:{tmp_path}")
 
 
 def test_folder_with_all_three_splits(tmp_path):
@@ -209,13 +258,21 @@ def test_folder_without_classes_or_images(tmp_path):
     assert "no images" in message
 
 
-def test_too_few_images_for_the_splits(tmp_path):
-    for value in range(9):
-        save(tmp_path / "cat" / f"{value}.png", value)
+def test_an_empty_split_or_a_class_without_training_images_is_refused(tmp_path):
+    names = [f"{value}.png" for value in range(40)]
+    train = [name for name in names if share(f"cat/{name}") >= 0.3]
+    test = [name for name in names if share(f"cat/{name}") < 0.2]
+    val = [name for name in names if 0.2 <= share(f"cat/{name}") < 0.3]
+    for name in (*train[:3], test[0]):
+        save(tmp_path / "cat" / name, 1)
     message = error_of(f"folder:{tmp_path}")
-    assert "'cat' has 9 images" in message
-    save(tmp_path / "cat" / "9.png", 9)
-    assert [len(load_source(f"folder:{tmp_path}").val)] == [1]
+    assert "give 3 train, 0 val, 1 test; add images, or make the sub-folders" in message
+    save(tmp_path / "cat" / val[0], 1)
+    assert len(load_source(f"folder:{tmp_path}").val) == 1
+    save(tmp_path / "dog" / next(n for n in names if share(f"dog/{n}") < 0.2), 1)
+    assert "2 test, and class 'dog' no training image" in error_of(f"folder:{tmp_path}")
+    write_splits(tmp_path / "split", {"train": 1, "test": 1})
+    assert "give 2 train, 0 val, 2 test" in error_of(f"folder:{tmp_path / 'split'}")
 
 
 def test_mixed_sizes_name_two_files_and_their_sizes(tmp_path):

@@ -2,6 +2,7 @@
 
 import hashlib
 import struct
+from dataclasses import replace
 
 import pytest
 import torch
@@ -86,3 +87,12 @@ def test_split_refuses_what_it_cannot_hold():
             Split(*bad)
     with pytest.raises(DataError, match="int32"):
         Split(images, labels.int())
+
+
+def test_labels_beyond_the_classes_are_refused():
+    digits = load_source("mnist-5k")
+    for wrong in (10, -1, 2**62):
+        labels = digits.val.labels.clone()
+        labels[7] = wrong
+        with pytest.raises(DataError, match=f"the val labels of mnist-5k: label 7 is {wrong}, not"):
+            replace(digits, val=Split(digits.val.images, labels))

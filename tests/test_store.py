@@ -61,7 +61,7 @@ def test_official_names(spec, name):
         Split(images.expand(n, 1, 1, 1), torch.zeros(n, dtype=torch.int64))
         for n in (50000, 10000, 10000)
     ]
-    assert spec.name(Source("mnist", *splits, classes=(), checksum="")) == name
+    assert spec.name(Source("mnist", *splits, classes=("0",), checksum="")) == name
 
 
 def test_training_file_has_the_official_layout(tmp_path):

@@ -156,7 +156,7 @@ def test_a_folder_streams_the_images_that_a_resident_run_has(tmp_path, picture_f
     for scales in ("1", "1-2"):
         config = replace(config, scales=scales)
         rest = (MODEL.build(), torch.device("cpu"))
-        for split, count in (("train", 50), ("val", 9)):
+        for split, count in (("train", 50), ("val", 11)):
             order = torch.randperm(count)
             streamed = open_batches(config, split, *rest, True, load_source)
             resident = open_batches(config, split, *rest, False, load_source)
@@ -167,7 +167,7 @@ def test_a_folder_streams_the_images_that_a_resident_run_has(tmp_path, picture_f
                 torch.testing.assert_close(some[0], same[0], atol=5e-5, rtol=0)  # as for tars
     opened.clear()
     run = train(replace(config, epochs=1), tmp_path / "run", stream=True)
-    assert len(opened) == 2 + 50 + 9  # the first for either split, then each once
+    assert len(opened) == 2 + 50 + 11  # the first for either split, then each once
     assert run.finished
 
 

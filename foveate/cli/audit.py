@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from foveate.cli.console import ERRORS, OUTPUT, progress
-from foveate.cli.training import PICTURES, DeviceOption
+from foveate.cli.training import PICTURES, ChangedDataOption, DeviceOption, _loader
 
 if TYPE_CHECKING:
     from rich.table import Table
     from torch import Tensor
 
-    from foveate.data.sources import Source
     from foveate.evaluation.audit import Estimate
     from foveate.evaluation.audit_report import AuditReport
     from foveate.models.pooling import Pool
@@ -67,6 +66,7 @@ def audit(
     ] = "max",
     batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 32,
     device: DeviceOption = "auto",
+    changed_data: ChangedDataOption = False,
     out: Annotated[Path, typer.Option("--out", "--output", help="Folder for the results.")] = Path(
         "audit"
     ),
@@ -89,14 +89,18 @@ def audit(
     from foveate.evaluation.audit_images import read_border
     from foveate.evaluation.audit_models import load_model
     from foveate.evaluation.audit_report import audit_beside, fitted_look, usual_scales
+    from foveate.training.checkpoint import RunFolder
     from foveate.training.loop import find_device
+    from foveate.training.unchanged import check_unchanged
 
     ways, grid, place = _pool(pool), _grid(scales), find_device(device)
     if "" not in sys.path:
         sys.path.insert(0, "")  # find a factory in the current folder, as python -m would
-    found = load_model(model, place)
+    found, load = load_model(model, place), _loader()
+    if (run := Path(model).expanduser()).is_dir() and not changed_data:
+        check_unchanged(RunFolder(run), source, load)
     chosen = split or ("test" if found.training else usual_split(source))
-    pictures = open_pictures(source, chosen, limit, _classes(classes), _load)
+    pictures = open_pictures(source, chosen, limit, _classes(classes), load)
     look = fitted_look(
         found,
         pictures,
@@ -207,9 +211,3 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
         return tuple(map(float, text.split(",")))
     except ValueError:
         raise ConfigError(f"{name} must be a number, or one per channel, got {text!r}") from None
-
-
-def _load(name: str) -> "Source":
-    from foveate.data.sources import load_source
-
-    return load_source(name, report=ERRORS.print)

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
     from foveate.training.session import Watch
 
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")]
+ChangedDataOption = Annotated[
+    bool,
+    typer.Option(
+        "--changed-data", help="Use the run's source though it changed since the run started."
+    ),
+]
 PICTURES = ("png", "svg")
 
 
@@ -64,6 +70,10 @@ def train(
     norms: Annotated[
         str, typer.Option(help="Batch norm over all processes of torchrun: shared, or local.")
     ] = "shared",
+    changed_data: Annotated[
+        bool,
+        typer.Option("--changed-data", help="Go on though the data changed since the run started."),
+    ] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write TensorBoard event files too.")
     ] = False,
@@ -90,6 +100,7 @@ def train(
     }
     given = {key: str(value) for key, value in changes.items() if value is not None}
     options = {"device": device, "stream": stream, "recompute": recompute}
+    options["changed_data"] = changed_data
     with joined(device, norms) as team:
         try:
             _train(model, given | _settings(change or []), out, tensorboard, options, team)
@@ -160,6 +171,7 @@ def evaluate(
         str | None, typer.Option(help="Other images than the ones the run was trained on.")
     ] = None,
     device: DeviceOption = "auto",
+    changed_data: ChangedDataOption = False,
 ) -> None:
     """Measure the accuracy of finished runs over scale.
 
@@ -176,7 +188,7 @@ def evaluate(
 
     target, place = _target(runs, out), find_device(device)
     load = _loader()
-    results = _measure(runs, split, scales, source, str(place), load)
+    results = _measure(runs, split, scales, source, str(place), load, changed_data)
     tested = sorted({source or _tested_on(result.config) for result in results})
     about = {
         "split": split,
@@ -252,7 +264,13 @@ def _target(runs: Sequence[Path], out: Path | None) -> Path:
 
 
 def _measure(
-    runs: Sequence[Path], split: str, scales: str, source: str | None, device: str, load: "Load"
+    runs: Sequence[Path],
+    split: str,
+    scales: str,
+    source: str | None,
+    device: str,
+    load: "Load",
+    changed_data: bool,
 ) -> "list[RunResult]":
     from foveate.cli.data import read_scales
     from foveate.data.sources import Split
@@ -260,6 +278,7 @@ def _measure(
     from foveate.evaluation.curve import accuracy_over_scale
     from foveate.evaluation.results import RunResult
     from foveate.training.checkpoint import RunFolder
+    from foveate.training.unchanged import check_unchanged
 
     if split not in ("val", "test"):
         raise ConfigError(f"split must be val or test, got {split!r}")
@@ -268,6 +287,9 @@ def _measure(
     for folder in folders:
         _import_from_here(folder.config())
     nets = [folder.net().to(device) for folder in folders]
+    if not changed_data:
+        for folder in folders:
+            check_unchanged(folder, source or _tested_on(folder.config()), load)
     images: list[Split] = [
         getattr(_images(folder.config(), source, load), split) for folder in folders
     ]

@@ -1,7 +1,9 @@
 """Read a folder of pictures, one sub-folder per class, into three fixed splits."""
 
+import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+import unicodedata
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -18,6 +20,7 @@ EXTENSIONS = frozenset(
 )
 SplitName = Literal["train", "val", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
+VALIDATION = frozenset(("val", "validation"))
 
 Classes: TypeAlias = dict[str, list[Path]]
 """The files of each class, both in the order of their names."""
@@ -29,11 +32,12 @@ def read_folder(folder: Path) -> tuple[list[tuple[Tensor, Tensor]], tuple[str, .
     """Read `folder` as (train, val, test), each (images, labels), and the names of its classes.
 
     Images are (N, C, H, W) uint8, labels (N,) int64. Classes are numbered, and files ordered, by
-    name. With sub-folders `train` and `test` those are the splits, and so is `val` if it is there;
-    otherwise the last sixth of each class of `train` is val. Without them a class gives its first
-    files to train, the next `n // 10` to val and the last `n // 5` to test: contiguous runs, so
-    near-duplicates that are neighbours by name stay together. In each split the classes take
-    turns, so its first images are balanced. Hidden files and other extensions are ignored.
+    name. Sub-folders `train`, `val` (or `validation`) and `test` are the splits. Where there is no
+    `val`, a sixth of `train` is; without sub-folders a fifth of all files is test and a tenth val.
+    A hash of class and file name decides which, see `fraction`: adding or removing a file moves no
+    other one. Near-duplicates, as the frames of a film, can fall into different splits then; make
+    the sub-folders yourself for those. In each split the classes take turns, so its first images
+    are balanced. Hidden files and other extensions are ignored.
 
     C is 1 if all pictures are grey; a single colour picture makes all of them RGB. A picture with
     a palette, as in a GIF, is grey if all its pixels are. Transparency is flattened over black,
@@ -105,44 +109,70 @@ def has_splits(folder: Path) -> bool:
     return {"train", "test"} <= {path.name for path in _entries(folder) if path.is_dir()}
 
 
+def fraction(label: str, name: str) -> float:
+    """Map the name of a file and its class to a number from 0 to 1 by their sha256.
+
+    Names are compared in Unicode's composed form (NFC), which not all file systems keep.
+    """
+    text = unicodedata.normalize("NFC", f"{label}/{name}")
+    digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48
+
+
 def _plan(folder: Path) -> list[Classes]:
     """The files of train, val and test."""
     names = {path.name for path in _entries(folder) if path.is_dir()}
     if {"train", "test"} <= names:
-        return _plan_from_splits(folder, has_val="val" in names)
-    if names and names <= {"train", "val", "test"}:
+        return _plan_from_splits(folder, names - {"train", "test"})
+    if names and names <= {"train", "test", *VALIDATION}:
         raise DataError(
             f"{folder} has only {' and '.join(sorted(names))}; give it both train and test, "
             "or one sub-folder per class"
         )
     classes = _classes(folder)
-    return [
-        _cut(classes, lambda n: slice(0, n - n // 10 - n // 5)),
-        _cut(classes, lambda n: slice(n - n // 10 - n // 5, n - n // 5), needs=10),
-        _cut(classes, lambda n: slice(n - n // 5, n), needs=5),
-    ]
+    plan = [_part(classes, *ends) for ends in ((0.3, 1), (0.2, 0.3), (0, 0.2))]
+    return _checked(folder, plan)
 
 
-def _plan_from_splits(folder: Path, *, has_val: bool) -> list[Classes]:
+def _plan_from_splits(folder: Path, others: set[str]) -> list[Classes]:
+    if unknown := sorted(others - VALIDATION):
+        raise DataError(
+            f"{folder} has {unknown[0]!r} beside train and test; move it away, or call it val"
+        )
+    if len(others) > 1:
+        raise DataError(f"{folder} has both val and validation; keep one of them")
     train, test = _classes(folder / "train"), _classes(folder / "test")
     _check_same_classes(folder, train, test, "test")
-    if has_val:
-        val = _classes(folder / "val")
-        _check_same_classes(folder, train, val, "val")
+    if others:
+        (name,) = others
+        val = _classes(folder / name)
+        _check_same_classes(folder, train, val, name)
         return [train, val, test]
-    kept = _cut(train, lambda n: slice(0, n - n // 6))
-    return [kept, _cut(train, lambda n: slice(n - n // 6, n), needs=6), test]
+    return _checked(folder, [_part(train, 1 / 6, 1), _part(train, 0, 1 / 6), test])
 
 
-def _cut(classes: Classes, run: Callable[[int], slice], needs: int = 1) -> Classes:
-    """Take a run of each class's files, given their number."""
-    for name, files in classes.items():
-        if len(files) < needs:
-            raise DataError(
-                f"class {name!r} has {len(files)} images, but a split needs {needs} to get one of "
-                "them; add images, or make the sub-folders train, val and test yourself"
-            )
-    return {name: files[run(len(files))] for name, files in classes.items()}
+def _part(classes: Classes, low: float, high: float) -> Classes:
+    """The files of each class whose `fraction` lies from `low` to below `high`."""
+    return {
+        label: [path for path in files if low <= fraction(label, path.name) < high]
+        for label, files in classes.items()
+    }
+
+
+def _checked(folder: Path, plan: list[Classes]) -> list[Classes]:
+    """Refuse splits by `fraction` that leave a split or the training images of a class empty."""
+    counts = {
+        split: sum(map(len, classes.values())) for split, classes in zip(SPLITS, plan, strict=True)
+    }
+    bare = [label for label, files in plan[0].items() if not files]
+    if bare or 0 in counts.values():
+        what = ", ".join(f"{count} {split}" for split, count in counts.items())
+        also = f", and class {bare[0]!r} no training image" if bare else ""
+        raise DataError(
+            f"the images of {folder} give {what}{also}; add images, or make the sub-folders "
+            "train, val and test yourself"
+        )
+    return plan
 
 
 def _check_same_classes(folder: Path, train: Classes, other: Classes, split: str) -> None:
@@ -183,7 +213,7 @@ def _entries(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; give one with a sub-folder of images per class")
     try:
-        paths = sorted(folder.iterdir(), key=lambda path: path.name)
+        paths = sorted(folder.iterdir(), key=lambda path: unicodedata.normalize("NFC", path.name))
     except OSError as error:
         raise DataError(f"cannot list {folder}: {error.strerror}; check its permissions") from error
     return [path for path in paths if not path.name.startswith((".", "__"))]

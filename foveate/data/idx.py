@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from foveate.errors import DataError
+from foveate.files import regular
 
 FILES = (
     "train-images-idx3-ubyte",
@@ -50,7 +51,7 @@ def read_idx(data: bytes, name: str) -> Tensor:
 def decode(path: Path, limit: int = MAX_DECODED) -> bytes:
     """Return the content of `path`, gunzipped if it is gzip whatever its name says."""
     try:
-        data = path.read_bytes()
+        data = regular(path).read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}; check the path") from error
     return gunzip(data, str(path), limit)

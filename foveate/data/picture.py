@@ -9,6 +9,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps, ImageStat
 
 from foveate.errors import DataError
+from foveate.files import regular
 
 # Shape letters: C image channel, H W pixels.
 Pixels: TypeAlias = npt.NDArray[np.uint8]
@@ -23,6 +24,8 @@ def read_picture(path: Path | BinaryIO, behind: Behind = "black") -> Pixels:
     Transparency is flattened over `behind`: black, or what contrasts with the picture, which is
     white where its visible pixels are dark on average.
     """
+    if isinstance(path, Path):
+        regular(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of damaged tags that change no pixel

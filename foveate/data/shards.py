@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 import h5py
 import numpy as np
@@ -32,14 +32,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from foveate.data.checks import checked_labels, checked_pixels
 from foveate.data.folder import EXTENSIONS, SPLITS, SplitName
+from foveate.data.hdf5 import Labels
 from foveate.data.picture import read_picture
 from foveate.data.store import ScaledFile
 from foveate.errors import DataError
+from foveate.files import regular
 
 PREFIX = "shards:"
 OPEN = 32  # files kept open at a time
-Labels: TypeAlias = dict[SplitName, NDArray[np.int64]]
+LONGEST_LABEL = 32  # bytes
 
 
 def is_shards(source: str) -> bool:
@@ -81,20 +84,14 @@ class Shard(Protocol):
 class H5Shard(ScaledFile):
     """A data set file as a shard."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        with self._open() as file:
-            tags = {split: file[f"y_{split}"][()].reshape(-1) for split in self.counts}
-        self.labels: Labels = {split: values.astype(np.int64) for split, values in tags.items()}
-
     def open(self) -> Any:
         """Give the file."""
-        return h5py.File(self.path)
+        return h5py.File(regular(self.path))
 
     def image(self, file: Any, split: SplitName, index: int) -> NDArray[Any]:
         """Read one image (C, H, W)."""
-        pixels: NDArray[np.float32] = file[f"x_{split}"][index].astype(np.float32, copy=False)
-        return np.moveaxis(pixels, -1, 0)
+        pixels = file[f"x_{split}"][index : index + 1]
+        return np.moveaxis(checked_pixels(pixels, f"x_{split} of {self.path}", [index])[0], -1, 0)
 
 
 class TarShard:
@@ -103,13 +100,13 @@ class TarShard:
     def __init__(self, path: Path) -> None:
         self.path = path
         with _one_line(path):
-            found = np.array(list(_samples(path)), np.int64).reshape(-1, 3)
+            found = np.array(list(_samples(regular(path))), np.int64).reshape(-1, 3)
         self.places = found[:, :2].copy()
         self.labels: Labels = {_split_of(path): found[:, 2].copy()}
 
     def open(self) -> Any:
         """Give the file."""
-        return self.path.open("rb")
+        return regular(self.path).open("rb")
 
     def image(self, file: Any, split: SplitName, index: int) -> NDArray[Any]:
         """Read one picture (C, H, W)."""
@@ -213,6 +210,7 @@ def _split_of(path: Path) -> SplitName:
 
 def _samples(path: Path) -> Iterator[tuple[int, int, int]]:
     """Where the picture of each sample begins, its size, and the sample's label."""
+    end = path.stat().st_size
     with tarfile.open(path, "r:") as tar:
         name, parts = "", dict[str, int]()
         while member := tar.next():
@@ -220,7 +218,12 @@ def _samples(path: Path) -> Iterator[tuple[int, int, int]]:
             folder, slash, base = member.name.rpartition("/")
             stem, _, kind = base.partition(".")
             if not member.isfile() or not stem:
-                continue
+                continue  # a link, a device, a folder: nothing is followed or unpacked
+            if member.issparse() or member.size < 0 or member.offset_data + member.size > end:
+                raise DataError(
+                    f"{member.name} of {path} claims {member.size} bytes that are not in the file; "
+                    "make it again"
+                )
             if folder + slash + stem != name:
                 yield from _sample(path, name, parts)
                 name, parts = folder + slash + stem, {}
@@ -242,16 +245,18 @@ def _sample(path: Path, name: str, parts: dict[str, int]) -> Iterator[tuple[int,
 def _label(tar: tarfile.TarFile, member: tarfile.TarInfo) -> int:
     content = tar.extractfile(member)
     assert content is not None
-    text = content.read(32)
-    if not text.strip().isdigit():
-        raise DataError(f"{member.name} of {tar.name!r} must be a label as 7, got {text!r}")
-    return int(text)
+    text, where = content.read(LONGEST_LABEL + 1), f"{member.name} of {tar.name!r}"
+    if not text.strip().isdigit() or len(text) > LONGEST_LABEL:
+        raise DataError(f"{where} must be a label as 7, got {text!r}")
+    return int(checked_labels([int(text)], where)[0])
 
 
 @contextmanager
 def _one_line(path: Path) -> Iterator[None]:
     try:
         yield
-    except (OSError, KeyError, ValueError, RuntimeError, tarfile.TarError) as error:
+    except DataError:
+        raise
+    except Exception as error:  # tarfile and h5py raise anything from IndexError to MemoryError
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise DataError(f"cannot read {path} ({reason}); make or get it again") from None

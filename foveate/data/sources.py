@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from foveate.data.checks import checked_labels
 from foveate.data.fetch import Report, fetch
-from foveate.data.folder import read_folder
+from foveate.data.folder import SPLITS, read_folder
 from foveate.data.idx import FILES, decode, find, read_idx
 from foveate.errors import DataError
 
@@ -77,6 +78,11 @@ class Source:
     test: Split
     classes: tuple[str, ...]
     checksum: str
+
+    def __post_init__(self) -> None:
+        for split in SPLITS:
+            labels = getattr(self, split).labels.numpy()
+            checked_labels(labels, f"the {split} labels of {self.name}", len(self.classes))
 
 
 def load_source(name: str, report: Report | None = None) -> Source:

@@ -2,24 +2,27 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import h5py
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foveate import __version__
+from foveate.data.checks import checked_pixels
 from foveate.data.folder import SPLITS, SplitName
+from foveate.data.hdf5 import has_dataset, own_dataset, read_labels, read_scales
 from foveate.data.large_scale import RECIPE, Border, check_border, check_scale, rescale
 from foveate.data.sources import Source, Split
 from foveate.errors import ConfigError, DataError
-from foveate.files import replacing
+from foveate.files import regular, replacing
 
 # Images are always computed in the same blocks by one thread each, because matrix products round
 # differently for other shapes and thread counts: so the file does not depend on either.
@@ -138,43 +141,47 @@ def write(
 
 
 class ScaledFile:
-    """A data set file, ours or an official one, read split by split or image by image."""
+    """A data set file, ours or an official one, read split by split or image by image.
+
+    Its labels, shapes and manifest are checked and the labels read when it is opened; pixels are
+    checked when they are read.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with self._open() as file:
             self.manifest: dict[str, Any] | None = _manifest(file)
-            self.counts = {split: _count(file, split) for split in SPLITS if f"x_{split}" in file}
-            if not self.counts:
-                raise OSError("it has no images")
-        if self.counts.get("test", 0) > 1:  # what a test-only file holds elsewhere is a dummy
-            self.counts = {s: n for s, n in self.counts.items() if n > 1 or s == "test"}
+            self.labels = read_labels(file)
+        self.counts = {split: len(labels) for split, labels in self.labels.items()}
 
     def read(self, split: SplitName, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Read images (N, C, F, F) and labels (N,) of a split, or of a part of it."""
         with self._open() as file:
             self._require(split)
-            images, labels = file[f"x_{split}"], file[f"y_{split}"]
-            batch = images[part] if images.ndim == 4 else images[()][None]
-            tags = np.atleast_1d(labels[()])[part]
-        pixels = torch.from_numpy(np.ascontiguousarray(np.moveaxis(batch, -1, 1), np.float32))
-        return pixels, torch.from_numpy(tags.reshape(-1).astype(np.int64))
+            images = own_dataset(file, f"x_{split}")
+            batch = images[part] if images.ndim == 4 else images[()][None][part]
+        pixels = self._pixels(batch, split, range(self.counts[split])[part])
+        return pixels, torch.from_numpy(self.labels[split][part].copy())
 
     def pick(self, split: SplitName, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Read the images and labels at the indices `chosen`, in their order."""
         order, back = torch.unique(chosen, return_inverse=True)  # HDF5 reads in rising order
         with self._open() as file:
             self._require(split)
-            batch, tags = file[f"x_{split}"][order.numpy()], file[f"y_{split}"][order.numpy()]
-        pixels = torch.from_numpy(np.ascontiguousarray(np.moveaxis(batch, -1, 1), np.float32))
-        return pixels[back], torch.from_numpy(tags.astype(np.int64))[back]
+            batch = own_dataset(file, f"x_{split}")[order.numpy()]
+        pixels = self._pixels(batch, split, order.tolist())
+        return pixels[back], torch.from_numpy(self.labels[split][chosen.numpy()])
+
+    def _pixels(self, batch: NDArray[Any], split: SplitName, indices: Sequence[int]) -> Tensor:
+        pixels = checked_pixels(batch, f"x_{split} of {self.path}", indices)
+        return torch.from_numpy(np.ascontiguousarray(np.moveaxis(pixels, -1, 1)))
 
     def scales(self, split: SplitName) -> Tensor:
         """Give the scale of each image (N,): stored, or the one scale that the file's name says."""
         with self._open() as file:
             self._require(split)
-            if f"scale_{split}" in file:
-                return torch.from_numpy(file[f"scale_{split}"][()])
+            if has_dataset(file, f"scale_{split}"):
+                return torch.from_numpy(read_scales(file, split, self.counts[split]))
         key = "te" if split == "test" else "tr"
         found = re.search(rf"_sc{key}(\d+p\d+)(?!\d*-)", self.path.name)
         if not found:
@@ -190,12 +197,14 @@ class ScaledFile:
     @contextmanager
     def _open(self) -> Iterator[h5py.File]:
         try:
-            with h5py.File(self.path) as file:
+            with h5py.File(regular(self.path)) as file:
                 yield file
+        except DataError:
+            raise
         except FileNotFoundError:
             raise DataError(f"no such file: {self.path}") from None
-        except (OSError, KeyError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
+        except Exception as error:  # h5py raises anything from KeyError to MemoryError
+            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise DataError(
                 f"{self.path} is not a whole data set file ({reason}); make or download it again"
             ) from None
@@ -251,17 +260,20 @@ def _write_dummy(file: h5py.File, spec: FileSpec, split: SplitName, source: Sour
     file[f"y_{split}"] = np.zeros(1, np.int64)
 
 
-def _count(file: h5py.File, split: SplitName) -> int:
-    images, labels = file[f"x_{split}"], file[f"y_{split}"]
-    count = len(images) if images.ndim == 4 else 1
-    if images.ndim not in (3, 4) or max(labels.size, 1) != count:
-        raise OSError(f"x_{split} is {images.shape} and y_{split} is {labels.shape}")
-    return count
-
-
 def _manifest(file: h5py.File) -> dict[str, Any] | None:
+    """Read how the file was made, if it says so."""
     text = file.attrs.get("foveate")
-    return cast(dict[str, Any], json.loads(text)) if text else None
+    if text is None:
+        return None
+    try:
+        found: dict[str, Any] = json.loads(text)
+        ranges = {key: ScaleRange(**found[key]) for key in ("train", "test") if found[key]}
+        FileSpec(**{**{key: found[key] for key in ("size", "seed", "border")}, **ranges})
+        if not all(isinstance(found["source"][key], str) for key in ("name", "checksum")):
+            raise TypeError("the source has no name or checksum")
+    except (ValueError, KeyError, TypeError, RecursionError, ConfigError) as error:
+        raise OSError(f"its manifest is damaged: {type(error).__name__} {error}") from None
+    return found
 
 
 def _same_or_raise(path: Path, wanted: dict[str, Any]) -> None:

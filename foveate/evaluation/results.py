@@ -13,7 +13,7 @@ from typing import Any
 from foveate import __version__
 from foveate.errors import DataError
 from foveate.evaluation.curve import AtScale
-from foveate.files import write_text
+from foveate.files import regular, write_text
 from foveate.training.checkpoint import commit
 from foveate.training.config import TrainConfig
 from foveate.training.presets import model_name
@@ -106,7 +106,7 @@ def read_results(path: Path) -> list[RunResult]:
     """Read a results.json, or the one in a folder."""
     path = path / "results.json" if path.is_dir() else path
     try:
-        return [RunResult.from_dict(run) for run in json.loads(path.read_text())["runs"]]
+        return [RunResult.from_dict(run) for run in json.loads(regular(path).read_text())["runs"]]
     except FileNotFoundError:
         raise DataError(f"no such file: {path}; 'foveate evaluate' writes it") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -18,12 +18,13 @@ from foveate.errors import ConfigError, DataError
 from foveate.evaluation.curve import AtScale, accuracy_over_scale
 from foveate.experiments.paper import Row
 from foveate.experiments.records import Record, Winners
-from foveate.files import write_text
+from foveate.files import regular, write_text
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import Precision, TrainConfig
 from foveate.training.data import Load, made_from
 from foveate.training.loop import train_together
 from foveate.training.session import Watch
+from foveate.training.unchanged import check_unchanged
 
 SHARED = {f.name for f in fields(Record)}
 
@@ -166,7 +167,7 @@ def outcome_of(job: Job, folder: Path) -> Outcome | None:
 
 def _read_outcome(path: Path) -> Outcome:
     try:
-        return Outcome.from_dict(json.loads(path.read_text()))
+        return Outcome.from_dict(json.loads(regular(path).read_text()))
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is damaged ({error}); remove it to test the run again") from None
 
@@ -208,8 +209,10 @@ def _path(folder: Path, job: Job) -> Path:
 
 def _test(job: Job, run: RunFolder, device: str, load: Load) -> tuple[AtScale, ...]:
     config, net = job.config, run.net().to(device)
+    source = source_of_tests(config)
+    check_unchanged(run, source, load)
     found = accuracy_over_scale(
-        net, load(source_of_tests(config)).test, job.scales, size=config.size, border=config.border,
+        net, load(source).test, job.scales, size=config.size, border=config.border,
         precision=config.precision,
     )  # fmt: skip
     return tuple(found)

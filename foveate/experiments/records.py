@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from foveate.errors import DataError
-from foveate.files import write_text
+from foveate.files import regular, write_text
 
 RESULTS, WINNERS = "results.csv", "winners.csv"
 
@@ -130,7 +130,7 @@ def _read(path: Path, kind: type[Line]) -> list[Line]:
     types = {"int": int, "float": float, "str": str}
     columns = {field.name: types[_name(field.type)] for field in fields(kind)}
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with regular(path).open(newline="", encoding="utf-8") as file:
             lines = list(csv.DictReader(file, strict=True))
         return [kind(**{k: read(line[k]) for k, read in columns.items()}) for line in lines]
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from foveate import __version__
 from foveate.errors import ConfigError, DataError
-from foveate.files import replacing, write_text
+from foveate.files import regular, replacing, write_text
 from foveate.models.zoo import ModelConfig
 from foveate.training.config import TrainConfig
 from foveate.training.network import build_net
@@ -110,7 +110,7 @@ class RunFolder:
         """Read the configuration of the run."""
         path = self.path / "config.json"
         try:
-            return TrainConfig.from_dict(json.loads(path.read_text())["config"])
+            return TrainConfig.from_dict(json.loads(regular(path).read_text())["config"])
         except FileNotFoundError:
             raise DataError(f"{self.path} is not a run: it has no config.json") from None
         except OSError as error:
@@ -172,11 +172,26 @@ class RunFolder:
         """Read what was measured after each epoch."""
         path = self.path / "metrics.jsonl"
         try:
-            return [json.loads(line) for line in path.read_text().splitlines()]
+            return [json.loads(line) for line in regular(path).read_text().splitlines()]
         except FileNotFoundError:
             return []
         except ValueError as error:
             raise DataError(f"{path} is damaged ({error}); remove it") from None
+
+    def data(self) -> dict[str, Any]:
+        """Read the source of the run and its checksum; nothing of a run of an older version."""
+        self.config()  # says what is wrong with a damaged file
+        path = self.path / "config.json"
+        found = json.loads(path.read_text()).get("data", {})
+        if not isinstance(found, dict) or not isinstance(found.get("checksum", ""), str):
+            raise DataError(f"{path} is damaged (data); remove the folder")
+        return found
+
+    def record_data(self, data: dict[str, Any]) -> None:
+        """Add the source of the run and its checksum to config.json."""
+        path = self.path / "config.json"
+        text = json.dumps({**json.loads(path.read_text()), "data": data}, indent=1)
+        self._write(lambda: write_text(path, text + "\n"))
 
     def _save_metrics(self, progress: Progress) -> None:
         lines = "".join(json.dumps(entry) + "\n" for entry in progress.metrics)
@@ -195,7 +210,7 @@ class RunFolder:
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read a safetensors file: its tensors and its notes; nothing in it is executed."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with safe_open(regular(path), framework="pt") as file:
             # Copies: the file may be replaced while its tensors are in use.
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
             return tensors, file.metadata() or {}

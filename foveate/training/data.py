@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-import h5py
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -116,7 +115,7 @@ def open_batches(
         file = ScaledFile(Path(config.source))
         first, _ = file.read(split, slice(1))  # says so if there are none
         count = _count(config, file.counts[split], split)
-        _check_fit(config, first, file_labels(file, split))
+        _check_fit(config, first, torch.from_numpy(file.labels[split]))
         if stream:
             return Streamed(file, split, net, device, config.precision, count)
         images, labels = file.read(split, slice(count))
@@ -198,7 +197,7 @@ def fitted(
     elif is_file(config.source):
         (file,) = made
         images, _ = file.read("train", slice(1))
-        classes = 1 + max(int(file_labels(file, split).max()) for split in file.counts)
+        classes = 1 + max(int(labels.max()) for labels in file.labels.values())
     else:
         source = load(config.source)
         images, classes = source.train.images, len(source.classes)
@@ -253,12 +252,6 @@ def made_from(source: str) -> str | None:
     if not files:
         return source
     return str(files[0].manifest["source"]["name"]) if files[0].manifest else None
-
-
-def file_labels(file: ScaledFile, split: SplitName) -> Tensor:
-    """Read the labels (N,) of a split without its images."""
-    with h5py.File(file.path) as opened:
-        return torch.from_numpy(opened[f"y_{split}"][()].reshape(-1).astype(np.int64))
 
 
 def _groups(order: Tensor, batch: int) -> tuple[Tensor, ...]:

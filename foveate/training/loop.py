@@ -28,6 +28,7 @@ def train(
     watch: Watch = lambda config, progress, steps: None,
     load: Load = load_source,
     team: Team = ALONE,
+    changed_data: bool = False,
     deterministic: bool = True,
 ) -> RunFolder:
     """Train a network in `folder`, going on where an earlier call was interrupted.
@@ -37,11 +38,14 @@ def train(
     many steps an epoch has. Ctrl-C saves before it raises KeyboardInterrupt. All processes of a
     `team` (see `foveate.training.distributed.joined`) call this alike; the first one writes.
 
+    An interrupted run whose source changed since it was started is refused, unless `changed_data`
+    says to go on with the source as it is now.
+
     On a GPU the same configuration gives the same weights to the bit, on the same kind of GPU and
     version of PyTorch. `deterministic=False` gives that up for speed.
     """
-    place = find_device(device)
-    shared = Shared(place, stream, compiled, watch, load, {}, recompute, team, deterministic)
+    shared = Shared(find_device(device), stream, compiled, watch, load, {}, recompute, team)
+    shared = shared._replace(changed_data=changed_data, deterministic=deterministic)
     return _train([(config, folder)], shared)[0]
 
 
@@ -60,13 +64,14 @@ def train_together(
     On a GPU every run has a stream and random states of its own, so that together they fill the
     GPU and each ends with the weights that it would have alone.
     """
-    shared = Shared(find_device(device), stream, compiled, watch, lru_cache(maxsize=1)(load), {})
+    shared = Shared(find_device(device), stream, compiled, watch, load, {})
     return _train(runs, shared._replace(deterministic=deterministic))
 
 
 def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFolder]:
     if shared.compiled and shared.device.type == "cuda":
         wake_compiler()
+    shared = shared._replace(load=lru_cache(maxsize=1)(shared.load))
     sessions = [Session(config, RunFolder(folder), shared) for config, folder in runs]
     active = [session.steps() for session in sessions]
     fixed = shared.deterministic and shared.device.type == "cuda"

@@ -21,6 +21,7 @@ from foveate.training.interrupt import held_back
 from foveate.training.network import build_net, set_recompute
 from foveate.training.randomness import RandomStates
 from foveate.training.state import adam, put_back, set_rate, state_of
+from foveate.training.unchanged import record_data
 
 SAVE_EVERY = 30.0  # seconds after which a run is saved in the middle of an epoch too
 VALIDATIONS = 20  # times a run is validated and saved, or a little more; 20 epochs: after each
@@ -42,6 +43,7 @@ class Shared(NamedTuple):
     batches: dict[tuple[str, str], Batches]
     recompute: int = 0
     team: Team = ALONE
+    changed_data: bool = False
     deterministic: bool = True
 
 
@@ -105,10 +107,17 @@ class Session:
                 self.folder.claim(self.config, self.device, self.team.words)
                 if self.folder.finished:
                     self.folder.check_finished()
+                else:
+                    self._record_data()
             digest = int(self.config.digest(), 16)
             if self.team.tell(digest) != digest:
                 raise ConfigError("the processes of this run were given different options")
             yield
+
+    def _record_data(self) -> None:
+        shared = self.shared
+        options = {"listing": shared.stream, "changed_data": shared.changed_data}
+        record_data(self.folder, self.config, shared.load, **options)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

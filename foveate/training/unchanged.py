@@ -1,0 +1,111 @@
+"""The checksum of a run's data: recorded when the run starts, compared when it is used again."""
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from foveate.data.folder import list_pictures
+from foveate.data.shards import TarShard, is_shards, open_shards
+from foveate.data.store import ScaledFile
+from foveate.errors import DataError
+from foveate.training.checkpoint import RunFolder
+from foveate.training.config import TrainConfig
+from foveate.training.data import FOLDER, Load, is_file, made_files
+
+LISTING = "listing:"  # begins checksums that do not cover the pixels
+
+
+def source_checksum(source: str, load: Load, listing: bool = False) -> str:
+    """Compute the sha256 of a source.
+
+    Sources that are held in memory are hashed by content. Data set files and shards are too large
+    to read through: their checksum, which begins with "listing:", covers the name, size, labels
+    and manifest of each file, and the positions of pictures in a tar. With `listing`, that of a
+    folder covers the relative path and size of each picture. A listing does not notice pixels that
+    change while all sizes stay.
+    """
+    if is_file(source) or is_shards(source):
+        lines = _files(source)
+    elif listing and source.startswith(FOLDER):
+        lines = _pictures(Path(source.removeprefix(FOLDER)).expanduser())
+    else:
+        return load(source).checksum
+    return LISTING + _sha256("\n".join(sorted(json.dumps(line) for line in lines)).encode())
+
+
+def record_data(
+    folder: RunFolder, config: TrainConfig, load: Load, *, listing: bool, changed_data: bool
+) -> None:
+    """Record the checksum of the source in the run's folder, or compare it with the recorded one.
+
+    With `changed_data`, the new checksum is recorded and the one before kept as "earlier".
+    """
+    data = folder.data()
+    before = data.get("checksum", "")
+    found = source_checksum(config.source, load, _is_listing(before) if before else listing)
+    if before and not changed_data:
+        _compare(config.source, before, found, f"{folder.path} was started")
+    if before != found:
+        earlier = {"earlier": [*data.get("earlier", []), before]} if before else {}
+        folder.record_data({"source": config.source, "checksum": found, **earlier})
+
+
+def check_unchanged(folder: RunFolder, source: str, load: Load) -> None:
+    """Refuse a source that the run was trained on, or its file made from, if it changed since.
+
+    Other sources, and runs of versions that recorded no checksum, pass.
+    """
+    own, recorded = folder.config().source, folder.data().get("checksum", "")
+    if source == own and recorded:
+        found = source_checksum(source, load, _is_listing(recorded))
+        _compare(source, recorded, found, f"{folder.path} was started")
+    files: list[ScaledFile] = []
+    with suppress(DataError):  # a file that is gone says nothing about the source
+        files = made_files(own)
+    for file in files[:1]:
+        made = (file.manifest or {}).get("source", {})
+        if made.get("name") == source:
+            _compare(source, made["checksum"], load(source).checksum, f"{file.path} was made")
+
+
+def _compare(source: str, before: str, now: str, since: str) -> None:
+    if before != now:
+        was, found = (checksum.removeprefix(LISTING)[:12] for checksum in (before, now))
+        raise DataError(
+            f"{source} changed since {since}: its checksum was {was} and is {found}; restore the "
+            "data, train a new run with another --out, or pass --changed-data to use it as it is"
+        )
+
+
+def _is_listing(checksum: str) -> bool:
+    return checksum.startswith(LISTING)
+
+
+def _files(source: str) -> Iterator[list[Any]]:
+    """What identifies each file of a data set."""
+    for file in open_shards(source).shards if is_shards(source) else made_files(source):
+        labels = {split: _sha256(values.tobytes()) for split, values in file.labels.items()}
+        line = [file.path.name, file.path.stat().st_size, labels]
+        if isinstance(file, TarShard):
+            line.append(_sha256(file.places.tobytes()))
+        elif isinstance(file, ScaledFile):
+            line.append(file.manifest)
+        yield line
+
+
+def _pictures(folder: Path) -> Iterator[list[Any]]:
+    for path, _ in list_pictures(folder)[0]:
+        name = unicodedata.normalize("NFC", path.relative_to(folder).as_posix())
+        try:
+            yield [name, path.stat().st_size]
+        except OSError as error:
+            reason = error.strerror
+            raise DataError(f"cannot read image {path} ({reason}); replace or remove it") from None
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
