@@ -13,7 +13,7 @@ from foveate.errors import ConfigError
 def cache_dir() -> Path:
     """Return where fetched files are kept: FOVEATE_CACHE, or else the user's cache folder."""
     if chosen := os.environ.get("FOVEATE_CACHE"):
-        return Path(chosen).expanduser()
+        return Path(os.path.expanduser(chosen))
     try:
         import platformdirs
     except ImportError as error:
