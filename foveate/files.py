@@ -3,6 +3,7 @@
 import os
 import socket
 import stat
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +21,7 @@ SPECIAL = {
 def cache_dir() -> Path:
     """Return where fetched files are kept: FOVEATE_CACHE, or else the user's cache folder."""
     if chosen := os.environ.get("FOVEATE_CACHE"):
-        return Path(chosen).expanduser()
+        return Path(os.path.expanduser(chosen))
     try:
         import platformdirs
     except ImportError as error:
@@ -56,9 +57,10 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f"{_prefix(path)}{os.getpid()}.tmp")
     try:
         yield temporary
-        _flush(temporary)
+        with open(temporary, "rb+") as file:  # Windows flushes only what is open for writing
+            os.fsync(file.fileno())
         os.replace(temporary, path)
-        _flush(path.parent)
+        _flush_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -81,7 +83,12 @@ def _sweep(path: Path) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether this machine has a process of that number, whoever's it is."""
+    """Whether this machine has a process of that number, whoever's it is.
+
+    On Windows it is always True: os.kill, which only asks elsewhere, would end the process there.
+    """
+    if sys.platform == "win32":
+        return True
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -91,10 +98,10 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some file systems cannot sync a directory
+def _flush_folder(path: Path) -> None:
+    with suppress(OSError):  # Windows cannot open a folder, some file systems cannot sync one
+        handle = os.open(path, os.O_RDONLY)
+        try:
             os.fsync(handle)
-    finally:
-        os.close(handle)
+        finally:
+            os.close(handle)

@@ -2,18 +2,24 @@
 
 import json
 import os
+import random
+import shutil
 import stat
 from dataclasses import replace
 
 import pytest
 import torch
-from tiny_runs import MODEL, same_bits, tiny, trained
+from PIL import Image
+from safetensors.torch import save
+from tiny_runs import AS_TINY, MODEL, same_bits, tiny, trained
 from torch import nn
 
 import foveate
+from foveate.cli.app import run as command_line
 from foveate.errors import DataError, FoveateError
 from foveate.training.checkpoint import Progress, RunFolder, commit, hardware, read_tensors
 from foveate.training.loop import train
+from foveate.training.tensors import pack_tensors
 
 
 @pytest.fixture
@@ -206,6 +212,161 @@ def test_the_lock_keeps_others_out_and_is_given_back(tmp_path):
 def test_an_error_in_the_block_is_not_taken_for_the_lock(tmp_path):
     with pytest.raises(BlockingIOError), RunFolder(tmp_path).locked():
         raise BlockingIOError("of another kind")
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
+    opened = os.open
+
+    def refuse(path, *options):
+        if str(path).endswith(".lock"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    said = error_of(lambda: train(tiny(), tmp_path))
+    assert said == f"cannot use the folder {tmp_path} (Permission denied)"
+
+
+@pytest.mark.parametrize("made_again", [False, True])
+def test_a_run_whose_folder_was_removed_does_not_finish(tmp_path, made_again, capsys, monkeypatch):
+    monkeypatch.setattr("foveate.training.session.SAVE_EVERY", 0.0)
+    folder = RunFolder(tmp_path / "run")
+
+    def watch(config, progress, steps):
+        if (progress.epoch, progress.step) == (1, 2):
+            shutil.rmtree(folder.path)
+            if made_again:  # by another process, which trains there now
+                folder.path.mkdir()
+                (folder.path / ".lock").touch()
+
+    said = error_of(lambda: train(tiny(), folder.path, watch=watch))
+    assert f"{folder.path} was removed while the run was training" in said
+    assert not folder.saved and folder.path.exists() == made_again
+    monkeypatch.setattr("foveate.cli.display.Display.__call__", lambda self, *at: watch(*at))
+    assert command_line([*AS_TINY, "--out", str(folder.path)]) == 2
+    out, err = capsys.readouterr()
+    assert "was removed while" in err and err.count("\n") == 1 and "finished" not in out
+
+
+def test_a_resumed_run_records_every_version_commit_and_machine(tmp_path, monkeypatch):
+    monkeypatch.setenv("FOVEATE_COMMIT", "first")
+    folder = stopped(tmp_path)
+    once = folder.history()
+    assert len(once) == 1 and folder.about() == once[0]
+    monkeypatch.setenv("FOVEATE_COMMIT", "second")
+    monkeypatch.setattr("foveate.training.checkpoint.hardware", lambda device: "a machine")
+    for _ in range(2):  # the second start is like the last, and adds nothing
+        stopped_at_once(tmp_path)
+    assert folder.history() == [*once, {**once[0], "commit": "second", "hardware": "a machine"}]
+    content = json.loads((tmp_path / "config.json").read_text())
+    assert (content["commit"], content["config"]) == (
+        "first",
+        json.loads(json.dumps(tiny().to_dict())),
+    )
+    train(tiny(), tmp_path)
+    assert folder.about()["commit"] == "first; second"
+    assert folder.about()["hardware"] == f"{once[0]['hardware']}; a machine"
+    monkeypatch.setenv("FOVEATE_COMMIT", "third")
+    train(tiny(), tmp_path)  # finished: nothing was computed by it
+    assert len(folder.history()) == 2
+
+
+def stopped_at_once(path):
+    def watch(config, progress, steps):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(), path, watch=watch)
+
+
+def test_older_files_have_no_history(finished):
+    path = finished.path / "config.json"
+    content = json.loads(path.read_text())
+    (start,) = content.pop("history")
+    path.write_text(json.dumps(content))
+    assert finished.history() == [start] and finished.about() == start
+    path.write_text(json.dumps({**content, "history": 3}))
+    assert "config.json is damaged (history)" in error_of(finished.about)
+
+
+# Damaged weights
+
+
+def test_a_flipped_bit_is_found_wherever_it_is(finished):
+    whole, rng = finished.weights.read_bytes(), random.Random(0)
+    header = 8 + int.from_bytes(whole[:8], "little")
+    places = [*rng.sample(range(header, len(whole)), 60), header, len(whole) - 1]
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << rng.randrange(8)
+        finished.weights.write_bytes(damaged)
+        said = error_of(finished.net)
+        assert f"{finished.weights} is damaged: it has another sha256" in said
+    weights = dict(finished_tensors(finished, whole))
+    for place in rng.sample(range(header), 60):  # refused, or nothing of it matters
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << rng.randrange(8)
+        finished.weights.write_bytes(damaged)
+        try:
+            found, _ = read_tensors(finished.weights)
+        except DataError:
+            continue
+        assert same_bits(found, weights), place
+
+
+def finished_tensors(finished, content):
+    finished.weights.write_bytes(content)
+    return read_tensors(finished.weights)[0]
+
+
+def test_a_flipped_bit_in_a_checkpoint_is_found(tmp_path):
+    folder = stopped(tmp_path)
+    whole = folder.resume.read_bytes()
+    for place in (whole.index(b"progress") + 15, len(whole) // 2, len(whole) - 1):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        folder.resume.write_bytes(damaged)
+        said = error_of(lambda: train(tiny(), tmp_path))
+        assert "resume.safetensors" in said and "remove it" in said
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.bool])
+def test_every_kind_of_tensor_has_a_digest(tmp_path, dtype):
+    tensors = {"many": torch.ones(3, 2).to(dtype), "one": torch.tensor(1).to(dtype)}
+    tensors["none"] = torch.ones(0, 2).to(dtype)
+    (tmp_path / "file").write_bytes(pack_tensors(tensors, {"a": "b"}))
+    found, note = read_tensors(tmp_path / "file")
+    assert note == {"a": "b"} and all(torch.equal(found[key], tensors[key]) for key in tensors)
+
+
+def test_weights_of_an_older_version_have_no_digest(finished):
+    weights, note = read_tensors(finished.weights)
+    finished.weights.write_bytes(save(weights, note))
+    assert same_bits(weights, finished.net().state_dict())
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("key", ["backbone.head.weight", "backbone.trunk.1.running_var"])
+@pytest.mark.parametrize("write", [pack_tensors, save])
+def test_no_command_uses_weights_that_are_not_finite(finished, key, value, write, capsys, tmp_path):
+    weights, note = read_tensors(finished.weights)
+    weights[key].view(-1)[3] = value
+    finished.weights.write_bytes(write(weights, note))
+    words = f"weights.safetensors has a value that is not finite in {key}; train again"
+    assert words in error_of(finished.net)
+    folder, picture = str(finished.path), str(tmp_path / "digit.png")
+    commands = {
+        "evaluate": [folder, "--scales", "1"],
+        "predict": [picture, "--model", folder],
+        "export": [folder, "--out", str(tmp_path / "net.pt2")],
+        "audit": [folder, "--source", "mnist-5k", "--out", str(tmp_path / "audit")],
+        "demo": ["--model", folder, "--port", "0"],
+    }
+    Image.new("L", (28, 28)).save(picture)
+    for command, options in commands.items():
+        assert command_line([command, *options]) == 2, command
+        out, err = capsys.readouterr()
+        assert words in err and err.count("\n") == 1 and out == "", command
 
 
 class Tied(nn.Module):

@@ -9,7 +9,7 @@ import time
 import pytest
 from tiny_runs import python
 
-from foveate.files import replacing, write_text
+from foveate.files import is_alive, replacing, write_text
 
 
 def test_the_file_appears_whole(tmp_path):
@@ -141,3 +141,50 @@ def test_pipes_devices_and_sockets_are_never_opened(tmp_path):
     assert len(lines) == 14 * 4 + 1, err
     for line in lines:
         assert "not a regular file" in line
+
+
+def test_a_process_is_alive_until_it_was_waited_for():
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert is_alive(process.pid)
+    process.communicate()
+    assert not is_alive(process.pid)
+
+
+def test_windows_is_not_asked_with_a_signal(monkeypatch):
+    """There os.kill(pid, 0) ends the process."""
+    monkeypatch.setattr(os, "kill", lambda *_: pytest.fail("killed"))
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert is_alive(1)
+
+
+def test_folders_that_cannot_be_opened_do_not_matter(tmp_path, monkeypatch):
+    """As on Windows."""
+
+    def refuse(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    write_text(tmp_path / "note.txt", "one")
+    assert (tmp_path / "note.txt").read_text() == "one"
+
+
+# Modules that only POSIX has.
+ABSENT = ("fcntl", "grp", "pwd", "resource", "termios")
+WITHOUT = f"""
+import sys, warnings
+sys.modules.update(dict.fromkeys({ABSENT!r}))
+import pkgutil, importlib, foveate
+from pathlib import Path
+for module in pkgutil.walk_packages(foveate.__path__, "foveate."):
+    if not any(word in module.name for word in ("__main__", ".demo", ".kernels")):
+        importlib.import_module(module.name)
+from tiny_runs import tiny
+from foveate.training.loop import train
+train(tiny(epochs=1), Path(sys.argv[1])).net()
+"""
+
+
+def test_everything_imports_and_trains_without_the_modules_of_posix(tmp_path):
+    process = python("-W", "ignore:flock not supported", "-c", WITHOUT, tmp_path / "run")
+    _, err = process.communicate()
+    assert process.returncode == 0, err

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -19,7 +20,7 @@ from tiny_runs import (
 import foveate.training.session as session
 from foveate.cli.app import run as command_line
 from foveate.training.checkpoint import RunFolder
-from foveate.training.interrupt import held_back
+from foveate.training.interrupt import Terminated, held_back
 from foveate.training.loop import train, train_together
 
 
@@ -29,8 +30,12 @@ def whole(tmp_path_factory):
     return train(tiny(), tmp_path_factory.mktemp("whole") / "run")
 
 
-def test_ctrl_c_saves_says_how_to_go_on_and_goes_on(tmp_path, capsys):
-    """The command line itself, interrupted as a terminal does it."""
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_signal_saves_says_how_to_go_on_and_goes_on(number, code, word, tmp_path, capsys):
+    """The command line itself, interrupted as a terminal or a cluster does it."""
     arguments = [*AS_TINY, "--set", "epochs=40"]
     assert command_line([*arguments, "--out", str(tmp_path / "whole")]) == 0
     capsys.readouterr()
@@ -38,11 +43,11 @@ def test_ctrl_c_saves_says_how_to_go_on_and_goes_on(tmp_path, capsys):
     process = python("-m", "foveate", *arguments, *target)
     for line in process.stdout:
         if line.startswith("epoch 3/40"):
-            process.send_signal(signal.SIGINT)
+            process.send_signal(number)
             break
     _, err = process.communicate()
-    assert process.returncode == 130, err
-    assert err.startswith("interrupted: saved in") and "run the same command to go on" in err
+    assert process.returncode == code, err
+    assert err.startswith(f"{word}: saved in") and "run the same command to go on" in err
     assert err.count("\n") == 1
     folder = RunFolder(tmp_path / "run")
     assert 3 <= folder.load()[0].epoch < 40
@@ -52,13 +57,60 @@ def test_ctrl_c_saves_says_how_to_go_on_and_goes_on(tmp_path, capsys):
     assert_as_if_nothing_had_been(tmp_path / "run", RunFolder(tmp_path / "whole"))
 
 
-def press_ctrl_c():
-    os.kill(os.getpid(), signal.SIGINT)
+@pytest.mark.parametrize(
+    ("name", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
+)
+def test_a_signal_while_torch_is_imported_ends_with_a_line(name, code, word, tmp_path):
+    """Also where what is imported swallows the exception."""
+    (tmp_path / "torch.py").write_text(
+        "import os, signal\ntry:\n"
+        f"    os.kill(os.getpid(), signal.{name})\n    for _ in range(100): pass\n"
+        "except BaseException: pass\n"
+    )
+    code_of_main = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import foveate.__main__"
+    process = python("-c", code_of_main, *AS_TINY, cwd=tmp_path)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (code, "")
+    assert err == f"{word}: run the same command again\n"
+
+
+def test_a_signal_while_data_is_prepared_ends_with_a_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("foveate.data.sources.load_source", interrupting(lambda *a, **b: 1 / 0, 1))
+    assert command_line([*AS_TINY, "--out", str(tmp_path / "run")]) == 130
+    assert capsys.readouterr().err == "interrupted: run the same command again\n"
+
+
+def test_sigterm_ends_quickstart_with_a_line(tmp_path, monkeypatch, capsys):
+    def ended(*arguments, **options):
+        raise Terminated
+
+    monkeypatch.setattr("foveate.experiments.quickstart.train", ended)
+    assert command_line(["quickstart", "--out", str(tmp_path)]) == 143
+    assert capsys.readouterr().err == "terminated: run the same command again\n"
+
+
+def test_a_handler_that_exits_saves_too(tmp_path, whole, monkeypatch):
+    """The usual answer to SIGTERM in a script, and that of Ray's workers."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(session, "make_step", _interrupted_between_weights(3, signal.SIGTERM))
+            with pytest.raises(SystemExit):
+                train(tiny(), tmp_path)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert RunFolder(tmp_path).load()[0].step == 3
+    train(tiny(), tmp_path)
+    assert_as_if_nothing_had_been(tmp_path, whole)
+
+
+def press_ctrl_c(number=signal.SIGINT):
+    os.kill(os.getpid(), number)
     for _ in range(100):  # Python hands a signal over between two of its own instructions
         pass
 
 
-def interrupting(function, at):
+def interrupting(function, at, number=signal.SIGINT):
     """The same function, with Ctrl-C pressed in the middle of its call number `at`."""
     calls = 0
 
@@ -66,7 +118,7 @@ def interrupting(function, at):
         nonlocal calls
         calls += 1
         if calls == at:
-            press_ctrl_c()
+            press_ctrl_c(number)
         return function(*arguments, **options)
 
     return wrapped
@@ -85,11 +137,11 @@ def test_ctrl_c_inside_a_step_waits_for_its_end(tmp_path, whole, monkeypatch, at
     assert_as_if_nothing_had_been(tmp_path, whole)
 
 
-def _interrupted_between_weights(at):
+def _interrupted_between_weights(at, number=signal.SIGINT):
     make = session.make_step
 
     def made(net, optimiser, *arguments, **options):
-        optimiser.step = interrupting(optimiser.step, at)
+        optimiser.step = interrupting(optimiser.step, at, number)
         return make(net, optimiser, *arguments, **options)
 
     return made

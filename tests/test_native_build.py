@@ -59,18 +59,26 @@ def test_the_library_is_made_once(monkeypatch, tmp_path):
         assert build.library() is not None
     (kept,) = (tmp_path / "native").iterdir()
     assert kept.suffix == ".so"
+    assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
     monkeypatch.setattr(build, "_compile", lambda *_: pytest.fail("compiled again"))
     with forgotten():
         assert build.library() is not None
 
 
-def test_a_damaged_library_in_the_cache_does_not_matter(monkeypatch, tmp_path):
+@pytest.mark.parametrize("damage", ["cut", "one bit", "empty"])
+def test_a_damaged_library_in_the_cache_is_replaced(damage, monkeypatch, tmp_path):
+    """A process that loads a library cut short dies of SIGBUS, so another process does it."""
     monkeypatch.setenv("FOVEATE_CACHE", str(tmp_path))
-    _, _, name = build._identify()
-    (tmp_path / "native").mkdir()
-    (tmp_path / "native" / name).write_bytes(b"half a library")
     with forgotten():
         assert build.library() is not None
+    (kept,) = (tmp_path / "native").iterdir()
+    whole = kept.read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 1
+    kept.write_bytes({"cut": whole[:4096], "one bit": flipped, "empty": b""}[damage])
+    code = "from foveate.native import build; print(build.library().lanes())"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    assert kept.read_bytes() == whole
 
 
 def test_a_cache_that_cannot_be_written_does_not_matter(monkeypatch, tmp_path):

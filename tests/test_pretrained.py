@@ -179,6 +179,16 @@ def test_weights_of_another_network_are_refused(results, folder):
     assert f"does not hold the network {TR2}" in message and "size mismatch" in message
 
 
+def test_weights_that_are_not_finite_are_refused(results, folder):
+    from safetensors.torch import save
+
+    weights = RunFolder(Path(results[3].run)).net().state_dict()
+    weights["backbone.head.bias"][0] = torch.nan
+    with_file(folder, save(weights))
+    message = one_line(DataError, lambda: from_pretrained(TR2, folder))
+    assert f"{TR2}.safetensors has a value that is not finite in backbone.head.bias" in message
+
+
 class _Bomb:
     def __init__(self, path):
         self.path = path

@@ -23,6 +23,7 @@ from foveate.experiments.records import (
 )
 from foveate.experiments.runner import Done, Failure, LocalEngine, Study, estimate
 from foveate.training.checkpoint import RunFolder
+from foveate.training.interrupt import Terminated
 
 SCALES = (0.5, 1.0)
 
@@ -191,13 +192,24 @@ def test_the_plan_says_what_is_to_do(tmp_path):
     assert "FovAvg 17 tr14" in found.output
 
 
-def test_ctrl_c_says_what_is_left(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("signal", "code", "word"),
+    [(KeyboardInterrupt, 130, "interrupted"), (Terminated, 143, "terminated")],
+)
+def test_ctrl_c_and_sigterm_say_what_is_left(signal, code, word, tmp_path, monkeypatch, capsys):
     def pressed(self, jobs, folder):
-        raise KeyboardInterrupt
+        raise signal
 
     monkeypatch.setattr(LocalEngine, "run", pressed)
-    assert run(["reproduce", "table2", "--rows", "fovmax-tr2", "--out", str(tmp_path)]) == 130
-    assert "interrupted: 9 runs are left; run the same command" in capsys.readouterr().err
+    study = tmp_path / "study.toml"
+    study.write_text(
+        'name = "a"\nseeds = 3\n[defaults]\nsource = "mnist-5k"\n[grid]\npreset = ["cnn"]\n'
+    )
+    rows = ["table2", "--rows", "fovmax-tr2"]
+    for count, command in ((9, ["reproduce", *rows]), (3, ["sweep", str(study)])):
+        assert run([*command, "--device", "cpu", "--out", str(tmp_path / command[0])]) == code
+        words = f"{word}: {count} runs are left; run the same command to go on\n"
+        assert capsys.readouterr().err == words
 
 
 def test_merge_prints_how_many(tmp_path):

@@ -1,20 +1,47 @@
 """The command line: parse, call, print. Nothing heavy is imported before a command runs."""
 
 import os
+import signal
 import sys
+from types import FrameType
 
-from foveate.cli.app import run
+from foveate.training.interrupt import SIGNALS, stop
+
+USUAL = (signal.default_int_handler, signal.SIG_DFL)
 
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
+    for number in SIGNALS:
+        if signal.getsignal(number) in USUAL:  # not one that the caller ignores, as nohup does
+            signal.signal(number, _stop)
+    from foveate.cli.app import run  # Ctrl-C may come while this is imported
+
     leave(run(sys.argv[1:]))
 
 
 def leave(code: int) -> None:
     """End the process; under torchrun at once: while it tidies up, torch's threads may abort it."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # the exit code is decided
     if "TORCHELASTIC_RUN_ID" in os.environ:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Raise as `stop` does, but end at once if a module is being imported.
+
+    Some packages swallow an exception that is raised while they are imported, or print it.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            terminated = number == signal.SIGTERM
+            if os.environ.get("RANK", "0") == "0":  # of torchrun's processes one says it
+                word = "terminated" if terminated else "interrupted"
+                os.write(2, f"{word}: run the same command again\n".encode())
+            os._exit(143 if terminated else 130)
+        frame = frame.f_back
+    stop(number, None)

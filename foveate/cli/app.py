@@ -4,6 +4,7 @@ import os
 from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperGroup
 
 from foveate import __version__
 from foveate.cli import (
@@ -19,7 +20,7 @@ from foveate.cli import (
     theory,
     training,
 )
-from foveate.cli.console import complain
+from foveate.cli.console import complain, interruptible
 from foveate.errors import FoveateError
 
 HELP = """Vision networks that recognise things at sizes they were never trained on.
@@ -30,8 +31,19 @@ Example: foveate show mnist-5k --out digits.png
 # Typer publishes one usage error of many; its base is the class they share.
 UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
 
+
+class Commands(TyperGroup):
+    """The commands; Typer by itself would exit without a word at Ctrl-C."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        with interruptible(lambda: "run the same command again"):
+            return super().invoke(ctx)
+
+
 # In Markdown a paragraph is filled to the width of the terminal.
 app = typer.Typer(
+    cls=Commands,
     help=HELP,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -73,7 +85,7 @@ def options(
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line and return its exit code: 0, 2 for an error, 130 for Ctrl-C."""
+    """Run the command line; its exit code is 2 for an error, 130 for Ctrl-C, 143 for SIGTERM."""
     try:
         return int(app(arguments, prog_name="foveate", standalone_mode=False) or 0)
     except UsageError as problem:
@@ -82,8 +94,8 @@ def run(arguments: list[str]) -> int:
         if os.environ.get("RANK", "0") != "0":  # torchrun's first process says it for all
             return 2
         return _fail(f"{usage.format_message().rstrip('.')}; see '{where} --help'")
-    except (typer.Abort, KeyboardInterrupt):
-        return _fail("interrupted; run the same command to go on", code=130)
+    except (typer.Abort, KeyboardInterrupt):  # at a prompt, or before a command began
+        return _fail("interrupted: run the same command again", code=130)
     except Exception as error:
         if "--debug" in arguments:
             raise

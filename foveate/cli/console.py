@@ -1,5 +1,6 @@
 """Where the command line prints, and its progress bars: quiet when nobody watches."""
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -13,6 +14,8 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+
+from foveate.training.interrupt import Terminated
 
 OUTPUT = Console(highlight=False, soft_wrap=True)
 ERRORS = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -38,11 +41,12 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 @contextmanager
-def interruptible(left: Callable[[], int]) -> Iterator[None]:
-    """Say at Ctrl-C how many runs are left, and how to go on."""
+def interruptible(words: Callable[[], str]) -> Iterator[None]:
+    """At Ctrl-C or SIGTERM print one line, which ends with `words`, and exit with 130 or 143."""
     try:
         yield
-    except KeyboardInterrupt:
-        words = f"{left()} runs are left; run the same command to go on"
-        ERRORS.print(f"interrupted: {words}", markup=False)
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as error:
+        said, code = ("terminated", 143) if isinstance(error, Terminated) else ("interrupted", 130)
+        if os.environ.get("RANK", "0") == "0" and (more := words()):  # torchrun's first process
+            ERRORS.print(f"{said}: {more}", markup=False)
+        raise typer.Exit(code) from None

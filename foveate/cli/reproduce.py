@@ -69,7 +69,9 @@ def reproduce(
         runs = make_engine(
             engine, device=place, together=together, address=address, watch=live.watch
         )
-        with interruptible(lambda: len(study.left)):
+        with interruptible(
+            lambda: f"{len(study.left)} runs are left; run the same command to go on"
+        ):
             for ended in study.run(runs):
                 live.tell(ended)
     OUTPUT.print(_table(chosen, study))

@@ -63,7 +63,9 @@ def sweep(
         OUTPUT.print(_outlook(runs, dry_run), markup=False)
         if dry_run:
             return
-        with interruptible(lambda: len(runs.left)):
+        with interruptible(
+            lambda: f"{len(runs.left)} runs are left; run the same command to go on"
+        ):
             failures = live.follow(runs.run(workers))
     OUTPUT.print(_table(plan, runs))
     OUTPUT.print(runs.folder / "results.csv", markup=False)

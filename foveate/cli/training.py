@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT, complain, progress
+from foveate.cli.console import ERRORS, OUTPUT, complain, interruptible, progress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -134,14 +134,11 @@ def _train(
     folder = RunFolder(path)
     words = "is finished already" if folder.finished else "is finished"
     device = "cpu" if folder.finished else team.device(options["device"])
-    try:
-        with _shown(f"training {model} in {path}", path, events, team) as watch:
-            run(config, path, load=load, watch=watch, team=team, **{**options, "device": device})
-    except KeyboardInterrupt:
-        if team.may_say():
-            message = f"interrupted: {_kept(folder)}; run the same command to go on"
-            ERRORS.print(message, markup=False)
-        raise typer.Exit(130) from None
+    with (
+        interruptible(lambda: _kept(folder) if team.may_say() else ""),
+        _shown(f"training {model} in {path}", path, events, team) as watch,
+    ):
+        run(config, path, load=load, watch=watch, team=team, **{**options, "device": device})
     if team.leads:
         OUTPUT.print(f"{path} {words}: {_score(folder)}", markup=False)
 
@@ -250,9 +247,9 @@ def _score(folder: "RunFolder") -> str:
 def _kept(folder: "RunFolder") -> str:
     found = folder.load()
     if found is None:
-        return f"nothing was done yet in {folder.path}"
-    reached = found[0]
-    return f"saved in {folder.path} at epoch {reached.epoch + 1}, step {reached.step}"
+        return f"nothing was done yet in {folder.path}; run the same command to go on"
+    at = f"epoch {found[0].epoch + 1}, step {found[0].step}"
+    return f"saved in {folder.path} at {at}; run the same command to go on"
 
 
 def _target(runs: Sequence[Path], out: Path | None) -> Path:

@@ -1,7 +1,7 @@
 """A list of runs, and what is left of each: trained, tested, and written down once."""
 
 import json
-import resource
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -52,7 +52,7 @@ class Outcome:
     """What a job gave.
 
     `seconds` is its share of the machine's time, training and testing, also before an interruption.
-    `memory` is the peak, in MiB, of the process.
+    `memory` is the peak, in MiB, of the process; 0 on Windows, which has no `resource`.
     """
 
     name: str
@@ -221,4 +221,9 @@ def _test(job: Job, run: RunFolder, device: str, load: Load) -> tuple[AtScale, .
 def _peak_memory(device: str) -> int:
     if device.startswith("cuda"):
         return torch.cuda.max_memory_allocated() >> 20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+    if sys.platform == "win32":
+        return 0
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak >> (20 if sys.platform == "darwin" else 10)  # macOS counts bytes, Linux KiB

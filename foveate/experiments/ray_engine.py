@@ -7,9 +7,11 @@ and sends the finished run to the driver, which stores it.
 
 import logging
 import os
+import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -162,7 +164,10 @@ class RayEngine:
             _look_for(self.address or "")
             try:
                 quiet: Any = {"log_to_driver": False, "logging_level": logging.ERROR}
+                asked = signal.getsignal(signal.SIGTERM)
                 ray.init(self.address, include_dashboard=False, **quiet)
+                if callable(asked) and threading.current_thread() is threading.main_thread():
+                    signal.signal(signal.SIGTERM, asked)  # Ray's own would exit with 15
             except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                 raise FoveateError(
                     f"cannot connect to Ray ({_first_line(error)}); a cluster's version of Ray, "

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
-from torch import nn
+from torch import Tensor, nn
 
 from foveate.errors import ConfigError, DataError
 from foveate.models.zoo import ModelConfig
@@ -88,12 +88,31 @@ def from_pretrained(name: str, folder: Path = WEIGHTS) -> nn.Module:
     info = pretrained_info(name, folder)
     with torch.random.fork_rng(devices=[]):  # the weights it is born with are replaced at once
         net = info.model.build()
+    path = folder / info.file
     try:
-        net.load_state_dict(load(_verified(folder / info.file, info.sha256)))
-    except (SafetensorError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise DataError(f"{info.file} does not hold the network {name} ({reason} ...)") from None
+        load_weights(net, load(_verified(path, info.sha256)), path)
+    except (SafetensorError, ConfigError) as error:
+        raise DataError(f"{info.file} does not hold the network {name} ({error})") from None
     return net.eval()
+
+
+def load_weights(net: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+    """Load the weights of the file `path` into the network, if they are finite and fit it."""
+    if name := find_non_finite(weights):
+        raise DataError(f"{path} has a value that is not finite in {name}; train again")
+    try:
+        net.load_state_dict(weights)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:120]
+        raise ConfigError(f"{path} is of another architecture ({reason} ...)") from None
+
+
+def find_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of the first tensor with a NaN or an infinity, or None."""
+    finite = [tensor.isfinite().all() for tensor in tensors.values()]
+    if not finite or torch.stack(finite).all():  # one answer, for which a GPU waits once
+        return None
+    return next(name for name, fine in zip(tensors, finite, strict=True) if not fine)
 
 
 def overlap(name: str, source: str, split: str = "test", folder: Path = WEIGHTS) -> str | None:

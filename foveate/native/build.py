@@ -1,8 +1,10 @@
 """Compile the C files beside this module with the system's compiler on first use, and load them.
 
-The library is kept in the cache under a name that says what it was made of: the source and all
-that the compiler knows about itself and this processor. Nothing here raises: where there is no
-compiler, or FOVEATE_NATIVE=0 is set, `library` is None and callers take their plain path.
+The library is cached under a name that tells what it was made of: the source and all that the
+compiler knows about itself and this processor. It is loaded only from a folder that no other user
+can write, only if its content has the digest at its end, and only as a private copy. Nothing here
+raises: where there is no compiler, or FOVEATE_NATIVE=0 is set, `library` is None and callers take
+their plain path.
 """
 
 import ctypes
@@ -10,9 +12,14 @@ import hashlib
 import logging
 import os
 import shutil
+import signal
+import stat
 import subprocess
+import sys
 import tempfile
 import threading
+import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -23,15 +30,20 @@ FOLDER = Path(__file__).parent
 COMPILERS = ("cc", "gcc", "clang")
 TARGETS = ("-march=native", "-mcpu=native")  # the first that the compiler knows
 FLAGS = ("-std=c11", "-O3", "-ffp-contract=fast", "-fPIC", "-shared")
-TIMEOUT = 120.0  # seconds for the compiler, which needs 1
+TIMEOUT = 20.0  # seconds for all calls of the compiler together; they need 1
+DIGEST = hashlib.sha256().digest_size
 
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
 
 
+class UnsafeError(FoveateError):
+    """Another user could have written a file or folder."""
+
+
 def library() -> ctypes.CDLL | None:
     """The compiled functions, or None; tried once in a process."""
-    if os.environ.get("FOVEATE_NATIVE") == "0":
+    if os.environ.get("FOVEATE_NATIVE") == "0" or sys.platform == "win32":
         return None
     with _lock:
         return _library()
@@ -40,59 +52,140 @@ def library() -> ctypes.CDLL | None:
 @cache
 def _library() -> ctypes.CDLL | None:
     try:
-        lib = _load(*_identify())
+        lib = _find_or_compile()
         for function in (lib.cut, lib.work, lib.finish):
             function.argtypes, function.restype = (ctypes.c_void_p,), None
         lib.lanes.restype = ctypes.c_int64
-    except (OSError, AttributeError, subprocess.SubprocessError, FoveateError) as error:
+    except subprocess.TimeoutExpired as error:
+        _log.warning(
+            "%s did not finish within %g s: foveate runs slower, without compiled code; "
+            "FOVEATE_NATIVE=0 skips the attempt", error.cmd[0], TIMEOUT,
+        )  # fmt: skip
+        return None
+    except (OSError, AttributeError, FoveateError) as error:
         _log.info("no native code, the plain path is used: %s", error)
         return None
     return lib
 
 
-def _load(compiler: str, target: str, name: str) -> ctypes.CDLL:
-    """Load the library from the cache, where it is made if need be, or from a passing folder."""
+def _find_or_compile() -> ctypes.CDLL:
+    """Load the library from the cache, or compile it and put it there."""
+    end = time.monotonic() + TIMEOUT
+    compiler, target, name = _identify(end)
+    cached = None
     try:
-        path = cache_dir() / "native" / name
-        if not path.exists():
-            with replacing(path) as temporary:
-                _compile(compiler, target, temporary)
-        return ctypes.CDLL(str(path))
-    except (OSError, FoveateError) as error:
-        _log.info("the cache cannot be used: %s", error)
+        cached = _private_folder() / name
+        return _load(_read(cached))
+    except UnsafeError as error:
+        _log.warning("the compiled code is not cached: %s", error)
+    except (OSError, FoveateError) as error:  # also what is damaged, or not there yet
+        _log.info("no compiled code in the cache: %s", error)
+    data = _compile(compiler, target, end)
+    lib = _load(data)
+    if cached is not None:
+        with suppress(OSError), replacing(cached) as temporary:
+            temporary.write_bytes(data + hashlib.sha256(data).digest())
+            temporary.chmod(0o644)
+    return lib
+
+
+def _private_folder() -> Path:
+    """The folder of the cache for compiled code, made if need be; others cannot write to it."""
+    root = Path(os.path.realpath(cache_dir()))
+    for folder in (root, root / "native"):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode):
+            raise UnsafeError(f"{folder} is a link; remove it")
+        _check_private(folder, found)
+    return folder
+
+
+def _check_private(path: Path, found: os.stat_result) -> None:
+    """Refuse what belongs to another user, or what other users can write."""
+    if found.st_uid not in (0, os.geteuid()):
+        raise UnsafeError(f"{path} belongs to another user; set FOVEATE_CACHE to a folder of yours")
+    others = stat.S_IWOTH
+    if found.st_gid != os.geteuid():  # not the user's own group, which has the same number
+        others |= stat.S_IWGRP
+    sticky = stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX  # each owns what he adds
+    if found.st_mode & others and not sticky:
+        raise UnsafeError(f"other users can write to {path}; run 'chmod go-w {path}'")
+
+
+def _read(path: Path) -> bytes:
+    """Read a cached library and verify the digest that follows it."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise UnsafeError(f"{path} is not a file")
+        _check_private(path, found)
+        content = file.read()
+    data, digest = content[:-DIGEST], content[-DIGEST:]
+    if hashlib.sha256(data).digest() != digest:
+        raise FoveateError(f"{path} is damaged")
+    return data
+
+
+def _load(data: bytes) -> ctypes.CDLL:
+    """Load a library from a copy that nothing can change: a file cut short would end the process.
+
+    The copy is in memory where the system can do that, or else in a private temporary folder.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            # It stays open: the loader takes a second library of the same path for the first.
+            handle = os.memfd_create("foveate")
+            with open(handle, "wb", closefd=False) as file:
+                file.write(data)
+            return ctypes.CDLL(f"/proc/self/fd/{handle}")
     with tempfile.TemporaryDirectory() as folder:  # a loaded library outlives its file
-        path = Path(folder) / name
-        _compile(compiler, target, path)
+        path = Path(folder) / "foveate.so"
+        path.write_bytes(data)
         return ctypes.CDLL(str(path))
 
 
-def _identify() -> tuple[str, str, str]:
+def _identify(end: float) -> tuple[str, str, str]:
     """The compiler, how it says "this processor", and a name for what it makes of the source."""
     found = [path for path in map(shutil.which, COMPILERS) if path is not None]
     for compiler in found:
         for target in TARGETS:
-            macros = _run([compiler, target, "-dM", "-E", "-x", "c", os.devnull])
-            if macros.returncode == 0:
+            command = [compiler, target, "-dM", "-E", "-x", "c", os.devnull]
+            code, macros, _ = _run(command, end)
+            if code == 0:
                 source = [path.read_text(encoding="utf-8") for path in _sources("*.[ch]")]
-                made_of = [*source, *FLAGS, target, macros.stdout]
+                made_of = [*source, *FLAGS, target, macros]
                 digest = hashlib.sha256("\0".join(made_of).encode()).hexdigest()
                 return compiler, target, f"{digest}.so"
     raise FoveateError(f"no C compiler among {', '.join(COMPILERS)}")
 
 
-def _compile(compiler: str, target: str, path: Path) -> None:
+def _compile(compiler: str, target: str, end: float) -> bytes:
     files = map(str, _sources("*.c"))
-    done = _run([compiler, target, *FLAGS, "-o", str(path), *files, "-lm"])
-    if done.returncode != 0:
-        raise FoveateError(f"{compiler} failed: {done.stderr[-500:]}")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "foveate.so"
+        command = [compiler, target, *FLAGS, "-o", str(path), *files, "-lm"]
+        code, _, errors = _run(command, end)
+        if code != 0:
+            raise FoveateError(f"{compiler} failed: {errors[-500:]}")
+        return path.read_bytes()
 
 
 def _sources(pattern: str) -> list[Path]:
     return sorted(FOLDER.glob(pattern))
 
 
-def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-        timeout=TIMEOUT, check=False,
-    )  # fmt: skip
+def _run(command: list[str], end: float) -> tuple[int, str, str]:
+    """Run the compiler until `end`, then kill it with all processes that it started."""
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, errors="replace", start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            output, errors = process.communicate(timeout=max(0.0, end - time.monotonic()))
+        except BaseException:  # Ctrl-C too: a session of its own does not hear of it
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, output, errors

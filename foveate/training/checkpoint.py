@@ -3,7 +3,6 @@
 Everything is safetensors and JSON, written whole or not at all, by one process at a time.
 """
 
-import fcntl
 import json
 import os
 import platform
@@ -15,16 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from foveate import __version__
 from foveate.errors import ConfigError, DataError
 from foveate.files import regular, replacing, write_text
+from foveate.models.pretrained import load_weights
 from foveate.models.zoo import ModelConfig
 from foveate.training.config import TrainConfig
 from foveate.training.network import build_net
+from foveate.training.tensors import pack_tensors, read_tensors
+
+LOCK = ".lock"
+MADE_WITH = ("version", "commit", "hardware")
 
 
 class BusyError(DataError):
@@ -54,6 +59,7 @@ class RunFolder:
         self.path = path
         self.weights = path / "weights.safetensors"
         self.resume = path / "resume.safetensors"
+        self._lock: os.stat_result | None = None
 
     @property
     def finished(self) -> bool:
@@ -67,44 +73,48 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out while the block runs."""
+        """Keep other processes out while the block runs; the lock ends with the process."""
+        lock = FileLock(self.path / LOCK, thread_local=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            lock.acquire(timeout=0)
+            self._lock = os.stat(self.path / LOCK)
+        except Timeout:
+            raise BusyError(
+                f"another process is training in {self.path}; wait for it, or choose another --out"
+            ) from None
         except OSError as error:
             raise DataError(f"cannot use the folder {self.path} ({error.strerror})") from None
         try:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BusyError(
-                    f"another process is training in {self.path}; wait for it, or choose another "
-                    "--out"
-                ) from None
             yield
         finally:
-            os.close(handle)
+            self._lock = None
+            lock.release()
 
     def claim(self, config: TrainConfig, device: torch.device, also: str = "") -> None:
-        """Write down what this run is, or check that it is what the folder already holds.
+        """Record what this run is, or check that it is what the folder already holds.
 
-        `also` is said after the hardware.
+        `also` follows the hardware. A start with another version, commit or hardware than the last
+        is added to the history.
         """
         path = self.path / "config.json"
-        if path.exists():
-            differing = _differences(self.config().to_dict(), config.to_dict())
-            if differing:
-                others = ", ".join(differing)
-                raise ConfigError(
-                    f"{self.path} has a run with other {others}; choose another --out"
-                )
-            return
-        if self.saved or self.finished:
+        there = path.exists()
+        if there and (differing := _differences(self.config().to_dict(), config.to_dict())):
+            others = ", ".join(differing)
+            raise ConfigError(f"{self.path} has a run with other {others}; choose another --out")
+        if not there and (self.saved or self.finished):
             raise DataError(f"{self.path} has weights but no config.json; choose another --out")
+        if there and self.finished:
+            return
         used = ", ".join(filter(None, [hardware(device), also]))
         how = {"version": __version__, "commit": commit(), "hardware": used}
-        text = json.dumps({"config": config.to_dict(), "digest": config.digest(), **how}, indent=1)
-        self._write(lambda: write_text(path, text + "\n"))
+        content = {"config": config.to_dict(), "digest": config.digest(), **how}
+        history: list[dict[str, Any]] = []
+        if there:
+            content, history = json.loads(path.read_text()), self.history()
+        if history[-1:] != [how]:
+            text = json.dumps({**content, "history": [*history, how]}, indent=1)
+            self._write(lambda: write_text(path, text + "\n"))
 
     def config(self) -> TrainConfig:
         """Read the configuration of the run."""
@@ -119,10 +129,22 @@ class RunFolder:
             raise DataError(f"{path} is damaged ({error}); remove the folder") from None
 
     def about(self) -> dict[str, Any]:
-        """Read with what the run was made: version, commit and hardware."""
+        """Read with what the run was made: version, commit and hardware, of a resumed run all."""
+        starts = self.history()
+        values = {key: dict.fromkeys(start.get(key, "") for start in starts) for key in MADE_WITH}
+        return {key: "; ".join(filter(None, found)) for key, found in values.items()}
+
+    def history(self) -> list[dict[str, str]]:
+        """Read version, commit and hardware of each start that differed from the one before."""
         self.config()  # says what is wrong with a damaged file
-        found = json.loads((self.path / "config.json").read_text())
-        return {key: found.get(key, "") for key in ("version", "commit", "hardware")}
+        path = self.path / "config.json"
+        found = json.loads(path.read_text())
+        first = {key: found.get(key, "") for key in MADE_WITH}  # older files have no history
+        history = found.get("history", [first])
+        try:
+            return [{key: str(start.get(key, "")) for key in MADE_WITH} for start in history]
+        except (TypeError, AttributeError):
+            raise DataError(f"{path} is damaged (history); remove the folder") from None
 
     def save(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
         """Write the point to resume from, and the metrics so far."""
@@ -144,7 +166,7 @@ class RunFolder:
         """Write the final weights; only then is the run finished."""
         self._save_metrics(progress)  # the last save may have been cut off before them
         note = {"model": json.dumps(config.model.to_dict()), "digest": config.digest()}
-        self._write(lambda: _write_bytes(self.weights, _packed(weights, note)))
+        self._write(lambda: _write_bytes(self.weights, pack_tensors(weights, note)))
         self.resume.unlink(missing_ok=True)
 
     def check_finished(self) -> None:
@@ -167,6 +189,13 @@ class RunFolder:
         if "model" in note and ModelConfig.from_dict(json.loads(note["model"])) != config.model:
             raise ConfigError(f"{self.weights} is of another model than config.json says")
         return net
+
+    def _is_there(self, lock: os.stat_result) -> bool:
+        """Whether the lock that this process holds is still the one in the folder."""
+        try:
+            return os.path.samestat(lock, os.stat(self.path / LOCK))
+        except OSError:
+            return False
 
     def metrics(self) -> list[dict[str, float]]:
         """Read what was measured after each epoch."""
@@ -198,6 +227,11 @@ class RunFolder:
         self._write(lambda: write_text(self.path / "metrics.jsonl", lines))
 
     def _write(self, action: Callable[[], None]) -> None:
+        if self._lock is not None and not self._is_there(self._lock):
+            raise DataError(
+                f"{self.path} was removed while the run was training; run the same command to "
+                "start again"
+            )
         try:
             action()
         except (OSError, SafetensorError) as error:
@@ -207,33 +241,9 @@ class RunFolder:
             ) from None
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a safetensors file: its tensors and its notes; nothing in it is executed."""
-    try:
-        with safe_open(regular(path), framework="pt") as file:
-            # Copies: the file may be replaced while its tensors are in use.
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-            return tensors, file.metadata() or {}
-    except FileNotFoundError:
-        raise DataError(f"no such file: {path}") from None
-    except (SafetensorError, OSError) as error:
-        raise DataError(
-            f"{path} is not a whole safetensors file ({error}); remove it and train again"
-        ) from None
-
-
-def load_weights(net: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Put the weights of `path` into the network, if they are of its architecture."""
-    try:
-        net.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:120]
-        raise ConfigError(f"{path} is of another architecture ({reason} ...)") from None
-
-
 def pack(progress: Progress, tensors: dict[str, Tensor]) -> bytes:
     """A point to resume from, as a safetensors file has it."""
-    return _packed(tensors, {"progress": json.dumps(vars(progress))})
+    return pack_tensors(tensors, {"progress": json.dumps(vars(progress))})
 
 
 def unpack(data: bytes) -> tuple[Progress, dict[str, Tensor]] | None:
@@ -242,12 +252,6 @@ def unpack(data: bytes) -> tuple[Progress, dict[str, Tensor]] | None:
         return None
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     return Progress(**json.loads(header["__metadata__"]["progress"])), load(data)
-
-
-def _packed(tensors: dict[str, Tensor], note: dict[str, str]) -> bytes:
-    # Copies, because safetensors refuses tensors that share memory, as tied weights do.
-    copies = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
-    return save(copies, note)
 
 
 def _write_bytes(path: Path, data: bytes) -> None:

@@ -39,7 +39,7 @@ from foveate.errors import ConfigError, FoveateError
 from foveate.files import is_alive
 from foveate.training.config import Precision
 from foveate.training.engine import Inputs, Step, loss_of, pick
-from foveate.training.interrupt import SIGNALS
+from foveate.training.interrupt import SIGNALS, stop
 from foveate.training.shared_norm import running_statistics, set_apart, share_norms
 
 Norms = Literal["shared", "local"]
@@ -173,8 +173,8 @@ def joined(device: str, norms: str = "shared") -> Iterator[Team]:
     """Join the processes that torchrun started beside this one; without it, be a team of one.
 
     `norms` is shared or local, as above. Ctrl-C and a request to end (SIGTERM) reach the first
-    process as KeyboardInterrupt. The others end when it does: so it can still finish its step with
-    them, and save.
+    process as KeyboardInterrupt and its subclass `Terminated`. The others end when it does: so it
+    can still finish its step with them, and save.
     """
     norms = cast(Norms, norms)  # `prepare` looks, when one of the processes can say it for all
     if int(os.environ.get("WORLD_SIZE", 1)) == 1 or "MASTER_ADDR" not in os.environ:
@@ -237,12 +237,13 @@ def _ending(team: Team) -> Iterator[None]:
 
     One that waits on a GPU for a process that is no more never comes back to Python.
     """
-    if threading.current_thread() is not threading.main_thread():
+    main = threading.current_thread() is threading.main_thread()
+    if not main or sys.platform == "win32":  # no pipe can be woken there
         yield
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    handler = signal.default_int_handler if team.leads else lambda number, frame: None
+    handler = stop if team.leads else lambda number, frame: None
     before = {number: signal.signal(number, handler) for number in SIGNALS}
     woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     over = threading.Event()

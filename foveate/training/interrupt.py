@@ -1,19 +1,29 @@
-"""Ctrl-C, and a request to end, that wait for a good moment."""
+"""SIGINT (Ctrl-C) and SIGTERM: both raise an exception in the main thread, between two steps."""
 
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which clusters send before they take a machine, asked the process to end."""
+
+
+def stop(number: int, frame: object) -> NoReturn:
+    """Signal handler that raises KeyboardInterrupt, for SIGTERM its subclass `Terminated`."""
+    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+
 @contextmanager
 def held_back() -> Iterator[list[int]]:
-    """Let signals wait for the end of the block: a step half done could not be saved.
+    """Defer signals to the end of the block: a step half done cannot be saved.
 
-    Only those that something in Python waits for: others end the process as always. The block gets
-    a list of those that came. Handlers that it sets itself stay.
+    Only signals with a Python handler are deferred; others end the process as always. The block
+    gets a list of those that arrived. Handlers that the block itself sets stay.
     """
     before = {number: signal.getsignal(number) for number in SIGNALS}
     handlers = {number: handler for number, handler in before.items() if callable(handler)}

@@ -35,7 +35,8 @@ def train(
 
     `recompute` is how many scale channels to train at a time where the activations of all do not
     fit in memory. `watch` is told after every step and every epoch how far the run is, and of how
-    many steps an epoch has. Ctrl-C saves before it raises KeyboardInterrupt. All processes of a
+    many steps an epoch has. Ctrl-C saves before it raises KeyboardInterrupt, and
+    so does SIGTERM where a handler raises that or SystemExit. All processes of a
     `team` (see `foveate.training.distributed.joined`) call this alike; the first one writes.
 
     An interrupted run whose source changed since it was started is refused, unless `changed_data`

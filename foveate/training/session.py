@@ -12,6 +12,7 @@ from torch import Tensor
 
 from foveate.data.folder import SplitName
 from foveate.errors import ConfigError, DataError, FoveateError
+from foveate.models.pretrained import find_non_finite
 from foveate.training.checkpoint import Progress, RunFolder, pack, unpack
 from foveate.training.config import TrainConfig
 from foveate.training.data import Batches, Load, open_batches
@@ -77,7 +78,7 @@ class Session:
                         if self._turn(work, pressed):
                             return
                     yield
-            except (KeyboardInterrupt, GeneratorExit):
+            except (KeyboardInterrupt, SystemExit, GeneratorExit):  # SIGTERM: Ray raises SystemExit
                 if not self.folder.finished:
                     with self._alone():
                         self._save()
@@ -258,8 +259,7 @@ class Session:
             return
         if self.progress.step:
             self._add_up()
-        finite = [torch.isfinite(parameter).all() for parameter in self.net.parameters()]
-        if not torch.stack(finite).all():
+        if find_non_finite(self.net.state_dict()):
             self._stop(f"after epoch {self.progress.epoch}, step {self.progress.step}")
         self.folder.save(self.progress, state_of(self.net, self.optimiser))
         self.saved = time.perf_counter()

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from foveate.training.checkpoint import load_weights
+from foveate.models.pretrained import load_weights
 from foveate.training.config import TrainConfig
 from foveate.training.randomness import random_tensors, restore_random
 
