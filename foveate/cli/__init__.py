@@ -8,6 +8,7 @@ from foveate.cli.app import run
 
 def main() -> None:
     """Run the command line and leave with its exit code."""
+    os.environ["PYTHONSAFEPATH"] = "1"  # of Python processes started from here
     leave(run(sys.argv[1:]))
 
 

@@ -1,12 +1,11 @@
 """The command about other people's classifiers: audit."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT, progress
+from foveate.cli.console import ERRORS, OUTPUT, TrustOption, progress
 from foveate.cli.training import PICTURES, DeviceOption
 
 if TYPE_CHECKING:
@@ -67,6 +66,7 @@ def audit(
     ] = "max",
     batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 32,
     device: DeviceOption = "auto",
+    trust: TrustOption = False,
     out: Annotated[Path, typer.Option("--out", "--output", help="Folder for the results.")] = Path(
         "audit"
     ),
@@ -80,8 +80,8 @@ def audit(
     are no folder, are shown MNIST Large Scale, as by 'foveate evaluate'.
 
     Writes audit.html (the report), audit.csv (per scale and class), audit.json, audit.png and .svg.
-    Images that cannot be read are named and left out. A factory, and a file with a model, is a
-    program: use only what you trust. Pickles are not opened.
+    Images that cannot be read are named and left out. TorchScript and .pt2 files, and runs with a
+    backbone, can run code and need --trust. Pickles are not opened.
 
     Example: foveate audit mypackage.nets:classifier --source folder:photos --size 224
     """
@@ -89,12 +89,11 @@ def audit(
     from foveate.evaluation.audit_images import read_border
     from foveate.evaluation.audit_models import load_model
     from foveate.evaluation.audit_report import audit_beside, fitted_look, usual_scales
+    from foveate.report.audit_page import finetune_script
     from foveate.training.loop import find_device
 
     ways, grid, place = _pool(pool), _grid(scales), find_device(device)
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # find a factory in the current folder, as python -m would
-    found = load_model(model, place)
+    found = load_model(model, place, trust)
     chosen = split or ("test" if found.training else usual_split(source))
     pictures = open_pictures(source, chosen, limit, _classes(classes), _load)
     look = fitted_look(
@@ -120,16 +119,16 @@ def audit(
             device=place,
             advance=advance,
         )
-    _write(report, pictures.some(4), out, trainable=found.trainable)
+    script = finetune_script(report, trust) if found.trainable and report.channels else None
+    _write(report, pictures.some(4), out, script)
 
 
-def _write(report: "AuditReport", samples: "list[Tensor]", out: Path, *, trainable: bool) -> None:
+def _write(report: "AuditReport", samples: "list[Tensor]", out: Path, script: str | None) -> None:
     from foveate.evaluation.audit_report import save_audit
-    from foveate.report.audit_page import audit_page, finetune_script, summary
+    from foveate.report.audit_page import audit_page, summary
     from foveate.report.audit_plots import audit_curves
     from foveate.report.plots import save
 
-    script = finetune_script(report) if trainable and report.channels else None
     page = audit_page(report, samples, script)
     written = [*save_audit(report, out), page.save(out / "audit.html")]
     curves = audit_curves(report.audits)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -16,6 +17,12 @@ from rich.progress import (
 
 OUTPUT = Console(highlight=False, soft_wrap=True)
 ERRORS = Console(stderr=True, highlight=False, soft_wrap=True)
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Run code that a file contains or names: TorchScript, .pt2, a backbone."
+    ),
+]
 
 
 def complain(message: str) -> None:

@@ -207,7 +207,8 @@ def _path(folder: Path, job: Job) -> Path:
 
 
 def _test(job: Job, run: RunFolder, device: str, load: Load) -> tuple[AtScale, ...]:
-    config, net = job.config, run.net().to(device)
+    config = job.config
+    net = run.net(trust=bool(config.backbone)).to(device)  # config.json is the job's, by `claim`
     found = accuracy_over_scale(
         net, load(source_of_tests(config)).test, job.scales, size=config.size, border=config.border,
         precision=config.precision,

@@ -8,11 +8,10 @@ and sends the finished run to the driver, which stores it.
 import logging
 import os
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -28,6 +27,7 @@ from foveate.experiments.jobs import Job, Outcome, outcome_of, perform
 from foveate.experiments.runner import Done, Ended, Failure, ResourceError, reason_of
 from foveate.files import replacing, write_text
 from foveate.training.checkpoint import BusyError, RunFolder
+from foveate.trust import ALONE
 
 IN_FLIGHT = 256  # tasks that Ray knows of at a time; more than 64 GPUs with three runs on each
 LOOK_EVERY = 120.0  # seconds without a result after which the nodes are looked at
@@ -162,7 +162,8 @@ class RayEngine:
             _look_for(self.address or "")
             try:
                 quiet: Any = {"log_to_driver": False, "logging_level": logging.ERROR}
-                ray.init(self.address, include_dashboard=False, **quiet)
+                with chdir(ALONE):  # Ray puts the folder that it is started in on workers' paths
+                    ray.init(self.address, include_dashboard=False, **quiet)
             except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                 raise FoveateError(
                     f"cannot connect to Ray ({_first_line(error)}); a cluster's version of Ray, "
@@ -176,7 +177,6 @@ def work(order: Order) -> Answer:
     try:
         if order.here.is_dir():  # where relative paths and backbones of one's own are
             os.chdir(order.here)
-            sys.path[:0] = [] if "" in sys.path else [""]
         if order.mark and (order.folder / order.mark).exists():
             _wait_for(RunFolder(order.folder / order.job.folder), order.patience)
             return Answer(outcome_of(order.job, order.folder) or _perform(order, order.folder))
