@@ -1,8 +1,10 @@
 """Vision networks that recognise things at sizes they were never trained on."""
 
-from typing import TYPE_CHECKING, Any
-
+# No imports: `python -m foveate` runs this with the current folder first on sys.path.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from foveate.data.sources import load_source as load_source
     from foveate.evaluation.audit import audit as audit
     from foveate.models.channels import ScaleChannels as ScaleChannels
@@ -30,7 +32,7 @@ _HOMES = {
 __all__ = sorted(_HOMES)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name not in _HOMES:
         raise AttributeError(f"module 'foveate' has no attribute {name!r}")
     from importlib import import_module

@@ -144,6 +144,7 @@ def test_the_program_holds_what_the_audit_was_made_with():
     assert "LOOK = Look(size=(9, 9), channels=1, border=0.5, mean=(0.1,))" in script
     assert "SCALES = [0.5, 1, 2]" in script and "load_model('mynet:net')" in script
     assert "open_pictures('folder:my photos', \"train\")" in script
+    assert "load_model('mynet:net', trust=True)" in finetune_script(report(look=look), trust=True)
     named = finetune_script(report(about={"reordered": True}))
     assert "\"train\", classes=['a', 'b'])" in named
     assert "--classes a,b" in words(report(about={"reordered": True}))

@@ -394,7 +394,7 @@ class Spatial(Tied):
 def test_tied_weights_can_be_saved(tmp_path):
     tensors = trained(tmp_path, backbone="test_checkpoint:Tied", epochs=1)
     assert torch.equal(tensors["backbone.one.weight"], tensors["backbone.two.weight"])
-    assert same_bits(tensors, RunFolder(tmp_path).net().state_dict())
+    assert same_bits(tensors, RunFolder(tmp_path).net(trust=True).state_dict())
 
 
 @pytest.mark.parametrize(

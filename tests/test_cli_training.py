@@ -196,8 +196,8 @@ import sys
 from foveate.cli.app import run
 sys.path.remove('')
 print(run({options}))
-sys.path.remove('')
-print(run(["evaluate", "run", "--scales", "1"]))
+print(run(["evaluate", "run", "--trust", "--scales", "1"]))
+assert '' not in sys.path
 """
     process = python("-c", code)
     out, err = process.communicate()

@@ -123,7 +123,7 @@ BAD = [
 def test_a_bad_study_is_refused_before_anything_starts(tmp_path, capsys, old, new, line, words):
     assert GOOD.count(old) == 1
     study = written(tmp_path, GOOD.replace(old, new))
-    assert run(["sweep", str(study), "--out", str(tmp_path / "out")]) == 2
+    assert run(["sweep", str(study), "--trust", "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: {study}, line {line}: ") and said.count("\n") == 1
     assert words in said
@@ -262,7 +262,7 @@ def test_failed_runs_are_named_and_the_others_done(tmp_path, capsys, monkeypatch
     (tmp_path / "fragile.py").write_text(FRAGILE)
     text = GOOD.replace('"fovmax"', '"fovmax"\nname = "bad"\nbackbone = "fragile:net"')
     text = text.replace("[0, 0.15]", "[0]").replace("seeds = 2", "seeds = 1")
-    assert run(["sweep", str(written(tmp_path, text)), "--device", "cpu"]) == 1
+    assert run(["sweep", str(written(tmp_path, text)), "--trust", "--device", "cpu"]) == 1
     said = capsys.readouterr()
     first, last = said.err.splitlines()
     assert first.startswith("bad_model.dropout=0 seed 0 failed: ") and "it broke" in first

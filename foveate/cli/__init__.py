@@ -15,6 +15,7 @@ def main() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) in USUAL:  # not one that the caller ignores, as nohup does
             signal.signal(number, _stop)
+    os.environ["PYTHONSAFEPATH"] = "1"  # of Python processes started from here
     from foveate.cli.app import run  # Ctrl-C may come while this is imported
 
     leave(run(sys.argv[1:]))

@@ -1,12 +1,11 @@
 """The command about other people's classifiers: audit."""
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT, progress
+from foveate.cli.console import ERRORS, OUTPUT, TrustOption, progress
 from foveate.cli.training import PICTURES, ChangedDataOption, DeviceOption, _loader
 
 if TYPE_CHECKING:
@@ -67,6 +66,7 @@ def audit(
     batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 32,
     device: DeviceOption = "auto",
     changed_data: ChangedDataOption = False,
+    trust: TrustOption = False,
     out: Annotated[Path, typer.Option("--out", "--output", help="Folder for the results.")] = Path(
         "audit"
     ),
@@ -80,8 +80,8 @@ def audit(
     are no folder, are shown MNIST Large Scale, as by 'foveate evaluate'.
 
     Writes audit.html (the report), audit.csv (per scale and class), audit.json, audit.png and .svg.
-    Images that cannot be read are named and left out. A factory, and a file with a model, is a
-    program: use only what you trust. Pickles are not opened.
+    Images that cannot be read are named and left out. TorchScript and .pt2 files, and runs with a
+    backbone, can run code and need --trust. Pickles are not opened.
 
     Example: foveate audit mypackage.nets:classifier --source folder:photos --size 224
     """
@@ -89,14 +89,13 @@ def audit(
     from foveate.evaluation.audit_images import read_border
     from foveate.evaluation.audit_models import load_model
     from foveate.evaluation.audit_report import audit_beside, fitted_look, usual_scales
+    from foveate.report.audit_page import finetune_script
     from foveate.training.checkpoint import RunFolder
     from foveate.training.loop import find_device
     from foveate.training.unchanged import check_unchanged
 
     ways, grid, place = _pool(pool), _grid(scales), find_device(device)
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # find a factory in the current folder, as python -m would
-    found, load = load_model(model, place), _loader()
+    found, load = load_model(model, place, trust), _loader()
     if (run := Path(model).expanduser()).is_dir() and not changed_data:
         check_unchanged(RunFolder(run), source, load)
     chosen = split or ("test" if found.training else usual_split(source))
@@ -124,16 +123,16 @@ def audit(
             device=place,
             advance=advance,
         )
-    _write(report, pictures.some(4), out, trainable=found.trainable)
+    script = finetune_script(report, trust) if found.trainable and report.channels else None
+    _write(report, pictures.some(4), out, script)
 
 
-def _write(report: "AuditReport", samples: "list[Tensor]", out: Path, *, trainable: bool) -> None:
+def _write(report: "AuditReport", samples: "list[Tensor]", out: Path, script: str | None) -> None:
     from foveate.evaluation.audit_report import save_audit
-    from foveate.report.audit_page import audit_page, finetune_script, summary
+    from foveate.report.audit_page import audit_page, summary
     from foveate.report.audit_plots import audit_curves
     from foveate.report.plots import save
 
-    script = finetune_script(report) if trainable and report.channels else None
     page = audit_page(report, samples, script)
     written = [*save_audit(report, out), page.save(out / "audit.html")]
     curves = audit_curves(report.audits)

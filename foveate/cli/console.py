@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -19,6 +20,12 @@ from foveate.training.interrupt import Terminated
 
 OUTPUT = Console(highlight=False, soft_wrap=True)
 ERRORS = Console(stderr=True, highlight=False, soft_wrap=True)
+TrustOption = Annotated[
+    bool,
+    typer.Option(
+        "--trust", help="Run code that a file contains or names: TorchScript, .pt2, a backbone."
+    ),
+]
 
 
 def complain(message: str) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT
+from foveate.cli.console import ERRORS, OUTPUT, TrustOption
 
 
 def export(
@@ -19,6 +19,7 @@ def export(
     size: Annotated[
         int | None, typer.Option(min=1, help="Width and height of the images; as trained.")
     ] = None,
+    trust: TrustOption = False,
 ) -> None:
     """Write a network as ONNX (.onnx) or as a torch.export program (.pt2), for any batch size.
 
@@ -28,11 +29,11 @@ def export(
     channel said. It is read back and compared with the network on new random images, one and
     three at a time; ONNX needs foveate[onnx].
     """
-    from foveate.cli.predict import load
+    from foveate.evaluation.predict import find_network
     from foveate.models.export import Format
     from foveate.models.export import export as write
 
-    network = load(model)
+    network = find_network(model, trust)
     side = network.size if size is None else size
     about = {"model": network.name, "source": network.source, "classes": network.classes}
     with ERRORS.status(f"exporting {model} ..."):

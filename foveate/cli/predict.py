@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT
+from foveate.cli.console import ERRORS, OUTPUT, TrustOption
 from foveate.cli.training import DeviceOption
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ def predict(
         typer.Option(help="Pixels of the frame per pixel of the picture; fills it if not said."),
     ] = None,
     device: DeviceOption = "auto",
+    trust: TrustOption = False,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Say what is on pictures: the class, how sure, and at which scale it was seen.
@@ -40,9 +41,10 @@ def predict(
     that the network was trained with. A channel of scale s looks at 28 s pixels of that frame.
     Pictures that cannot be read are named, the others answered, and the exit code is then 1.
     """
+    from foveate.evaluation.predict import find_network
     from foveate.training.loop import find_device
 
-    network = load(model)
+    network = find_network(model, trust)
     network.net.to(find_device(device))
     found = [(path, _ask(network, path, invert, scale)) for path in images]
     answered = [(path, said) for path, said in found if not isinstance(said, str)]
@@ -52,17 +54,6 @@ def predict(
         _print_table(network, answered)
     if len(answered) < len(found):
         raise typer.Exit(1)
-
-
-def load(model: str) -> "Network":
-    """Find the network, and a backbone of one's own in the current folder."""
-    import sys
-
-    from foveate.evaluation.predict import find_network
-
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    return find_network(model)
 
 
 def _ask(

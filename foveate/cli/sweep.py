@@ -1,6 +1,5 @@
 """The command for a list of runs of one's own: sweep."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT, interruptible
+from foveate.cli.console import ERRORS, OUTPUT, TrustOption, interruptible
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -34,6 +33,7 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the study, list its runs.")] = (
         False
     ),
+    trust: TrustOption = False,
 ) -> None:
     """Train and test the runs of a study: your own list, or a grid of settings.
 
@@ -49,10 +49,8 @@ def sweep(
     from foveate.experiments.runner import Study
     from foveate.experiments.study import read_study
 
-    if "" not in sys.path:  # for backbones in the current folder, as python -m would
-        sys.path.insert(0, "")
     load = _loader()
-    plan = read_study(study, load)
+    plan = read_study(study, load, trust=trust, dry_run=dry_run)
     runs = Study(plan.jobs, out or Path("runs") / plan.name)
     with _shown(runs) as live:
         workers = make_engine(

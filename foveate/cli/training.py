@@ -1,6 +1,5 @@
 """The commands about networks: train and evaluate."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT, complain, interruptible, progress
+from foveate.cli.console import (
+    ERRORS,
+    OUTPUT,
+    TrustOption,
+    complain,
+    interruptible,
+    progress,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -169,6 +175,7 @@ def evaluate(
     ] = None,
     device: DeviceOption = "auto",
     changed_data: ChangedDataOption = False,
+    trust: TrustOption = False,
 ) -> None:
     """Measure the accuracy of finished runs over scale.
 
@@ -185,7 +192,7 @@ def evaluate(
 
     target, place = _target(runs, out), find_device(device)
     load = _loader()
-    results = _measure(runs, split, scales, source, str(place), load, changed_data)
+    results = _measure(runs, split, scales, source, str(place), load, changed_data, trust)
     tested = sorted({source or _tested_on(result.config) for result in results})
     about = {
         "split": split,
@@ -219,14 +226,7 @@ def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) ->
     for key in ("scales", "size", "border"):
         if key in given and is_made(config.source):
             raise ConfigError(f"the images in {config.source} are made already: leave out {key}")
-    _import_from_here(config)
     return fitted(config, load, given, stream)
-
-
-def _import_from_here(config: "TrainConfig") -> None:
-    """Find a backbone in the current folder, as python -m would."""
-    if config.backbone and "" not in sys.path:
-        sys.path.insert(0, "")
 
 
 def _loader() -> "Load":
@@ -268,6 +268,7 @@ def _measure(
     device: str,
     load: "Load",
     changed_data: bool,
+    trust: bool,
 ) -> "list[RunResult]":
     from foveate.cli.data import read_scales
     from foveate.data.sources import Split
@@ -281,9 +282,7 @@ def _measure(
         raise ConfigError(f"split must be val or test, got {split!r}")
     factors = read_scales(scales)
     folders = [RunFolder(path) for path in dict.fromkeys(runs)]
-    for folder in folders:
-        _import_from_here(folder.config())
-    nets = [folder.net().to(device) for folder in folders]
+    nets = [folder.net(trust).to(device) for folder in folders]
     if not changed_data:
         for folder in folders:
             check_unchanged(folder, source or _tested_on(folder.config()), load)

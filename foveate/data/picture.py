@@ -31,6 +31,8 @@ def read_picture(path: Path | BinaryIO, behind: Behind = "black") -> Pixels:
             warnings.simplefilter("ignore")  # of damaged tags that change no pixel
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path) as image:
+                if image.format == "EPS":  # Pillow would hand the program to Ghostscript
+                    raise DataError("is PostScript, a program; save it as PNG")
                 pixels = _pixels(ImageOps.exif_transpose(image), behind)
     except DataError as error:
         raise DataError(f"image {path} {error}") from error

@@ -1,7 +1,8 @@
 """Read a model from a TorchScript, torch.export or ONNX file, told apart by what is in it.
 
 Pickles are never opened: not those of `torch.save`, and not those that a torch.export file may
-carry beside its graph. The graph itself is a program that its own runtime executes.
+carry beside its graph. TorchScript and torch.export files can run code all the same, and are loaded
+only if they are trusted. An ONNX graph cannot: it is data for operators that onnxruntime has.
 """
 
 import logging
@@ -18,10 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from foveate.errors import ConfigError, DataError, FoveateError
+from foveate.trust import require_trust
 
 Shape: TypeAlias = tuple[int | None, int | None, int | None, int | None]
 """Of the images (B, C, H, W) that a model takes; None where any number will do."""
 WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+OLDEST_ONNX = (1, 24)  # 1.23 reads external data at any path, and at addresses in memory
 # What a torch.export archive may hold: graphs, tensors and settings; no objects, no compiled code.
 KNOWN = re.compile(
     r"models/|data/weights/|data/constants/(tensor_|[^/]*\.json$)|data/sample_inputs/|extra/|"
@@ -29,13 +32,20 @@ KNOWN = re.compile(
 )
 
 
-def load_file(path: Path, device: torch.device) -> tuple[Callable[[Tensor], Any], Shape]:
-    """Read the model in `path`, and the shape of the images that it takes."""
+def load_file(
+    path: Path, device: torch.device, trust: bool = False
+) -> tuple[Callable[[Tensor], Any], Shape]:
+    """Read the model in `path`, and the shape of the images that it takes.
+
+    TorchScript and torch.export files can run code when they are loaded, and need `trust`.
+    """
     try:
         match _kind(path):
             case "script":
+                require_trust(trust, f"{path} is a TorchScript program, which can run code")
                 return _load_script(path, device)
             case "export":
+                require_trust(trust, f"{path} is a torch.export program, which can run any code")
                 return _load_export(path, device)
             case _:
                 return _load_onnx(path, device)
@@ -117,6 +127,11 @@ def _load_onnx(path: Path, device: torch.device) -> tuple[Callable[[Tensor], Ten
         raise ConfigError(
             "an ONNX model needs the package onnxruntime: pip install 'foveate[onnx]'"
         ) from None
+    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < OLDEST_ONNX:
+        raise ConfigError(
+            f"onnxruntime {onnxruntime.__version__} lets a model read any file and memory; "
+            "update it: pip install 'foveate[onnx]'"
+        )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     wanted = ["CUDAExecutionProvider"] if device.type == "cuda" else []

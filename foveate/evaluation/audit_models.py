@@ -22,7 +22,7 @@ from foveate.models.sliding import SlidingChannels
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.data import is_file
-from foveate.training.network import find_factory
+from foveate.trust import find_factory
 
 Ask: TypeAlias = Callable[[Tensor], Any]
 """From images (B, C, H, W) to logits (B, K)."""
@@ -110,22 +110,28 @@ class Classifier(nn.Module):
         return _logits(_checked(outputs, len(images), self.classes)[:count])
 
 
-def load_model(spec: str, device: torch.device | str = "cpu") -> Model:
+def load_model(spec: str, device: torch.device | str = "cpu", trust: bool = False) -> Model:
     """Find the model that `spec` names, and put it on the device.
 
     - `package.module:factory`: a function without arguments that gives a model, a module, or a
       function from images to logits.
-    - a TorchScript, torch.export (.pt2) or ONNX file, told apart by what is in it. Such a file is a
-      program: load only what you trust. A pickle is never opened.
-    - the folder of a run of `foveate train`, or `pretrained:NAME`.
+    - a TorchScript, torch.export (.pt2) or ONNX file, told apart by what is in it. The first two
+      can run code and need `trust`. A pickle is never opened.
+    - the folder of a run of `foveate train`, which needs `trust` if it names a backbone, or
+      `pretrained:NAME`.
+
+    Args:
+        spec: Name or path of the model.
+        device: Device to put it on.
+        trust: Whether code in a file, or named by a run, may be executed.
     """
     path = Path(spec).expanduser()
     if spec.startswith(PRETRAINED):
         model = _pretrained(spec)
     elif path.is_dir():
-        model = _run(path)
+        model = _run(path, trust)
     elif path.is_file():
-        ask, shape = load_file(path, torch.device(device))
+        ask, shape = load_file(path, torch.device(device), trust)
         model = Model(name=spec, ask=ask, shape=shape)
     elif ":" in spec:
         model = Model(name=spec, ask=_from_python(spec))
@@ -199,7 +205,7 @@ def _needed(function: Callable[..., Any]) -> int:
     return sum(p.default is p.empty and p.kind not in kinds for p in found)
 
 
-def _run(path: Path) -> Model:
+def _run(path: Path, trust: bool) -> Model:
     folder = RunFolder(path)
     config = folder.config()
     training = Training(
@@ -208,7 +214,7 @@ def _run(path: Path) -> Model:
         scales=config.scales,
         overlap=partial(_seen, str(path), _source(config)),
     )
-    return Model(name=str(path), ask=folder.net(), training=training)
+    return Model(name=str(path), ask=folder.net(trust), training=training)
 
 
 def _pretrained(spec: str) -> Model:

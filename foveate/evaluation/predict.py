@@ -85,11 +85,16 @@ class Prediction:
         return asdict(self)
 
 
-def find_network(spec: str) -> Network:
-    """Load a finished run by its folder, or a network that comes with the package by its name."""
+def find_network(spec: str, trust: bool = False) -> Network:
+    """Load a finished run by its folder, or a network that comes with the package by its name.
+
+    Args:
+        spec: Folder of a run, or name of a pretrained network.
+        trust: Whether a backbone that the run names may be imported and called.
+    """
     if Path(spec).is_dir():
         folder = RunFolder(Path(spec))
-        net, config = folder.net().eval(), folder.config()
+        net, config = folder.net(trust).eval(), folder.config()
         known = (config.source, config.size, config.border)
         return _network(spec, net, config.model, *known)
     if "/" in spec:

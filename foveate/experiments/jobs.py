@@ -208,7 +208,8 @@ def _path(folder: Path, job: Job) -> Path:
 
 
 def _test(job: Job, run: RunFolder, device: str, load: Load) -> tuple[AtScale, ...]:
-    config, net = job.config, run.net().to(device)
+    config = job.config
+    net = run.net(trust=bool(config.backbone)).to(device)  # config.json is the job's, by `claim`
     source = source_of_tests(config)
     check_unchanged(run, source, load)
     found = accuracy_over_scale(

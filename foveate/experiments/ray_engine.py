@@ -9,12 +9,11 @@ import logging
 import os
 import signal
 import socket
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -30,6 +29,7 @@ from foveate.experiments.jobs import Job, Outcome, outcome_of, perform
 from foveate.experiments.runner import Done, Ended, Failure, ResourceError, reason_of
 from foveate.files import replacing, write_text
 from foveate.training.checkpoint import BusyError, RunFolder
+from foveate.trust import ALONE
 
 IN_FLIGHT = 256  # tasks that Ray knows of at a time; more than 64 GPUs with three runs on each
 LOOK_EVERY = 120.0  # seconds without a result after which the nodes are looked at
@@ -165,7 +165,8 @@ class RayEngine:
             try:
                 quiet: Any = {"log_to_driver": False, "logging_level": logging.ERROR}
                 asked = signal.getsignal(signal.SIGTERM)
-                ray.init(self.address, include_dashboard=False, **quiet)
+                with chdir(ALONE):  # Ray puts the folder that it is started in on workers' paths
+                    ray.init(self.address, include_dashboard=False, **quiet)
                 if callable(asked) and threading.current_thread() is threading.main_thread():
                     signal.signal(signal.SIGTERM, asked)  # Ray's own would exit with 15
             except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
@@ -181,7 +182,6 @@ def work(order: Order) -> Answer:
     try:
         if order.here.is_dir():  # where relative paths and backbones of one's own are
             os.chdir(order.here)
-            sys.path[:0] = [] if "" in sys.path else [""]
         if order.mark and (order.folder / order.mark).exists():
             _wait_for(RunFolder(order.folder / order.job.folder), order.patience)
             return Answer(outcome_of(order.job, order.folder) or _perform(order, order.folder))

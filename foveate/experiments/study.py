@@ -71,8 +71,17 @@ class StudyFile:
     gpus: float | None
 
 
-def read_study(path: Path, load: Load = load_source) -> StudyFile:
-    """Read a study, and refuse one with a run that could not work."""
+def read_study(
+    path: Path, load: Load = load_source, *, trust: bool = False, dry_run: bool = False
+) -> StudyFile:
+    """Read a study, and refuse one with a run that could not work.
+
+    Args:
+        path: The TOML file.
+        load: Loads a source by its name.
+        trust: Whether backbones that the file names may be imported and called.
+        dry_run: Never import backbones: their runs are listed, but must not be performed.
+    """
     load = lru_cache(maxsize=2)(load)
     file = read_toml(path)
     check_keys(file, (), file.values, TOP)
@@ -82,7 +91,7 @@ def read_study(path: Path, load: Load = load_source) -> StudyFile:
     seeds, scales, (cpus, gpus) = _seeds(file), _scales(file), _resources(file)
     jobs = [
         Job(name=run.name, config=replace(config, seed=s), scales=scales, rows=((name, run.name),))
-        for run, config in _different(file, load)
+        for run, config in _different(file, load, trust, dry_run)
         for s in seeds
     ]
     return StudyFile(file, name, tuple(jobs), scales, cpus, gpus)
@@ -122,12 +131,16 @@ def _resources(file: TomlFile) -> tuple[int, float | None]:
     return cpus or 0, gpus
 
 
-def _different(file: TomlFile, load: Load) -> Iterator[tuple[Run, TrainConfig]]:
+def _different(
+    file: TomlFile, load: Load, trust: bool, dry_run: bool
+) -> Iterator[tuple[Run, TrainConfig]]:
     """Every run with its configuration; two that are the same, or have one name, are refused."""
     configs: dict[str, Run] = {}
     names: dict[str, Run] = {}
     for run in _runs(file):
         config = _config(file, run, load)
+        if not (dry_run and config.backbone):
+            _try_net(file, run, config, trust)
         if twin := configs.get(config.digest()):
             words = f"{run.name} is the same run as {twin.name} in line {file.line(twin.at)}"
             raise file.error(run.at, f"{words}; leave out one of them")
@@ -201,10 +214,14 @@ def _config(file: TomlFile, run: Run, load: Load) -> TrainConfig:
     with file.about(source):
         config = fitted(config, load, settings)
     _check_fit(file, config, fitted(config, load), settings)
-    place = settings["backbone"].at if "backbone" in settings else run.at
-    with file.about(place), torch.random.fork_rng(devices=[]):
-        build_net(config)
     return config
+
+
+def _try_net(file: TomlFile, run: Run, config: TrainConfig, trust: bool) -> None:
+    """Build the network once, to hear of mistakes before anything starts."""
+    place = run.settings["backbone"].at if "backbone" in run.settings else run.at
+    with file.about(place), torch.random.fork_rng(devices=[]):
+        build_net(config, trust=trust)
 
 
 def _training_images(source: str, load: Load) -> int:

@@ -65,8 +65,12 @@ def shown(estimate: Estimate) -> str:
     return f"{value:.1f} [{low:.1f}, {high:.1f}]"
 
 
-def finetune_script(report: AuditReport) -> str:
-    """A program that trains the model on inside scale channels, to be audited again."""
+def finetune_script(report: AuditReport, trust: bool = False) -> str:
+    """A program that trains the model on inside scale channels, to be audited again.
+
+    `trust` is what the model was loaded with, and what the program loads it with.
+    """
+    model = repr(report.model) + ", trust=True" * trust
     source, look = report.about["source"], report.look
     order = f", classes={list(report.plain.classes)!r}" if report.about["reordered"] else ""
     scales = ", ".join(f"{scale:.6g}" for scale in report.channels)
@@ -86,7 +90,7 @@ SCALES = [{scales}]
 
 
 def net():
-    backbone = load_model({report.model!r}).ask
+    backbone = load_model({model}).ask
     return ScaleChannels(backbone, SCALES, size={look.size[0]}, pool={report.about["pool"]!r})
 
 

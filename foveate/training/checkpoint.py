@@ -27,6 +27,7 @@ from foveate.models.zoo import ModelConfig
 from foveate.training.config import TrainConfig
 from foveate.training.network import build_net
 from foveate.training.tensors import pack_tensors, read_tensors
+from foveate.trust import require_trust
 
 LOCK = ".lock"
 MADE_WITH = ("version", "commit", "hardware")
@@ -174,9 +175,16 @@ class RunFolder:
         read_tensors(self.weights)
         self.resume.unlink(missing_ok=True)
 
-    def net(self) -> nn.Module:
-        """Build the network of a finished run, with its weights, on the CPU."""
+    def net(self, trust: bool = False) -> nn.Module:
+        """Build the network of a finished run, with its weights, on the CPU.
+
+        Args:
+            trust: Whether a backbone that config.json names may be imported and called.
+        """
         config = self.config()
+        if config.backbone:
+            named = f"{self.path / 'config.json'} names the backbone {config.backbone!r}"
+            require_trust(trust, f"{named}, which would be imported and called")
         if not self.finished:
             raise DataError(
                 f"{self.path} is not finished ({len(self.metrics())} of {config.epochs} epochs); "
@@ -184,7 +192,7 @@ class RunFolder:
             )
         weights, note = read_tensors(self.weights)
         with torch.random.fork_rng(devices=[]):
-            net = build_net(config)
+            net = build_net(config, trust=trust)
         load_weights(net, weights, self.weights)
         if "model" in note and ModelConfig.from_dict(json.loads(note["model"])) != config.model:
             raise ConfigError(f"{self.weights} is of another model than config.json says")
@@ -278,6 +286,8 @@ def commit() -> str:
     if "FOVEATE_COMMIT" in os.environ:
         return os.environ["FOVEATE_COMMIT"]
     here = Path(__file__)
+    if not (here.parents[2] / ".git").exists():  # git would search the folders around it
+        return ""
     tracked = _git(here.parent, "ls-files", here.name)  # else installed inside another checkout
     return _git(here.parent, "describe", "--always", "--dirty", "--exclude", "*") if tracked else ""
 

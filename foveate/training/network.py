@@ -1,22 +1,23 @@
 """The network of a run: one of the zoo, or scale channels around a backbone of one's own."""
 
-from collections.abc import Callable
-from importlib import import_module
-from typing import Any
-
 import torch
 from torch import nn
 
 from foveate.errors import ConfigError
 from foveate.models.channels import ScaleChannels
 from foveate.training.config import TrainConfig
+from foveate.trust import find_factory, require_trust
 
 
-def build_net(config: TrainConfig) -> nn.Module:
-    """Make the network that `config` says, its weights drawn from torch's random state.
+def build_net(config: TrainConfig, *, trust: bool = False) -> nn.Module:
+    """Build the network of a configuration, its weights drawn from torch's random state.
 
     `config.backbone` names a function that is called with channels= and classes=, and gives a
     module from (N, C, P, P) to (N, K); the rest of `config.model` says how it is shown the image.
+
+    Args:
+        config: Configuration of the run.
+        trust: Whether `config.backbone` may be imported and called.
     """
     model = config.model
     if not config.backbone:
@@ -26,6 +27,7 @@ def build_net(config: TrainConfig) -> nn.Module:
                 f"size={config.size}; set both to one number"
             )
         return model.build()
+    require_trust(trust, f"the backbone {config.backbone!r} would be imported and called")
     if model.form != "foveated":
         raise ConfigError("a backbone goes into fovmax, fovavg or fovconc, not this model")
     net = ScaleChannels(
@@ -46,25 +48,6 @@ def set_recompute(net: nn.Module, channels: int) -> None:
     if not isinstance(net, ScaleChannels):
         raise ConfigError("only fovmax, fovavg and fovconc have channels to recompute")
     net.recompute = channels
-
-
-def find_factory(spec: str, what: str = "backbone") -> Callable[..., Any]:
-    """Import what package.module:factory names; `what` it should be is said where it is not."""
-    module, colon, name = spec.partition(":")
-    if not (module and colon and name):
-        raise ConfigError(f"a {what} is written as package.module:factory, got {spec!r}")
-    try:
-        found = import_module(module)
-    except Exception as error:  # a user's module may fail in any way
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            f"cannot import {module!r} for the {what} ({reason}); install it, or run where it is"
-        ) from error
-    factory = getattr(found, name, None)
-    if not callable(factory):
-        state = "is no function" if hasattr(found, name) else "is not there"
-        raise ConfigError(f"{name!r} {state} in {module!r}; name a function that makes the {what}")
-    return factory  # type: ignore[no-any-return]
 
 
 def _call(spec: str, *, channels: int, classes: int) -> nn.Module:

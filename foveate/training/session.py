@@ -130,7 +130,7 @@ class Session:
         """Build the network, and bring it and the images to where the run is."""
         config, device = self.config, self.device
         torch.manual_seed(config.seed)
-        self.net = build_net(config).to(device)
+        self.net = build_net(config, trust=True).to(device)  # named in the caller's config
         self.optimiser = adam(self.net, config, device)
         self._restore()
         if self.shared.recompute:

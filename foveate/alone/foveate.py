@@ -1,0 +1,10 @@
+"""Stands in for the package on `sys.path` where nothing beside it may be found, and loads it."""
+
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
+spec = spec_from_file_location("foveate", Path(__file__).parents[1] / "__init__.py")
+assert spec and spec.loader
+sys.modules["foveate"] = module_from_spec(spec)
+spec.loader.exec_module(sys.modules["foveate"])
