@@ -122,11 +122,13 @@ import json, sys
 from pathlib import Path
 from foveate.training.distributed import joined
 from test_distributed import CONFIG, recorded
+from tiny_runs import threads_left
 
 with joined("cpu") as team:
     losses = recorded(Path(sys.argv[1]), team)
     if team.leads:
         print(json.dumps(losses))
+assert threads_left() == [], threads_left()
 """
 
 
@@ -195,8 +197,8 @@ def test_the_run_folder_is_that_of_one_process(one, two):
 VICTIM = """
 import os, signal, sys, time
 import foveate.training.distributed as distributed, foveate.training.session as session
-from foveate.cli import leave
 from foveate.cli.app import run
+from tiny_runs import threads_left
 
 at, how, lag, arguments = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4:]
 session.SAVE_EVERY = 0.0
@@ -223,7 +225,9 @@ def making(*options):
     return dying
 
 session.team_step = making
-leave(run(arguments))
+code = run(arguments)
+print("threads left:", threads_left(), flush=True)
+sys.exit(code)
 """
 
 
@@ -236,8 +240,9 @@ def victim(at, how, *arguments, lag=0, **options):
 def test_a_process_that_is_killed_ends_the_run_with_one_line(tmp_path, one, two, rounding):
     folder = tmp_path / "run"
     process = victim(STEPS + 4, "SIGKILL", *COMMAND, "--out", folder)
-    _, err = process.communicate()
+    out, err = process.communicate()
     assert process.returncode != 0
+    assert "threads left: []" in out
     assert said(err) == [
         "error: a process of this run died; the checkpoint at epoch 2, step 3 is kept in "
         f"{folder}; start the same command again"

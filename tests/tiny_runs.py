@@ -65,6 +65,16 @@ def assert_as_if_nothing_had_been(folder, whole):
     assert names == {".lock", "config.json", "metrics.jsonl", "weights.safetensors"}
 
 
+def threads_left():
+    """The threads of this process besides the main one, as named by Linux.
+
+    A thread that takes the GIL while Python finalizes can abort the process.
+    """
+    tasks = Path("/proc/self/task")
+    others = [task for task in tasks.iterdir() if task.name != str(os.getpid())]
+    return [(task / "comm").read_text().strip() for task in others]
+
+
 def python(*arguments, **options):
     """Start a Python process that can import foveate and the tests, on one thread."""
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])

@@ -18,17 +18,9 @@ def main() -> None:
     os.environ["PYTHONSAFEPATH"] = "1"  # of Python processes started from here
     from foveate.cli.app import run  # Ctrl-C may come while this is imported
 
-    leave(run(sys.argv[1:]))
-
-
-def leave(code: int) -> None:
-    """End the process; under torchrun at once: while it tidies up, torch's threads may abort it."""
+    code = run(sys.argv[1:])
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the exit code is decided
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
     sys.exit(code)
 
 

@@ -18,19 +18,26 @@ between CPUs) that train one network. Up to rounding the result does not depend 
 Images that are not streamed are held by every process; of streamed ones each reads its own part.
 """
 
+import gc
 import os
 import signal
 import socket
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast, get_args
+from weakref import WeakSet
 
 import numpy as np
 import torch
 import torch.distributed as dist
+
+# Ten functions of this module take group.WORLD as a default argument. If torch._dynamo imported
+# it after the group was made, they would keep the group and its threads alive until the end.
+import torch.distributed.nn.functional
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
@@ -46,6 +53,7 @@ Norms = Literal["shared", "local"]
 Result = TypeVar("Result")
 GRACE = 20.0  # seconds from the request to end to the end; torchrun itself waits for 30
 TROUBLE = ("gloo", "nccl", "connection", "socket")  # words in the errors of the two backends
+_PARALLEL: WeakSet[DistributedDataParallel] = WeakSet()  # what `_group_destroyed` must take apart
 
 
 class LostProcessError(FoveateError):
@@ -191,9 +199,37 @@ def joined(device: str, norms: str = "shared") -> Iterator[Team]:
         reason = str(error).partition("\n")[0]
         raise FoveateError(f"the processes of this run did not meet ({reason})") from None
     team = Team(rank=rank, count=count, norms=norms, store=store)
-    with _ending(team), team.guard(lambda: "what was saved is kept"):
+    with _ending(team), _group_destroyed(), team.guard(lambda: "what was saved is kept"):
         yield team
-    dist.destroy_process_group()
+
+
+@contextmanager
+def _group_destroyed() -> Iterator[None]:
+    """Destroy the process group after the block, and with it the threads of Gloo.
+
+    A thread of Gloo may drop the last reference to a tensor some time after the operation is
+    complete. If Python is finalizing by then, the thread cannot take the GIL and the process
+    aborts. The threads end when nothing refers to the group any more. References are held by the
+    reducer of DistributedDataParallel and by frames in the tracebacks of errors.
+    """
+    try:
+        yield
+    except BaseException as error:
+        _clear_frames(error)
+        raise
+    finally:
+        _ignore_signals()
+        for module in _PARALLEL:
+            vars(module).clear()
+        gc.collect()  # errors caught in the block may be part of reference cycles
+        dist.destroy_process_group()
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Clear the local variables in the tracebacks of an error and of its causes."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _backend(device: str) -> str:
@@ -247,7 +283,8 @@ def _ending(team: Team) -> Iterator[None]:
     before = {number: signal.signal(number, handler) for number in SIGNALS}
     woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     over = threading.Event()
-    threading.Thread(target=_end_in_time, args=(reader, over, team), daemon=True).start()
+    watcher = threading.Thread(target=_end_in_time, args=(reader, over, team), daemon=True)
+    watcher.start()
     try:
         yield
     finally:
@@ -256,6 +293,7 @@ def _ending(team: Team) -> Iterator[None]:
         for number, previous in before.items():
             signal.signal(number, previous)
         os.close(writer)
+        watcher.join()
 
 
 def _end_in_time(reader: int, over: threading.Event, team: Team) -> None:
@@ -292,6 +330,7 @@ def team_step(
     # A graph that never changes may leave weights out. Buffers are the same everywhere already.
     together = DistributedDataParallel(objective, static_graph=True)
     together.broadcast_buffers = False
+    _PARALLEL.add(together)
 
     def step(inputs: Inputs, labels: Tensor, chosen: Tensor | None = None) -> Tensor:
         inputs, labels = pick(inputs, labels, chosen)
