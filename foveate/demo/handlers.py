@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeAlias
 
 import torch
 from torch import Tensor
@@ -16,9 +17,27 @@ from foveate.demo.uploads import pack, read_upload, unpack
 from foveate.errors import ConfigError, DataError, FoveateError
 
 Reply: TypeAlias = dict[str, Any]
-Result = TypeVar("Result")
+P = ParamSpec("P")
 START = (4, 2.0)  # class of the first digit shown, and its zoom
 SEEDS = 2**31 - 1  # the largest seed of a scene
+
+
+def in_turn(work: Callable[Concatenate["Handlers", P], Reply]) -> Callable[..., Reply]:
+    """Run a method in the one computing thread; errors that a user can mend become a reply."""
+
+    @wraps(work)
+    def turn(self: "Handlers", *args: P.args, **kwargs: P.kwargs) -> Reply:
+        def run() -> Reply:
+            if self.closing:
+                raise ConfigError("the server is shutting down")
+            return work(self, *args, **kwargs)
+
+        try:
+            return self.worker.submit(run).result()
+        except FoveateError as error:
+            return {"error": str(error)}
+
+    return turn
 
 
 class Handlers:
@@ -33,63 +52,42 @@ class Handlers:
         self.closing = False  # requests that still wait are refused, so that the server can end
         self.curves = panels.curves(contenders)
         # For one digit a second core gains nothing: 4 ms for three networks with or without.
-        self._worker = ThreadPoolExecutor(1, "foveate-demo", lambda: torch.set_num_threads(1))
+        self.worker = ThreadPoolExecutor(1, "foveate-demo", lambda: torch.set_num_threads(1))
 
+    @in_turn
     def look(self, digit: str, zoom: float, label: int | None = None) -> Reply:
         """Show the digit at a zoom: the panels as HTML, or {"error": message}."""
-        return self.in_turn(lambda: self._panels(unpack(digit), _zoom(zoom), _label(label)))
+        return self._panels(unpack(digit), _zoom(zoom), _label(label))
 
+    @in_turn
     def take(self, data: str, name: str, zoom: float) -> Reply:
         """Take a drawing or a file (base64), and show it; the reply has the digit too."""
+        if not isinstance(data, str) or not isinstance(name, str):
+            raise DataError("data and name must be strings")
+        digit, note = read_upload(data, name[:80])
+        return {**self._panels(digit, _zoom(zoom), None), "digit": pack(digit), "note": note}
 
-        def work() -> Reply:
-            if not isinstance(data, str) or not isinstance(name, str):
-                raise DataError("data and name must be strings")
-            digit, note = read_upload(data, name[:80])
-            return {**self._panels(digit, _zoom(zoom), None), "digit": pack(digit), "note": note}
-
-        return self.in_turn(work)
-
+    @in_turn
     def offer(self, turn: int) -> Reply:
         """Ten digits to pick from, one of each class, others for every turn."""
+        chosen = [self._pick(label, _whole("turn", turn, 0, SEEDS)) for label in range(10)]
+        return {"html": "".join(_button(digit, k) for k, digit in enumerate(chosen))}
 
-        def work() -> Reply:
-            chosen = [self._pick(label, _whole("turn", turn, 0, SEEDS)) for label in range(10)]
-            return {"html": "".join(_button(digit, k) for k, digit in enumerate(chosen))}
-
-        return self.in_turn(work)
-
+    @in_turn
     def scene(self, count: int, network: int, seed: int) -> Reply:
         """Compose a scene of several digits, and show what one network says at every place."""
-
-        def work() -> Reply:
-            if not self.explorers:
-                raise ConfigError("none of these networks has scale channels; add one by --model")
-            contender = self.explorers[_whole("network", network, 0, len(self.explorers) - 1)]
-            whole = _whole("count", count, FEWEST, MOST), _whole("seed", seed, 0, SEEDS)
-            scene, placed = compose(self.digits, *whole)
-            return {"html": scene_panels(contender, scene, placed, explore(contender, scene))}
-
-        return self.in_turn(work)
+        if not self.explorers:
+            raise ConfigError("none of these networks has scale channels; add one by --model")
+        contender = self.explorers[_whole("network", network, 0, len(self.explorers) - 1)]
+        whole = _whole("count", count, FEWEST, MOST), _whole("seed", seed, 0, SEEDS)
+        scene, placed = compose(self.digits, *whole)
+        return {"html": scene_panels(contender, scene, placed, explore(contender, scene))}
 
     def start(self) -> Reply:
         """The panels when the page opens, with the digit they show."""
         label, zoom = START
         digit = self._pick(label, 0)
         return {**self._panels(digit, zoom, label), "digit": pack(digit), "label": label}
-
-    def in_turn(self, work: Callable[[], Reply]) -> Reply:
-        """Run `work` in the one computing thread; errors that a user can mend become a reply."""
-
-        def run() -> Reply:
-            if self.closing:
-                raise ConfigError("the server is shutting down")
-            return work()
-
-        try:
-            return self._worker.submit(run).result()
-        except FoveateError as error:
-            return {"error": str(error)}
 
     def _panels(self, digit: Tensor, zoom: float, label: int | None) -> Reply:
         seen = ask(self.contenders, digit, zoom)

@@ -1,0 +1,110 @@
+"""Requests to the page with something wrong in each, made from a seed."""
+
+import base64
+import json
+import random
+
+from demo_nets import GOOD
+
+from foveate.demo.uploads import BYTES
+
+SEED = 15
+DIGIT = base64.b64encode(bytes(range(196)) * 4).decode()
+PICTURE = base64.b64encode(GOOD["grey.png"]).decode()
+VALID = {
+    "look": {"digit": DIGIT, "zoom": 2.0, "label": 4},
+    "take": {"data": PICTURE, "name": "seven.png", "zoom": 1},
+    "offer": {"turn": 3},
+    "scene": {"count": 2, "network": 0, "seed": 0},
+}
+
+
+def junk(chance, deep=3):
+    """A JSON value that no field expects, or now and then one that fits."""
+    texts = [
+        "",
+        "x",
+        "\0",
+        "\ud800",
+        "../" * 9,
+        "é" * 300,
+        DIGIT,
+        PICTURE,
+        PICTURE[:-7],
+        "1",
+        "NaN",
+    ]
+    numbers = [0, -1, 1, 2.5, 1e308, -0.0, 2**31, 2**63, 10**400, float("nan"), float("inf")]
+    if deep and chance.random() < 0.2:
+        values = [junk(chance, deep - 1) for _ in range(chance.randrange(4))]
+        return values if chance.random() < 0.5 else {str(k): v for k, v in enumerate(values)}
+    return chance.choice([*texts, *numbers, True, False, None, chance.randbytes(40).hex()])
+
+
+def damaged(chance, data):
+    """Bytes with some of them changed, removed or repeated."""
+    data = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        place = chance.randrange(len(data) + 1)
+        kind = chance.randrange(3)
+        if kind == 0:
+            data[place : place + 1] = chance.randbytes(1)
+        elif kind == 1:
+            del data[place : place + chance.randint(1, 30)]
+        else:
+            data[place:place] = chance.choice([b"\0", b"\xff\xfe", b"\r\n", b"}", b"[" * 20_000])
+    return bytes(data)
+
+
+def bad_body(chance, name):
+    question = dict(VALID[name])
+    for field in chance.sample(sorted(question), chance.randint(1, len(question))):
+        if chance.random() < 0.2:
+            del question[field]
+        else:
+            question[field] = junk(chance)
+    if chance.random() < 0.15:
+        question[chance.choice(["", "self", "path", "__class__", "x" * 3000])] = junk(chance)
+    body = json.dumps(question).encode()
+    forms = [
+        body, body, body, damaged(chance, body), json.dumps(junk(chance)).encode(), b"",
+        json.dumps(question).encode("utf-16"), b"[" * 100_000, b'{"zoom":' * 5000, b"9" * 9000,
+        b'{"data": "' + base64.b64encode(damaged(chance, GOOD["moving.gif"])) + b'", '
+        b'"name": "a.gif", "zoom": 1}',
+    ]  # fmt: skip
+    return chance.choice(forms)
+
+
+def bad_request(number, address):
+    """The bytes of a request, and whether it is complete."""
+    chance = random.Random(f"{SEED} {number}")
+    name = chance.choice(sorted(VALID))
+    body = bad_body(chance, name)
+    headers = [f"Host: {address}", "Content-Type: application/json", "Connection: close"]
+    length, method, target, version = str(len(body)), "POST", f"/{name}", "1.1"
+    if chance.random() < 0.4:  # and something is wrong with the head
+        headers += chance.choices(
+            [
+                "Host: evil.example", "Content-Type: text/plain", "Origin: null", "no colon",
+                "Cookie: " + "x" * 9000, "Expect: 100-continue", "Upgrade: websocket",
+                "Connection: upgrade", "Range: bytes=0-", "X-Forwarded-For: evil",
+                "Content-Length: 5", "Transfer-Encoding: gzip", "Content-Encoding: gzip",
+                "Sec-Fetch-Site: cross-site", "X: é\x01", "Accept: \xff",
+            ],
+            k=chance.randint(1, 3),
+        )  # fmt: skip
+        length = chance.choice([length] * 4 + [str(2 * BYTES), "-1", "x", "1e3", "9" * 30])
+        method = chance.choice(["POST", "POST", "GET", "PUT", "OPTIONS", "TRACE", "x" * 99, "HEAD"])
+        target = chance.choice([target, target, "/", "*", "/%ff%00", "//", "/look?" + "a" * 999])
+        version = chance.choice(["1.1", "1.1", "1.1", "1.0", "2.0", "9"])
+    head = "\r\n".join([f"{method} {target} HTTP/{version}", *headers, f"Content-Length: {length}"])
+    request = head.encode("latin-1") + b"\r\n\r\n" + body
+    if chance.random() < 0.15:
+        chunks = b"".join(
+            b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:9], body[9:]) if part
+        )
+        head = "\r\n".join([f"POST /{name} HTTP/1.1", *headers, "Transfer-Encoding: chunked"])
+        request = head.encode("latin-1") + b"\r\n\r\n" + chunks + b"0\r\n\r\n"
+    if chance.random() < 0.15:
+        return damaged(chance, request), False
+    return request, length == str(len(body))
