@@ -195,9 +195,9 @@ def test_a_group_in_the_place_of_an_array_is_refused(tmp_path):
     assert "it has no y_train" in error_of(path)
 
 
-@pytest.mark.parametrize("count", [10**9, 10**15])
-def test_a_gigantic_shape_allocates_nothing(tmp_path, count):
+def test_a_gigantic_shape_allocates_nothing(tmp_path):
     path, before = tmp_path / "a.h5", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    count = 10**15  # more bytes than a process can address: a regression fails at once
     with h5py.File(path, "w") as file:
         file.create_dataset("x_train", (count, 1, 1, 1), "u1", chunks=(10, 1, 1, 1))
         file.create_dataset("y_train", (count,), "i8", chunks=(10,))

@@ -85,17 +85,17 @@ def header(name, size, kind=tarfile.REGTYPE, sparse=None):
 
 
 @pytest.mark.parametrize(
-    "first",
+    ("first", "words"),
     [
-        header("a.png", 10**6),
-        header("a.png", 8 * 10**18),
-        header("a.png", -512),  # the next header would be this one again
-        header("a.png", 1, tarfile.GNUTYPE_SPARSE, sparse=2**33 - 1) + bytes(512),
-        header("x", 10**17, tarfile.XHDTYPE),
-        header("x", -(10**6), tarfile.GNUTYPE_LONGNAME),
+        (header("a.png", 10**6), "claims 1000000 bytes"),
+        (header("a.png", 8 * 10**18), "claims 8000000000000000000 bytes"),
+        (header("b", 0) + header("a.png", -512), "claims -512 bytes"),  # its own header comes next
+        (header("a.png", 1, tarfile.GNUTYPE_SPARSE, 2**33 - 1) + bytes(512), "claims 8589934591"),
+        (header("x", 10**17, tarfile.XHDTYPE), "cannot read"),
+        (header("x", -(10**6), tarfile.GNUTYPE_LONGNAME), "cannot read"),
     ],
     ids=["beyond the end", "huge", "negative", "sparse", "huge header", "negative header"],
 )
-def test_members_that_claim_what_is_not_there_are_refused(tmp_path, first):
+def test_members_that_claim_what_is_not_there_are_refused(tmp_path, first, words):
     (tmp_path / "train.tar").write_bytes(first + bytes(1024))
-    tar_error(tmp_path / "train.tar")
+    assert words in tar_error(tmp_path / "train.tar")
