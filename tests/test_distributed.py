@@ -1,10 +1,13 @@
 """One run on several processes: the numbers of one, and its end when one of them dies."""
 
+import gc
 import json
 import os
 import shutil
 import signal
 import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import torch
 from tiny_runs import AS_TINY, MODEL, STEPS, python, same_bits, tiny, weights
 from torch import nn
 
+import foveate.training.distributed as distributed
 import foveate.training.session as session
 from foveate.cli.app import run as command_line
 from foveate.errors import ConfigError
@@ -110,6 +114,32 @@ def test_norms_are_shared_or_local(tmp_path, capsys):
         Team(count=4).prepare(nn.Identity(), 3)
 
 
+def test_the_watching_thread_ends_with_the_team(monkeypatch):
+    ended = []
+
+    def watch(reader, over, team):
+        with open(reader, "rb") as told:
+            told.read()
+        time.sleep(0.2)
+        ended.append(over.is_set())
+
+    monkeypatch.setattr(distributed, "_end_in_time", watch)
+    with distributed._ending(Team()):
+        pass
+    assert ended == [True]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_does_not_keep_the_group_from_being_destroyed(monkeypatch, number):
+    """With Ctrl-C torchrun's SIGTERM comes a moment after SIGINT."""
+    destroyed = []
+    monkeypatch.setattr(gc, "collect", lambda: signal.raise_signal(number))
+    monkeypatch.setattr(distributed.dist, "destroy_process_group", lambda: destroyed.append(1))
+    with suppress(KeyboardInterrupt), distributed._ending(Team()), distributed._group_destroyed():
+        pass
+    assert destroyed == [1]
+
+
 # Two processes
 
 
@@ -120,6 +150,7 @@ def test_facts_between_processes(tmp_path):
 RECORD = """
 import json, sys
 from pathlib import Path
+import torch
 from foveate.training.distributed import joined
 from test_distributed import CONFIG, recorded
 from tiny_runs import threads_left
@@ -128,6 +159,9 @@ with joined("cpu") as team:
     losses = recorded(Path(sys.argv[1]), team)
     if team.leads:
         print(json.dumps(losses))
+    cycle = [torch.distributed.group.WORLD]
+    cycle.append(cycle)
+    del cycle
 assert threads_left() == [], threads_left()
 """
 

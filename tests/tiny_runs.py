@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -65,14 +67,21 @@ def assert_as_if_nothing_had_been(folder, whole):
     assert names == {".lock", "config.json", "metrics.jsonl", "weights.safetensors"}
 
 
-def threads_left():
-    """The threads of this process besides the main one, as named by Linux.
+def threads_left(patience=1.0):
+    """The threads of this process besides the main one, by the names that Linux has for them.
 
-    A thread that takes the GIL while Python finalizes can abort the process.
+    A thread that takes the GIL while Python finalizes can abort the process. Linux lists a thread
+    for a moment after it was joined.
     """
-    tasks = Path("/proc/self/task")
-    others = [task for task in tasks.iterdir() if task.name != str(os.getpid())]
-    return [(task / "comm").read_text().strip() for task in others]
+    until = time.monotonic() + patience
+    while True:
+        names = []
+        for task in Path("/proc/self/task").iterdir():
+            with suppress(FileNotFoundError, ProcessLookupError):
+                names += [(task / "comm").read_text().strip()] * (task.name != str(os.getpid()))
+        if not names or time.monotonic() > until:
+            return names
+        time.sleep(0.01)
 
 
 def python(*arguments, **options):
