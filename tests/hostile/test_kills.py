@@ -38,6 +38,7 @@ SERVER = """
 import json, os, sys
 from foveate.cli import main
 import foveate.cli.app, foveate.training.loop, foveate.training.distributed
+print("ready", flush=True)
 for line in sys.stdin:
     order = json.loads(line)
     child = os.fork()
@@ -60,7 +61,10 @@ class Forked:
     """Processes that begin with everything imported."""
 
     def __init__(self):
+        begun = time.monotonic()
         self.server = python("-c", SERVER, stdin=subprocess.PIPE)
+        self.server.stdout.readline()
+        self.importing = time.monotonic() - begun
 
     def start(self, arguments, errors):
         files = [os.devnull, os.devnull, str(errors)]
@@ -87,13 +91,11 @@ class Victim:
 
     def __init__(self, name, place, forked, rng):
         self.name, self.place, self.forked, self.rng = name, place, forked, rng
-        self.errors, self.kills, self.seconds = place / "errors", Counter(), {}
-        for real in (True, False):
-            self.folder = place / f"whole-{real}"
-            begun = time.monotonic()
-            assert self.run(real) == 0, self.errors.read_text()
-            self.seconds[real] = time.monotonic() - begun
-        self.whole, self.count = self.folder, 0
+        self.errors, self.kills, self.count = place / "errors", Counter(), 0
+        self.folder = self.whole = place / "whole"
+        begun = time.monotonic()
+        assert self.run() == 0, self.errors.read_text()
+        self.seconds = time.monotonic() - begun
         self.fresh()
 
     def fresh(self):
@@ -104,13 +106,13 @@ class Victim:
         arguments = ["train", self.name, *COMMON, *NETWORKS[self.name], "--out", str(self.folder)]
         return (start_real if real else self.forked.start)(arguments, self.errors)
 
-    def run(self, real=False):
-        return self.start(real)[1]()
+    def run(self):
+        return self.start(real=False)[1]()
 
     def kill(self, number, real, saving):
         """Start or resume the run and send the signal, at any moment or while it saves."""
         pid, wait = self.start(real)
-        moment = self.rng.uniform(0, self.seconds[real])
+        moment = self.rng.uniform(0, self.seconds + real * self.forked.importing)
         if saving:
             until = time.monotonic() + moment
             while time.monotonic() < until and not list(self.folder.glob(".*.tmp")):
@@ -148,36 +150,42 @@ class Victim:
         self.fresh()
 
 
-def disturb(name, kills, terms, seed, place):
-    """Kill a network that often; gives how often, and how many runs were compared."""
-    rng, forked = random.Random(f"{seed} {name}"), Forked()
-    try:
-        victim = Victim(name, place, forked, rng)
-        wanted = {signal.SIGKILL: kills, signal.SIGTERM: terms}
-        for number in wanted:
-            while (done := victim.kills[number]) < wanted[number]:
-                # Of five signals one meets a process as users start it, and two a save.
-                victim.kill(number, real=done % 5 == 1, saving=done % 5 in (2, 4))
-                if rng.random() < 0.3:
-                    victim.finish()
-        victim.finish()
-        return victim
-    finally:
-        forked.close()
+def disturb(name, kills, terms, seed, place, forked):
+    """Kill a network that often, and compare what it ends with now and then."""
+    rng = random.Random(f"{seed} {name}")
+    victim = Victim(name, place, forked, rng)
+    wanted = {signal.SIGKILL: kills, signal.SIGTERM: terms}
+    for number in wanted:
+        while (done := victim.kills[number]) < wanted[number]:
+            # Of five signals one meets a process as users start it, and two a save.
+            victim.kill(number, real=done % 5 == 2, saving=done % 5 in (1, 4))
+            if rng.random() < 0.2:
+                victim.finish()
+    victim.finish()
+    return victim
+
+
+@pytest.fixture(scope="module")
+def forked():
+    forked = Forked()
+    yield forked
+    forked.close()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGKILL")
 @pytest.mark.parametrize("name", NETWORKS)
-def test_killed_runs_end_with_the_same_bits(name, tmp_path):
-    victim = disturb(name, 3, 2, 0, tmp_path)
+def test_killed_runs_end_with_the_same_bits(name, tmp_path, forked):
+    victim = disturb(name, 3, 2, 0, tmp_path, forked)
     assert victim.kills == {signal.SIGKILL: 3, signal.SIGTERM: 2}
 
 
 if __name__ == "__main__":
     kills, terms, seed = map(int, sys.argv[1:])
+    server = Forked()
     for rank, network in enumerate(NETWORKS):
         share = [(total + rank) // len(NETWORKS) for total in (kills, terms)]
         with tempfile.TemporaryDirectory() as folder:
-            done = disturb(network, *share, seed, Path(folder))
+            done = disturb(network, *share, seed, Path(folder), server)
             words = ", ".join(f"{count} {number.name}" for number, count in done.kills.items())
             print(f"{network}: {words}, {done.count - 1} runs equal to the bit", flush=True)
+    server.close()
