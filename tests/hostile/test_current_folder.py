@@ -112,7 +112,8 @@ def test_no_module_runs_for_any_command(den, tmp_path):
 
 
 CHILDREN = """
-import multiprocessing.pool, os, runpy, subprocess, sys
+import multiprocessing, os, runpy, subprocess, sys
+from concurrent.futures import ProcessPoolExecutor
 where = "__import__('foveate').__file__"
 
 if __name__ == "__main__":
@@ -124,8 +125,8 @@ if __name__ == "__main__":
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", f"print({where})"]
     print(subprocess.run(command, env=environment, text=True, capture_output=True).stdout, end="")
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        print(pool.apply(eval, (where,)))
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        print(pool.submit(eval, where).result())
 """
 
 
@@ -175,12 +176,15 @@ def test_only_the_named_module_is_found_in_the_current_folder(here):
         import olefile  # noqa: F401
 
 
-def test_installed_packages_come_first(here):
-    for name in ("json", "matplotlib"):
-        (here / f"{name}.py").write_text(NET)
-    assert find_factory("json:loads") is json.loads
-    with pytest.raises(ConfigError, match=r"'net' is not there in 'matplotlib' \(.*site-packages"):
-        find_factory("matplotlib:net")
+def test_installed_packages_come_first(here, monkeypatch):
+    (here / "installed").mkdir()
+    (here / "installed" / "nets_c.py").write_text(NET)
+    for name in ("nets_c", "json"):
+        (here / f"{name}.py").write_text(NET.replace("net(", "own("))
+    monkeypatch.syspath_prepend(here / "installed")
+    assert find_factory("nets_c:net") and find_factory("json:loads") is json.loads
+    with pytest.raises(ConfigError, match=r"'own' is not there in 'nets_c' \(.*/installed/nets_c"):
+        find_factory("nets_c:own")
     assert sprung(here) == []
 
 
