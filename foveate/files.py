@@ -1,10 +1,14 @@
 """Where files are kept, and writing one so that it is either whole and in place or not there."""
 
+import errno
+import json
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from foveate.errors import ConfigError
 
@@ -37,6 +41,10 @@ def replacing(path: Path) -> Iterator[Path]:
         _flush(temporary)
         os.replace(temporary, path)
         _flush(path.parent)
+    except OSError as error:
+        if error.errno and error.filename in (None, str(temporary)):
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -45,6 +53,45 @@ def write_text(path: Path, text: str) -> None:
     """Write `text` to `path`, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def check_regular(path: Path) -> None:
+    """Raise an OSError unless `path` is a regular file: reading a FIFO may never end."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+
+
+def read_text(path: Path) -> str:
+    """Read a regular file of UTF-8 text."""
+    check_regular(path)
+    return path.read_text(encoding="utf-8")
+
+
+def parse_json(text: str) -> Any:
+    """Read JSON; text that is not JSON, or nested too deeply, raises a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def check_folder(path: Path) -> None:
+    """Raise an OSError if `path` is not a folder and no folder can be made there."""
+    for place in (path, *path.absolute().parents):
+        try:
+            mode = os.stat(place).st_mode
+        except FileNotFoundError:
+            if place.is_symlink():
+                raise
+            continue
+        if not stat.S_ISDIR(mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+        return
 
 
 def _prefix(path: Path) -> str:

@@ -85,13 +85,21 @@ def audit(
 
     Example: foveate audit mypackage.nets:classifier --source folder:photos --size 224
     """
+    from foveate.data.large_scale import check_size
+    from foveate.errors import ConfigError
     from foveate.evaluation.audit_data import open_pictures, usual_split
     from foveate.evaluation.audit_images import read_border
     from foveate.evaluation.audit_models import load_model
     from foveate.evaluation.audit_report import audit_beside, fitted_look, usual_scales
+    from foveate.files import check_folder
+    from foveate.training.config import MAX_BATCH
     from foveate.training.loop import find_device
 
     ways, grid, place = _pool(pool), _grid(scales), find_device(device)
+    check_folder(out)
+    check_size(size or 1)
+    if batch > MAX_BATCH:
+        raise ConfigError(f"batch must be at most {MAX_BATCH:,} images, got {batch}")
     if "" not in sys.path:
         sys.path.insert(0, "")  # find a factory in the current folder, as python -m would
     found = load_model(model, place)

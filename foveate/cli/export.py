@@ -17,7 +17,8 @@ def export(
         str | None, typer.Option(help="onnx or torch; goes by the file's name if not said.")
     ] = None,
     size: Annotated[
-        int | None, typer.Option(min=1, help="Width and height of the images; as trained.")
+        int | None,
+        typer.Option(min=1, help="Width and height of the images; as trained."),
     ] = None,
 ) -> None:
     """Write a network as ONNX (.onnx) or as a torch.export program (.pt2), for any batch size.
@@ -29,11 +30,13 @@ def export(
     three at a time; ONNX needs foveate[onnx].
     """
     from foveate.cli.predict import load
+    from foveate.data.large_scale import check_size
     from foveate.models.export import Format
     from foveate.models.export import export as write
 
     network = load(model)
     side = network.size if size is None else size
+    check_size(side)
     about = {"model": network.name, "source": network.source, "classes": network.classes}
     with ERRORS.status(f"exporting {model} ..."):
         made = write(

@@ -5,11 +5,12 @@ Everything is safetensors and JSON, written whole or not at all, by one process 
 
 import fcntl
 import json
+import math
 import os
 import platform
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from foveate import __version__
+from foveate.checks import check_fields
 from foveate.errors import ConfigError, DataError
-from foveate.files import replacing, write_text
+from foveate.files import check_regular, parse_json, read_text, replacing, write_text
 from foveate.models.zoo import ModelConfig
 from foveate.training.config import TrainConfig
 from foveate.training.network import build_net
@@ -110,7 +112,7 @@ class RunFolder:
         """Read the configuration of the run."""
         path = self.path / "config.json"
         try:
-            return TrainConfig.from_dict(json.loads(path.read_text())["config"])
+            return TrainConfig.from_dict(parse_json(read_text(path))["config"])
         except FileNotFoundError:
             raise DataError(f"{self.path} is not a run: it has no config.json") from None
         except OSError as error:
@@ -121,8 +123,8 @@ class RunFolder:
     def about(self) -> dict[str, Any]:
         """Read with what the run was made: version, commit and hardware."""
         self.config()  # says what is wrong with a damaged file
-        found = json.loads((self.path / "config.json").read_text())
-        return {key: found.get(key, "") for key in ("version", "commit", "hardware")}
+        found = parse_json(read_text(self.path / "config.json"))
+        return {key: str(found.get(key, "")) for key in ("version", "commit", "hardware")}
 
     def save(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
         """Write the point to resume from, and the metrics so far."""
@@ -136,8 +138,10 @@ class RunFolder:
         tensors, note = read_tensors(self.resume)
         try:
             tensors["random"]
-            return Progress(**json.loads(note["progress"])), tensors
-        except (KeyError, TypeError, ValueError):
+            progress = Progress(**parse_json(note["progress"]))
+            check_fields(progress)
+            return progress, tensors
+        except (KeyError, TypeError, ValueError, ConfigError):
             raise DataError(f"{self.resume} is damaged; remove it to start again") from None
 
     def finish(self, progress: Progress, weights: dict[str, Tensor], config: TrainConfig) -> None:
@@ -164,7 +168,7 @@ class RunFolder:
         with torch.random.fork_rng(devices=[]):
             net = build_net(config)
         load_weights(net, weights, self.weights)
-        if "model" in note and ModelConfig.from_dict(json.loads(note["model"])) != config.model:
+        if "model" in note and _model(note["model"]) != config.model:
             raise ConfigError(f"{self.weights} is of another model than config.json says")
         return net
 
@@ -172,11 +176,15 @@ class RunFolder:
         """Read what was measured after each epoch."""
         path = self.path / "metrics.jsonl"
         try:
-            return [json.loads(line) for line in path.read_text().splitlines()]
+            found = [parse_json(line) for line in read_text(path).splitlines()]
         except FileNotFoundError:
             return []
         except ValueError as error:
             raise DataError(f"{path} is damaged ({error}); remove it") from None
+        for line, entry in enumerate(found, 1):
+            if not isinstance(entry, dict) or not all(map(_is_number, entry.values())):
+                raise DataError(f"{path} is damaged (line {line} has no numbers); remove it")
+        return found
 
     def _save_metrics(self, progress: Progress) -> None:
         lines = "".join(json.dumps(entry) + "\n" for entry in progress.metrics)
@@ -195,6 +203,7 @@ class RunFolder:
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read a safetensors file: its tensors and its notes; nothing in it is executed."""
     try:
+        check_regular(path)
         with safe_open(path, framework="pt") as file:
             # Copies: the file may be replaced while its tensors are in use.
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
@@ -205,6 +214,17 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise DataError(
             f"{path} is not a whole safetensors file ({error}); remove it and train again"
         ) from None
+
+
+def _model(note: str) -> ModelConfig | None:
+    """The model that a file of weights says it is of; None if that cannot be read."""
+    with suppress(ValueError, TypeError, ConfigError):
+        return ModelConfig.from_dict(parse_json(note))
+    return None
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def load_weights(net: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
