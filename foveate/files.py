@@ -1,5 +1,7 @@
 """Where files are kept, and writing one so that it is either whole and in place or not there."""
 
+import errno
+import json
 import os
 import socket
 import stat
@@ -7,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from foveate.errors import ConfigError, DataError
 
@@ -61,6 +64,10 @@ def replacing(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         os.replace(temporary, path)
         _flush_folder(path.parent)
+    except OSError as error:
+        if error.errno and error.filename in (None, str(temporary)):
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -69,6 +76,35 @@ def write_text(path: Path, text: str) -> None:
     """Write `text` to `path`, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def read_text(path: Path) -> str:
+    """Read a regular file of UTF-8 text."""
+    return regular(path).read_text(encoding="utf-8")
+
+
+def parse_json(text: str) -> Any:
+    """Read JSON; text that is not JSON, or nested too deeply, raises a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def check_folder(path: Path) -> None:
+    """Raise an OSError if `path` is not a folder and no folder can be made there."""
+    for place in (path, *path.absolute().parents):
+        try:
+            mode = os.stat(place).st_mode
+        except FileNotFoundError:
+            if place.is_symlink():
+                raise
+            continue
+        if not stat.S_ISDIR(mode):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(place))
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
+        return
 
 
 def _prefix(path: Path) -> str:

@@ -12,6 +12,8 @@ from typing import Any
 from foveate.errors import ConfigError
 
 WHOLE = 1e-6  # how far from a whole number of steps a grid may end
+MAX_SCALES = 1000
+"""The largest number of scales, and so of scale channels."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class ScaleGrid:
     def _steps(self) -> int:
         """The number of steps from low to high, which must be whole."""
         steps = (math.log2(self.high) - math.log2(self.low)) * self.per_octave
+        _check_count(steps + 1)
         if abs(steps - round(steps)) > WHOLE:
             fitting = self._scale(round(steps))
             raise ConfigError(
@@ -87,6 +90,8 @@ class ScaleGrid:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ScaleGrid:
         """The grid that `to_dict` wrote down."""
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"a scale grid must be a table of numbers, got {values!r}")
         unknown = sorted(set(values) - {"low", "high", "per_octave"})
         missing = sorted({"low", "high"} - set(values))
         if unknown or missing:
@@ -104,6 +109,7 @@ def as_scales(scales: ScaleGrid | Iterable[float]) -> tuple[float, ...]:
     if isinstance(scales, str | Real) or not isinstance(scales, Iterable):
         raise ConfigError(f"scales must be a list of numbers, got {scales!r}: write [1.0] for one")
     values = tuple(_positive("each scale", scale) for scale in scales)
+    _check_count(len(values))
     if not values:
         raise ConfigError("no scales given: name at least one, such as [1.0]")
     for before, after in pairwise(values):
@@ -115,11 +121,19 @@ def as_scales(scales: ScaleGrid | Iterable[float]) -> tuple[float, ...]:
     return values
 
 
+def _check_count(count: float) -> None:
+    if count > MAX_SCALES:
+        raise ConfigError(f"{count:,.0f} scales are too many; the limit is {MAX_SCALES:,}")
+
+
 def _positive(name: str, value: object) -> float:
     """`value` as a float, if it is a finite number above zero."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(f"{name} must be a number above 0, got {value!r}")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not (math.isfinite(number) and number > 0):
         raise ConfigError(f"{name} must be finite and above 0, got {number:g}")
     return number

@@ -12,7 +12,7 @@ import foveate
 PACKAGE = Path(foveate.__file__).parent
 # A module may import from its own room and from rooms before it.
 ROOMS = (
-    ("errors", "files", "tracing", "trust"),
+    ("errors", "checks", "files", "tracing", "trust"),
     ("scales", "resampling", "scale_space", "kernels", "native"),
     ("data",),
     ("models",),

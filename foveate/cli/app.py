@@ -1,5 +1,6 @@
 """The application itself: its commands, its options for all commands, and how errors are told."""
 
+import errno
 import os
 from typing import Annotated, Any, cast
 
@@ -28,6 +29,7 @@ HELP = """Vision networks that recognise things at sizes they were never trained
 Example: foveate show mnist-5k --out digits.png
 """
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space, on the disk or for this user
 # Typer publishes one usage error of many; its base is the class they share.
 UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
 
@@ -99,9 +101,28 @@ def run(arguments: list[str]) -> int:
     except Exception as error:
         if "--debug" in arguments:
             raise
-        if isinstance(error, FoveateError):
-            return _fail(str(error))
-        return _fail(f"{type(error).__name__}: {error} ('foveate --debug ...' shows where)")
+        return _fail(_told(error))
+
+
+def _told(error: Exception) -> str:
+    """The line for an error: what a user can mend in words, anything else as it is."""
+    if isinstance(error, FoveateError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno:
+        reason = error.strerror or os.strerror(error.errno)
+        what = f"cannot use {error.filename}" if error.filename else "a file cannot be used"
+        remedy = "free some space" if error.errno in FULL else "check the path and permissions"
+        return f"{what} ({reason}); {remedy}, or choose another place"
+    if _is_memory(error):
+        return "the memory does not suffice; use a smaller --size, --batch or model"
+    return f"{type(error).__name__}: {error} ('foveate --debug ...' shows where)"
+
+
+def _is_memory(error: Exception) -> bool:
+    """Whether an allocation failed, in Python, in torch on the CPU, or on a GPU."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
 
 
 def _fail(message: str, code: int = 2) -> int:

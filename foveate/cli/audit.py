@@ -85,16 +85,24 @@ def audit(
 
     Example: foveate audit mypackage.nets:classifier --source folder:photos --size 224
     """
+    from foveate.data.large_scale import check_size
+    from foveate.errors import ConfigError
     from foveate.evaluation.audit_data import open_pictures, usual_split
     from foveate.evaluation.audit_images import read_border
     from foveate.evaluation.audit_models import load_model
     from foveate.evaluation.audit_report import audit_beside, fitted_look, usual_scales
+    from foveate.files import check_folder
     from foveate.report.audit_page import finetune_script
     from foveate.training.checkpoint import RunFolder
+    from foveate.training.config import MAX_BATCH
     from foveate.training.loop import find_device
     from foveate.training.unchanged import check_unchanged
 
     ways, grid, place = _pool(pool), _grid(scales), find_device(device)
+    check_folder(out)
+    check_size(size or 1)
+    if batch > MAX_BATCH:
+        raise ConfigError(f"batch must be at most {MAX_BATCH:,} images, got {batch}")
     found, load = load_model(model, place, trust), _loader()
     if (run := Path(model).expanduser()).is_dir() and not changed_data:
         check_unchanged(RunFolder(run), source, load)

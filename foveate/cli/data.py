@@ -17,7 +17,8 @@ SourceOption = Annotated[
     str,
     typer.Option(help="mnist, fashion-mnist, mnist-5k (embedded), idx:DIR or folder:DIR."),
 ]
-SeedOption = Annotated[int, typer.Option(help="Seed of the scales drawn for a range.")]
+SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the scales drawn for a range.")]
+MAX_WORKERS = 256
 BorderOption = Annotated[
     str, typer.Option(help="Beyond the frame in smoothing: replicate, reflect, zero or whole.")
 ]
@@ -37,7 +38,7 @@ def generate(
     seed: SeedOption = 0,
     border: BorderOption = "replicate",
     workers: Annotated[
-        int, typer.Option(min=1, help="Threads; the files do not depend on it.")
+        int, typer.Option(min=1, max=MAX_WORKERS, help="Threads; the files do not depend on it.")
     ] = 2,
 ) -> None:
     """Make the paper's data set: images over a factor of 16 in scale, as HDF5 files.
@@ -48,10 +49,12 @@ def generate(
     """
     from foveate.data.store import write
     from foveate.errors import ConfigError
+    from foveate.files import check_folder
 
     if what != "mnist-large-scale":
         raise ConfigError(f"the only recipe is mnist-large-scale, got {what!r}")
     specs = _plan(train, test, size, seed, border)
+    check_folder(out)
     data = _load(source)
     _check_space(out, sum(s.bytes(data) for s in specs if not (out / s.name(data)).exists()))
     total = sum(len(getattr(data, split)) for spec in specs for split in spec.splits())
@@ -76,8 +79,10 @@ def show(
 
     Example: foveate show mnist-5k --scales 0.5,1,2,4,8 --out digits.png
     """
+    from foveate.files import check_folder
     from foveate.report.plots import sample_grid, save
 
+    check_folder(out.parent)
     if what.endswith((".h5", ".hdf5")):
         images, titles = _from_file(Path(what), samples)
     else:
@@ -88,11 +93,14 @@ def show(
 def _plan(train: str, test: str, size: int, seed: int, border: str) -> "list[FileSpec]":
     from foveate.data.large_scale import check_border
     from foveate.data.store import FileSpec, ScaleRange
+    from foveate.errors import ConfigError
 
     beyond = check_border(border)
     ranges = [] if train == "none" else [ScaleRange.parse(item) for item in train.split(",")]
     alone = [] if test == "none" else [ScaleRange(scale, scale) for scale in read_scales(test)]
     pairs = [(both, both) for both in ranges] + [(None, scale) for scale in alone]
+    if not pairs:
+        raise ConfigError("--train none and --test none leave nothing to make; name some scales")
     return [
         FileSpec(train=first, test=second, size=size, seed=seed, border=beyond)
         for first, second in pairs

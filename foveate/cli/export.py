@@ -17,7 +17,8 @@ def export(
         str | None, typer.Option(help="onnx or torch; goes by the file's name if not said.")
     ] = None,
     size: Annotated[
-        int | None, typer.Option(min=1, help="Width and height of the images; as trained.")
+        int | None,
+        typer.Option(min=1, help="Width and height of the images; as trained."),
     ] = None,
     trust: TrustOption = False,
 ) -> None:
@@ -29,12 +30,14 @@ def export(
     channel said. It is read back and compared with the network on new random images, one and
     three at a time; ONNX needs foveate[onnx].
     """
+    from foveate.data.large_scale import check_size
     from foveate.evaluation.predict import find_network
     from foveate.models.export import Format
     from foveate.models.export import export as write
 
     network = find_network(model, trust)
     side = network.size if size is None else size
+    check_size(side)
     about = {"model": network.name, "source": network.source, "classes": network.classes}
     with ERRORS.status(f"exporting {model} ..."):
         made = write(

@@ -38,11 +38,13 @@ def report(
     Results may be partial: the page says what is missing.
     """
     from foveate.experiments.records import published
+    from foveate.files import check_folder
 
     folder = results or published()
     if update_docs:
         _update(folder)
         return
+    check_folder(out)
     found = _read(folder)
     for path in _write(found, str(results or "published with foveate"), out):
         OUTPUT.print(path, markup=False)

@@ -1,7 +1,7 @@
 """The commands that repeat the paper: reproduce and merge."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from foveate.training.checkpoint import Progress
     from foveate.training.config import Precision, TrainConfig
 
+MAX_TOGETHER = 64
 SHOWN = (0.5, 1.0, 2.0, 4.0, 8.0)
 """The scales of the live table; results.csv has all."""
 
@@ -29,14 +30,17 @@ def reproduce(
         list[str] | None,
         typer.Option("--rows", metavar="ROW", help="Only some rows, as fovavg or cnn-tr4."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each row.")] = 3,
+    seeds: Annotated[int, typer.Option(help="Runs of each row, at most 1,000.")] = 3,
     out: Annotated[Path, typer.Option(help="Folder of the runs and results.")] = Path("paper"),
     device: Annotated[
         str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")
     ] = "auto",
     precision: Annotated[str, typer.Option(help="float32, bf16, or auto: bf16 on a GPU.")] = "auto",
     together: Annotated[
-        int, typer.Option(min=0, help="Runs side by side; 0 is 3 on a GPU, 1 on the CPU.")
+        int,
+        typer.Option(
+            min=0, max=MAX_TOGETHER, help="Runs side by side; 0 is 3 on a GPU, 1 on the CPU."
+        ),
     ] = 0,
     engine: Annotated[str, typer.Option(help="local, or ray for a cluster.")] = "local",
     address: Annotated[str | None, typer.Option(help="Of the Ray cluster; else one here.")] = None,
@@ -54,26 +58,27 @@ def reproduce(
     from foveate.experiments.jobs import plan
     from foveate.experiments.paper import TABLES, find_rows
     from foveate.experiments.runner import Study
+    from foveate.files import check_folder
     from foveate.training.loop import find_device
 
     place = str(find_device(device))
     chosen = find_rows(TABLES if tables in (None, [], ["all"]) else tables, rows or ())
     usual = "bf16" if place.startswith("cuda") else "float32"
     numbers = cast("Precision", usual if precision == "auto" else precision)
+    check_folder(out)
     study = Study(plan(chosen, seeds, numbers), out)
+    live = _Live(chosen, study)
+    runs = make_engine(engine, device=place, together=together, address=address, watch=live.watch)
     OUTPUT.print(_outlook(study), markup=False)
     if plan_only or not study.left:
         OUTPUT.print(_table(chosen, study))
         return
-    with _shown(chosen, study) as live:
-        runs = make_engine(
-            engine, device=place, together=together, address=address, watch=live.watch
-        )
-        with interruptible(
-            lambda: f"{len(study.left)} runs are left; run the same command to go on"
-        ):
-            for ended in study.run(runs):
-                live.tell(ended)
+    with (
+        _shown(live),
+        interruptible(lambda: f"{len(study.left)} runs are left; run the same command to go on"),
+    ):
+        for ended in study.run(runs):
+            live.tell(ended)
     OUTPUT.print(_table(chosen, study))
     OUTPUT.print(out / "results.csv", markup=False)
     if live.failed:
@@ -146,16 +151,13 @@ class _Live:
         return table
 
 
-@contextmanager
-def _shown(rows: Sequence["Row"], study: "Study") -> Iterator[_Live]:
+def _shown(live: _Live) -> AbstractContextManager[object]:
+    """The table, drawn again and again where somebody watches."""
     from rich.live import Live
 
-    live = _Live(rows, study)
     if not OUTPUT.is_terminal:
-        yield live
-        return
-    with Live(live, console=OUTPUT, refresh_per_second=1, transient=True):
-        yield live
+        return nullcontext()
+    return Live(live, console=OUTPUT, refresh_per_second=1, transient=True)
 
 
 def _table(rows: Sequence["Row"], study: "Study") -> "Table":

@@ -48,10 +48,13 @@ def sweep(
     from foveate.experiments.engines import make_engine
     from foveate.experiments.runner import Study
     from foveate.experiments.study import read_study
+    from foveate.files import check_folder
 
     load = _loader()
     plan = read_study(study, load, trust=trust, dry_run=dry_run)
-    runs = Study(plan.jobs, out or Path("runs") / plan.name)
+    folder = out or Path("runs") / plan.name
+    check_folder(folder)
+    runs = Study(plan.jobs, folder)
     with _shown(runs) as live:
         workers = make_engine(
             engine, device=_place(device, plan), address=address, cpus=plan.cpus,

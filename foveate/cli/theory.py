@@ -11,9 +11,13 @@ if TYPE_CHECKING:
 
     from foveate.evaluation.theory import Finding
 
+LARGEST_SEED = 2**32 - 1
+
 
 def verify(
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the images and the weights.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the images and weights.")
+    ] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """Measure every statement of the theory, and hold each error against its derived bound.

@@ -186,11 +186,13 @@ def evaluate(
     give a mean and its spread.
     """
     from foveate.evaluation.results import save_results, summarise
+    from foveate.files import check_folder
     from foveate.report.plots import accuracy_curves, save
     from foveate.training.checkpoint import hardware
     from foveate.training.loop import find_device
 
     target, place = _target(runs, out), find_device(device)
+    check_folder(target)
     load = _loader()
     results = _measure(runs, split, scales, source, str(place), load, changed_data, trust)
     tested = sorted({source or _tested_on(result.config) for result in results})
@@ -240,7 +242,8 @@ def _loader() -> "Load":
 
 def _score(folder: "RunFolder") -> str:
     metrics = folder.metrics()
-    words = f"validation {100 * metrics[-1]['validation']:.2f} %; " if metrics else ""
+    last = metrics[-1].get("validation") if metrics else None
+    words = "" if last is None else f"validation {100 * last:.2f} %; "
     return f"{words}next: foveate evaluate {folder.path}"
 
 

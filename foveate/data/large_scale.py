@@ -25,12 +25,14 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor
 
+from foveate.checks import check_memory
 from foveate.errors import ConfigError, DataError
 from foveate.scale_space import discrete_gaussian, gaussian_radius
 
 RECIPE = 1  # raise it when the same options give other pixels
 Border = Literal["replicate", "reflect", "zero", "whole"]
 SMALLEST, LARGEST = 1 / 16, 64.0
+MAX_SIZE = 4096  # pixels of a side
 BACKGROUND = 2 / math.pi * math.atan(0.02 * (0 - 128))
 
 
@@ -42,6 +44,9 @@ def rescale(
     `scales` is one factor for all images or a tensor of N factors. Runs where the images are.
     """
     factors = _check(images, scales, size, border)
+    if not images.is_cuda:  # the result, and the two products on the way to it
+        needed = 12 * len(images) * images.shape[1] * size**2
+        check_memory(needed, f"{len(images)} images of {size} pixels", "use a smaller size")
     radius = _reach(factors, border)
     down = bicubic_matrices(factors, images.shape[2], size, radius)
     across = bicubic_matrices(factors, images.shape[3], size, radius)
@@ -96,8 +101,7 @@ def smoothing_matrices(scales: Tensor, size: int, border: Border) -> Tensor:
 def _check(images: Tensor, scales: float | Tensor, size: int, border: str) -> Tensor:
     if images.ndim != 4 or 0 in images.shape[1:]:
         raise DataError(f"images must be (N, C, h, w) with pixels, got {tuple(images.shape)}")
-    if size < 1:
-        raise ConfigError(f"size must be at least 1 pixel, got {size}")
+    check_size(size)
     check_border(border)
     factors = torch.as_tensor(scales, dtype=torch.float64, device=images.device).reshape(-1)
     if factors.numel() not in (1, len(images)):
@@ -112,6 +116,12 @@ def check_scale(scale: float) -> float:
     if not SMALLEST <= scale <= LARGEST:  # also refuses NaN
         raise ConfigError(f"scale must lie between 1/16 and {LARGEST:g}, got {scale:g}")
     return scale
+
+
+def check_size(size: int) -> None:
+    """Raise a ConfigError for a frame of fewer or more pixels than images can have."""
+    if not 1 <= size <= MAX_SIZE:
+        raise ConfigError(f"size must be 1 to {MAX_SIZE:,} pixels, got {size}")
 
 
 def check_border(border: str) -> Border:

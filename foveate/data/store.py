@@ -19,7 +19,14 @@ from foveate import __version__
 from foveate.data.checks import checked_pixels
 from foveate.data.folder import SPLITS, SplitName
 from foveate.data.hdf5 import has_dataset, own_dataset, read_labels, read_scales
-from foveate.data.large_scale import RECIPE, Border, check_border, check_scale, rescale
+from foveate.data.large_scale import (
+    RECIPE,
+    Border,
+    check_border,
+    check_scale,
+    check_size,
+    rescale,
+)
 from foveate.data.sources import Source, Split
 from foveate.errors import ConfigError, DataError
 from foveate.files import regular, replacing
@@ -27,6 +34,7 @@ from foveate.files import regular, replacing
 # Images are always computed in the same blocks by one thread each, because matrix products round
 # differently for other shapes and thread counts: so the file does not depend on either.
 BLOCK = 128
+MAX_SEED = 2**32 - 1  # training multiplies it by a million, within 64 bits
 
 
 @dataclass(frozen=True)
@@ -73,8 +81,9 @@ class FileSpec:
     border: Border = "replicate"
 
     def __post_init__(self) -> None:
-        if self.size < 1:
-            raise ConfigError(f"size must be at least 1 pixel, got {self.size}")
+        check_size(self.size)
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ConfigError(f"seed must be 0 to 2^32 - 1, got {self.seed}")
         check_border(self.border)
 
     def splits(self) -> tuple[SplitName, ...]:

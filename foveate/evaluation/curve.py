@@ -1,7 +1,7 @@
 """Accuracy over scale: a network tested on the same images at many sizes."""
 # Shape letters: N images, S scale channel, K classes.
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -47,6 +47,19 @@ class AtScale:
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
         return {**asdict(self), "accuracy": self.accuracy, "per_class": self.per_class}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "AtScale":
+        """Read what `to_dict` wrote; counts that cannot be are a ValueError."""
+        rows = tuple(map(tuple, values["confusion"]))
+        found = cls(values["scale"], rows, tuple(values["winners"]))
+        counts = [count for row in (*rows, found.winners) for count in row]
+        square = all(len(row) == len(rows) for row in rows)
+        if not square or any(type(count) is not int or count < 0 for count in counts):
+            raise ValueError("the confusion matrix is not a square of counts")
+        if type(found.scale) not in (int, float) or not found.count or not found.scale > 0:
+            raise ValueError("a scale without images")
+        return found
 
 
 def accuracy_over_scale(

@@ -29,7 +29,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from foveate.data.folder import list_pictures
-from foveate.data.large_scale import SMALLEST, Border, check_border, rescale
+from foveate.data.large_scale import SMALLEST, Border, check_border, check_scale, rescale
 from foveate.data.picture import Pixels, read_picture
 from foveate.data.sources import CLOTHES, DIGITS
 from foveate.errors import ConfigError, DataError
@@ -123,6 +123,8 @@ def prepare(
 
     Also says whether the picture was inverted.
     """
+    if scale is not None:
+        check_scale(scale)
     values = _values(pixels, network, shrink=scale is None)
     if invert is None:
         invert = network.light_on_dark and is_light(values)

@@ -11,9 +11,9 @@ from statistics import mean, stdev
 from typing import Any
 
 from foveate import __version__
-from foveate.errors import DataError
+from foveate.errors import ConfigError, DataError
 from foveate.evaluation.curve import AtScale
-from foveate.files import regular, write_text
+from foveate.files import parse_json, read_text, write_text
 from foveate.training.checkpoint import commit
 from foveate.training.config import TrainConfig
 from foveate.training.presets import model_name
@@ -45,15 +45,11 @@ class RunResult:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunResult":
         """Read what `to_dict` wrote."""
-        scales = [
-            AtScale(at["scale"], tuple(map(tuple, at["confusion"])), tuple(at["winners"]))
-            for at in values["scales"]
-        ]
         return cls(
             run=values["run"],
             config=TrainConfig.from_dict(values["config"]),
-            scales=tuple(scales),
-            made_with=values["made_with"],
+            scales=tuple(map(AtScale.from_dict, values["scales"])),
+            made_with={key: str(words) for key, words in values["made_with"].items()},
         )
 
 
@@ -106,10 +102,10 @@ def read_results(path: Path) -> list[RunResult]:
     """Read a results.json, or the one in a folder."""
     path = path / "results.json" if path.is_dir() else path
     try:
-        return [RunResult.from_dict(run) for run in json.loads(regular(path).read_text())["runs"]]
+        return [RunResult.from_dict(run) for run in parse_json(read_text(path))["runs"]]
     except FileNotFoundError:
         raise DataError(f"no such file: {path}; 'foveate evaluate' writes it") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise DataError(f"{path} is damaged ({error}); evaluate again") from None
 
 

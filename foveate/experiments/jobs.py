@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
+from foveate.checks import check_fields
 from foveate.data.shards import is_shards
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.curve import AtScale, accuracy_over_scale
 from foveate.experiments.paper import Row
 from foveate.experiments.records import Record, Winners
-from foveate.files import regular, write_text
+from foveate.files import parse_json, read_text, write_text
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import Precision, TrainConfig
 from foveate.training.data import Load, made_from
@@ -26,6 +27,7 @@ from foveate.training.loop import train_together
 from foveate.training.session import Watch
 from foveate.training.unchanged import check_unchanged
 
+MAX_SEEDS = 1000  # runs of one row
 SHARED = {f.name for f in fields(Record)}
 
 
@@ -73,16 +75,16 @@ class Outcome:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Outcome":
         """Read what `to_dict` wrote."""
-        scales = tuple(
-            AtScale(at["scale"], tuple(map(tuple, at["confusion"])), tuple(at["winners"]))
-            for at in values["scales"]
-        )
-        return cls(**{**values, "scales": scales})
+        outcome = cls(**{**values, "scales": tuple(map(AtScale.from_dict, values["scales"]))})
+        check_fields(outcome)
+        return outcome
 
 
 def plan(rows: Iterable[Row], seeds: int, precision: Precision) -> list[Job]:
     """The distinct runs that the rows need, the seeds of a row one after another."""
     jobs: dict[str, Job] = {}
+    if not 1 <= seeds <= MAX_SEEDS:
+        raise ConfigError(f"seeds must be 1 to {MAX_SEEDS}, got {seeds}")
     for row in rows:
         for seed in range(seeds):
             config = replace(row.config, seed=seed, precision=precision)
@@ -167,8 +169,8 @@ def outcome_of(job: Job, folder: Path) -> Outcome | None:
 
 def _read_outcome(path: Path) -> Outcome:
     try:
-        return Outcome.from_dict(json.loads(regular(path).read_text()))
-    except (ValueError, KeyError, TypeError) as error:
+        return Outcome.from_dict(parse_json(read_text(path)))
+    except (ValueError, KeyError, TypeError, ConfigError) as error:
         raise DataError(f"{path} is damaged ({error}); remove it to test the run again") from None
 
 

@@ -2,10 +2,11 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from foveate.errors import DataError
 from foveate.files import regular, write_text
@@ -127,7 +128,7 @@ def _csv(kind: type, lines: Iterable[object]) -> str:
 def _read(path: Path, kind: type[Line]) -> list[Line]:
     if not path.exists():
         return []
-    types = {"int": int, "float": float, "str": str}
+    types: dict[str, Callable[[str], Any]] = {"int": int, "float": _number, "str": str}
     columns = {field.name: types[_name(field.type)] for field in fields(kind)}
     try:
         with regular(path).open(newline="", encoding="utf-8") as file:
@@ -135,6 +136,13 @@ def _read(path: Path, kind: type[Line]) -> list[Line]:
         return [kind(**{k: read(line[k]) for k, read in columns.items()}) for line in lines]
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise DataError(f"{path} is damaged ({error}); restore it from a copy") from None
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is not a finite number")
+    return value
 
 
 def _name(kind: object) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from foveate.errors import ConfigError, FoveateError
-from foveate.files import regular
+from foveate.files import read_text
 
 Keys: TypeAlias = tuple[str | int, ...]
 """The way to a value: keys, and the numbers of tables in an array, as ("runs", 2, "epochs")."""
@@ -45,7 +45,7 @@ class TomlFile:
 def read_toml(path: Path) -> TomlFile:
     """Read a file; what is no TOML is an error with its line."""
     try:
-        text = regular(path).read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise ConfigError(f"cannot read {path} ({error.strerror}); check the path") from None
     except UnicodeDecodeError:

@@ -1,7 +1,6 @@
 """Trained networks that come with the package: safetensors files and what is known about them."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
@@ -13,7 +12,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
+from foveate.checks import check_fields
 from foveate.errors import ConfigError, DataError
+from foveate.files import parse_json, read_text, regular
 from foveate.models.zoo import ModelConfig
 
 WEIGHTS = Path(__file__).with_name("weights")
@@ -60,7 +61,9 @@ class PretrainedInfo:
         """Read what `to_dict` wrote."""
         known = {field.name: values[field.name] for field in fields(cls)}
         model, accuracy = ModelConfig.from_dict(values["model"]), dict(values["accuracy"])
-        return cls(**{**known, "model": model, "accuracy": accuracy})
+        info = cls(**{**known, "model": model, "accuracy": accuracy})
+        check_fields(info)
+        return info
 
 
 def pretrained_names(folder: Path = WEIGHTS) -> list[str]:
@@ -136,7 +139,7 @@ def read_index(folder: Path = WEIGHTS) -> dict[str, PretrainedInfo]:
     """Read what is known about every network in the folder; nothing if it has none."""
     path = folder / INDEX
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = parse_json(read_text(path))
         return {entry["name"]: PretrainedInfo.from_dict(entry) for entry in entries}
     except FileNotFoundError:
         return {}
@@ -146,7 +149,7 @@ def read_index(folder: Path = WEIGHTS) -> dict[str, PretrainedInfo]:
 
 def _verified(path: Path, sha256: str) -> bytes:
     try:
-        data = path.read_bytes()
+        data = regular(path).read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {path} ({error.strerror}); {AGAIN}") from None
     found = hashlib.sha256(data).hexdigest()

@@ -2,19 +2,25 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from torch import nn
 
+from foveate.checks import check_fields, check_keys
 from foveate.errors import ConfigError
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import PAPER_SCALES, ScaleChannels
-from foveate.models.pooling import Pool, check_pool
+from foveate.models.pooling import Pool
 from foveate.models.sliding import SlidingChannels
 from foveate.resampling import Padding
 from foveate.scales import ScaleGrid
 
 Form = Literal["plain", "foveated", "sliding"]
+LIMITS = {"size": 4096, "hidden": 65_536, "channels": 1024, "classes": 100_000}
+"""The largest value of each size of a network."""
+MAX_FEATURES = 4096  # of one convolution
+MAX_LAYERS = 64  # convolutions
+MAX_WEIGHTS = 2**30  # numbers: 4 GiB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,19 +41,42 @@ class ModelConfig:
     antialias: bool = False
 
     def __post_init__(self) -> None:
-        if self.form not in get_args(Form):
-            raise ConfigError(f"form must be one of {', '.join(get_args(Form))}, got {self.form!r}")
-        check_pool(self.pool)
-        if not isinstance(self.scales, ScaleGrid):
-            raise ConfigError(f"scales must be a ScaleGrid here, got {self.scales!r}")
-        object.__setattr__(self, "features", tuple(self.features))
-        if not self.features or min(self.features) < 1:
-            raise ConfigError(f"features must be numbers of at least 1, got {self.features}")
-        for name in ("size", "hidden", "channels", "classes"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if isinstance(self.features, list):
+            object.__setattr__(self, "features", tuple(self.features))
+        check_fields(self)
+        if not 1 <= len(self.features) <= MAX_LAYERS:
+            raise ConfigError(
+                f"features must be 1 to {MAX_LAYERS} numbers, got {len(self.features)}"
+            )
+        if min(self.features) < 1 or max(self.features) > MAX_FEATURES:
+            raise ConfigError(
+                f"features must be numbers from 1 to {MAX_FEATURES:,}, got {self.features}"
+            )
+        for name, most in LIMITS.items():
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} must be 1 to {most:,}, got {getattr(self, name)}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must be at least 0 and below 1, got {self.dropout:g}")
+        if (count := self._weights()) > MAX_WEIGHTS:
+            raise ConfigError(
+                f"this network has about {count:,} weights, and the limit is {MAX_WEIGHTS:,}; use "
+                "fewer hidden units, features or pixels"
+            )
+
+    def _weights(self) -> int:
+        """The number of weights, as near as the largest layers say."""
+        before = (self.channels, *self.features)
+        convolutions = sum(9 * i * o for i, o in zip(before, self.features, strict=False))
+        side = max(1, self.size >> len(self.features) // 2)
+        mixing = self.classes**2 * len(self.scales) if self.pool == "concat" else 0
+        full = self.hidden * (self.features[-1] * side**2 + self.classes)
+        return convolutions + full + mixing
+
+    def activations(self) -> int:
+        """The number of activations of one image in the convolutions of all scale channels."""
+        sides = [max(1, self.size >> (index + 1) // 2) for index in range(len(self.features))]
+        each = sum(count * side**2 for count, side in zip(self.features, sides, strict=True))
+        return each * (1 if self.form == "plain" else len(self.scales))
 
     def build(self) -> nn.Module:
         """Make the network, its weights drawn from torch's random state."""
@@ -76,8 +105,8 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":
         """Read what `to_dict` wrote."""
-        _check_names(values)
-        return cls(**{**values, "scales": ScaleGrid.from_dict(values["scales"])})
+        check_keys("a model", values, {field.name for field in fields(cls)})
+        return cls(**{**values, "scales": ScaleGrid.from_dict(values.get("scales", {}))})
 
 
 ZOO = {

@@ -4,11 +4,12 @@ Everything is safetensors and JSON, written whole or not at all, by one process 
 """
 
 import json
+import math
 import os
 import platform
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from foveate import __version__
+from foveate.checks import check_fields
 from foveate.errors import ConfigError, DataError
-from foveate.files import regular, replacing, write_text
+from foveate.files import parse_json, read_text, replacing, write_text
 from foveate.models.pretrained import load_weights
 from foveate.models.zoo import ModelConfig
 from foveate.training.config import TrainConfig
@@ -112,7 +114,7 @@ class RunFolder:
         content = {"config": config.to_dict(), "digest": config.digest(), **how}
         history: list[dict[str, Any]] = []
         if there:
-            content, history = json.loads(path.read_text()), self.history()
+            content, history = parse_json(read_text(path)), self.history()
         if history[-1:] != [how]:
             text = json.dumps({**content, "history": [*history, how]}, indent=1)
             self._write(lambda: write_text(path, text + "\n"))
@@ -121,7 +123,7 @@ class RunFolder:
         """Read the configuration of the run."""
         path = self.path / "config.json"
         try:
-            return TrainConfig.from_dict(json.loads(regular(path).read_text())["config"])
+            return TrainConfig.from_dict(parse_json(read_text(path))["config"])
         except FileNotFoundError:
             raise DataError(f"{self.path} is not a run: it has no config.json") from None
         except OSError as error:
@@ -139,7 +141,7 @@ class RunFolder:
         """Read version, commit and hardware of each start that differed from the one before."""
         self.config()  # says what is wrong with a damaged file
         path = self.path / "config.json"
-        found = json.loads(path.read_text())
+        found = parse_json(read_text(path))
         first = {key: found.get(key, "") for key in MADE_WITH}  # older files have no history
         history = found.get("history", [first])
         try:
@@ -159,8 +161,10 @@ class RunFolder:
         tensors, note = read_tensors(self.resume)
         try:
             tensors["random"]
-            return Progress(**json.loads(note["progress"])), tensors
-        except (KeyError, TypeError, ValueError):
+            progress = Progress(**parse_json(note["progress"]))
+            check_fields(progress)
+            return progress, tensors
+        except (KeyError, TypeError, ValueError, ConfigError):
             raise DataError(f"{self.resume} is damaged; remove it to start again") from None
 
     def finish(self, progress: Progress, weights: dict[str, Tensor], config: TrainConfig) -> None:
@@ -194,7 +198,7 @@ class RunFolder:
         with torch.random.fork_rng(devices=[]):
             net = build_net(config, trust=trust)
         load_weights(net, weights, self.weights)
-        if "model" in note and ModelConfig.from_dict(json.loads(note["model"])) != config.model:
+        if "model" in note and _model(note["model"]) != config.model:
             raise ConfigError(f"{self.weights} is of another model than config.json says")
         return net
 
@@ -209,17 +213,21 @@ class RunFolder:
         """Read what was measured after each epoch."""
         path = self.path / "metrics.jsonl"
         try:
-            return [json.loads(line) for line in regular(path).read_text().splitlines()]
+            found = [parse_json(line) for line in read_text(path).splitlines()]
         except FileNotFoundError:
             return []
         except ValueError as error:
             raise DataError(f"{path} is damaged ({error}); remove it") from None
+        for line, entry in enumerate(found, 1):
+            if not isinstance(entry, dict) or not all(map(_is_number, entry.values())):
+                raise DataError(f"{path} is damaged (line {line} has no numbers); remove it")
+        return found
 
     def data(self) -> dict[str, Any]:
         """Read the source of the run and its checksum; nothing of a run of an older version."""
         self.config()  # says what is wrong with a damaged file
         path = self.path / "config.json"
-        found = json.loads(path.read_text()).get("data", {})
+        found = parse_json(read_text(path)).get("data", {})
         if not isinstance(found, dict) or not isinstance(found.get("checksum", ""), str):
             raise DataError(f"{path} is damaged (data); remove the folder")
         return found
@@ -227,7 +235,7 @@ class RunFolder:
     def record_data(self, data: dict[str, Any]) -> None:
         """Add the source of the run and its checksum to config.json."""
         path = self.path / "config.json"
-        text = json.dumps({**json.loads(path.read_text()), "data": data}, indent=1)
+        text = json.dumps({**parse_json(read_text(path)), "data": data}, indent=1)
         self._write(lambda: write_text(path, text + "\n"))
 
     def _save_metrics(self, progress: Progress) -> None:
@@ -247,6 +255,17 @@ class RunFolder:
             raise DataError(
                 f"cannot write in {self.path} ({reason}); free some space and run again to go on"
             ) from None
+
+
+def _model(note: str) -> ModelConfig | None:
+    """The model that a file of weights says it is of; None if that cannot be read."""
+    with suppress(ValueError, TypeError, ConfigError):
+        return ModelConfig.from_dict(parse_json(note))
+    return None
+
+
+def _is_number(value: object) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def pack(progress: Progress, tensors: dict[str, Tensor]) -> bytes:

@@ -6,14 +6,17 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
-from foveate.data.large_scale import Border, check_border
-from foveate.data.store import ScaleRange
+from foveate.checks import check_fields, check_keys
+from foveate.data.large_scale import Border, check_size
+from foveate.data.store import MAX_SEED, ScaleRange
 from foveate.errors import ConfigError
 from foveate.models.zoo import ModelConfig, model_config
 from foveate.scales import ScaleGrid
 
 Precision = Literal["float32", "bf16"]
-LARGEST = 2**32  # of seeds: a random state is made from the seed times a million
+MAX_EPOCHS = 1_000_000
+MAX_BATCH = 65_536
+MAX_RANGES = 1000  # training scales, or ranges of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,24 +47,25 @@ class TrainConfig:
     backbone: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "size"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        check_fields(self)
+        check_size(self.size)
+        for name, most in (("epochs", MAX_EPOCHS), ("batch", MAX_BATCH)):
+            if not 1 <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} must be 1 to {most:,}, got {getattr(self, name)}")
         for name in ("samples", "seed", "data_seed"):
-            if not 0 <= getattr(self, name) < LARGEST:
-                raise ConfigError(f"{name} must be 0 or more (to 2^32), got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) <= MAX_SEED:
+                raise ConfigError(f"{name} must be 0 to 2^32 - 1, got {getattr(self, name)}")
         for name in ("learning_rate", "smallest_rate", "epochs_per_decay"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise ConfigError(f"{name} must be above 0, got {value:g}")
-        if self.precision not in ("float32", "bf16"):
-            raise ConfigError(f"precision must be float32 or bf16, got {self.precision!r}")
-        check_border(self.border)
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name):g}")
         self.ranges()
 
     def ranges(self) -> tuple[ScaleRange, ...]:
         """Read `scales`."""
-        return tuple(ScaleRange.parse(item) for item in self.scales.split(","))
+        items = self.scales.split(",")
+        if len(items) > MAX_RANGES:
+            raise ConfigError(f"{len(items):,} training scales, and the limit is {MAX_RANGES:,}")
+        return tuple(ScaleRange.parse(item) for item in items)
 
     def rate(self, epoch: int) -> float:
         """Learning rate of an epoch: divided by e every `epochs_per_decay` epochs, to a floor."""
@@ -75,10 +79,8 @@ class TrainConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainConfig":
         """Read what `to_dict` wrote."""
-        unknown = set(values) - {f.name for f in fields(cls)}
-        if unknown:
-            raise ConfigError(f"a run has no {', '.join(sorted(unknown))}")
-        return cls(**{**values, "model": ModelConfig.from_dict(values["model"])})
+        check_keys("a run", values, {f.name for f in fields(cls)})
+        return cls(**{**values, "model": ModelConfig.from_dict(values.get("model", {}))})
 
     def digest(self) -> str:
         """Twelve letters that differ where the configuration differs."""

@@ -96,6 +96,8 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f"no device is called {name!r}; use cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"networks run on cpu or cuda, got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("no GPU was found; use --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():

@@ -1,0 +1,95 @@
+"""Checks that configurations and commands share: the types of fields, and the memory needed."""
+
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from foveate.errors import ConfigError
+
+NOTICED = 1 << 28  # bytes; smaller requests are not compared with the memory that is free
+NAMES = {
+    int: "a whole number",
+    float: "a finite number",
+    str: "a text",
+    bool: "true or false",
+    tuple: "a list of whole numbers",
+    Mapping: "a table",
+}
+
+
+def check_fields(config: Any) -> None:
+    """Raise a ConfigError for the first field of a dataclass whose value is not of its type.
+
+    Numbers must be finite, and a literal one of its values.
+    """
+    hints = _hints(config.__class__)
+    for field in fields(config):
+        value, kind = getattr(config, field.name), hints[field.name]
+        if not _fits(value, kind):
+            shown = repr(value) if len(repr(value)) < 100 else f"{repr(value)[:100]}..."
+            raise ConfigError(f"{field.name} must be {_described(kind)}, got {shown}")
+
+
+def check_keys(what: str, values: object, known: set[str]) -> None:
+    """Raise a ConfigError unless `values` is a mapping of `known` keys only."""
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{what} must be a table of settings, got {type(values).__name__}")
+    if unknown := sorted(map(str, set(values) - known)):
+        raise ConfigError(f"{what} has no {unknown[0]!r}; it has {', '.join(sorted(known))}")
+
+
+def check_memory(needed: float, what: str, remedy: str) -> None:
+    """Raise a ConfigError if `needed` bytes are more than this machine has free."""
+    if needed > NOTICED and needed > (free := free_memory()):
+        raise ConfigError(
+            f"{what} need about {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free; "
+            f"{remedy}"
+        )
+
+
+def free_memory() -> float:
+    """Bytes of memory that a new allocation can have; infinite where the system does not say."""
+    free = math.inf
+    with suppress(OSError, IndexError, ValueError):
+        text = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2]
+        free = int(text.split()[0]) * 1024
+    with suppress(OSError, ValueError):  # a container may have less
+        group = Path("/sys/fs/cgroup")
+        used = int((group / "memory.current").read_text())
+        free = min(free, int((group / "memory.max").read_text()) - used)
+    return free
+
+
+@cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _fits(value: object, kind: Any) -> bool:
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(value, part) for part in get_args(kind))
+    if origin is Literal:
+        return isinstance(value, str) and value in get_args(kind)
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+    if kind in (int, bool, str):
+        return type(value) is kind
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(item, get_args(kind)[0]) for item in value)
+    return isinstance(value, origin or kind)
+
+
+def _described(kind: Any) -> str:
+    origin = get_origin(kind)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_described, get_args(kind)))
+    if origin is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    plain = origin or kind
+    return NAMES.get(plain) or str(getattr(plain, "__name__", plain))
