@@ -1,11 +1,10 @@
 """The command that opens the web page: demo."""
 
-import signal
 from typing import Annotated
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT
+from foveate.cli.console import ERRORS, OUTPUT, TrustOption
 
 
 def demo(
@@ -21,6 +20,7 @@ def demo(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")
     ] = 7860,
+    trust: TrustOption = False,
 ) -> None:
     """Open a web page that compares networks side by side while you change the size of a digit.
 
@@ -34,9 +34,7 @@ def demo(
     from foveate.demo.server import serve
 
     with ERRORS.status("loading ..."):
-        contenders = load_networks(model or ())
-    # The server shuts down on SIGTERM as on Ctrl-C, and then raises the signal again.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+        contenders = load_networks(model or (), trust)
     serve(
         contenders,
         host,

@@ -80,6 +80,9 @@ def train(
         bool,
         typer.Option("--changed-data", help="Go on though the data changed since the run started."),
     ] = False,
+    deterministic: Annotated[
+        bool, typer.Option(help="On a GPU, repeat to the bit; switched off, some backbones gain.")
+    ] = True,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write TensorBoard event files too.")
     ] = False,
@@ -106,7 +109,7 @@ def train(
     }
     given = {key: str(value) for key, value in changes.items() if value is not None}
     options = {"device": device, "stream": stream, "recompute": recompute}
-    options["changed_data"] = changed_data
+    options |= {"changed_data": changed_data, "deterministic": deterministic}
     with joined(device, norms) as team:
         try:
             _train(model, given | _settings(change or []), out, tensorboard, options, team)

@@ -67,7 +67,7 @@ class Seen:
     answers: tuple[Answer, ...]
 
 
-def load_networks(specs: Sequence[str] = ()) -> list[Contender]:
+def load_networks(specs: Sequence[str] = (), trust: bool = False) -> list[Contender]:
     """Load networks by name or run folder, without `specs` those that come with the package."""
     if not specs and not set(USUAL) <= set(pretrained_names()):
         raise ConfigError(
@@ -76,7 +76,7 @@ def load_networks(specs: Sequence[str] = ()) -> list[Contender]:
         )
     if len(specs) > MOST:
         raise ConfigError(f"the page has room for {MOST} networks, got {len(specs)}")
-    found = [find_network(spec) for spec in specs or USUAL]
+    found = [find_network(spec, trust) for spec in specs or USUAL]
     _check_alike(found)
     titles = [_title(network) for network in found]
     return [
