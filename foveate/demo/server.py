@@ -79,9 +79,9 @@ def _bound(host: str, port: int) -> socket.socket:
         bound.bind((host, port))
         bound.listen()
         return bound
-    except (OSError, UnicodeError) as error:  # UnicodeError: a label that no host name may have
+    except OSError as error:
         bound.close()
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = error.strerror or str(error)
         raise ConfigError(
             f"cannot listen on {host} port {port} ({reason}); choose another --host or --port"
         ) from None
