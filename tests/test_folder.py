@@ -51,6 +51,25 @@ def test_a_hash_of_the_name_decides_the_split_and_classes_take_turns(tmp_path):
     assert len(ants) > 3 and values(source.train)[: len(turns)] == turns
 
 
+def near(label, bound):
+    """Two file names whose fractions lie just below and just above a bound."""
+    names = sorted((f"{n}.png" for n in range(3000)), key=lambda name: share(f"{label}/{name}"))
+    above = next(k for k, name in enumerate(names) if share(f"{label}/{name}") >= bound)
+    return names[above - 1], names[above]
+
+
+def test_the_bounds_are_a_fifth_and_a_tenth_or_a_sixth_of_train(tmp_path):
+    for value, name in enumerate((*near("cat", 0.2), *near("cat", 0.3))):
+        save(tmp_path / "one" / "cat" / name, value)
+    source = load_source(f"folder:{tmp_path / 'one'}")
+    assert [set(values(s)) for s in (source.train, source.val, source.test)] == [{3}, {1, 2}, {0}]
+    for value, name in enumerate(near("cat", 1 / 6)):
+        save(tmp_path / "two" / "train" / "cat" / name, value)
+    save(tmp_path / "two" / "test" / "cat" / "0.png", 0)
+    source = load_source(f"folder:{tmp_path / 'two'}")
+    assert (values(source.val), values(source.train)) == ([0], [1])
+
+
 def test_adding_and_removing_files_moves_no_other(tmp_path):
     for value in range(60):
         save(tmp_path / "cat" / f"{value:02}.png", value)

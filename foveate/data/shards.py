@@ -100,9 +100,10 @@ class TarShard:
     def __init__(self, path: Path) -> None:
         self.path = path
         with _one_line(path):
-            found = np.array(list(_samples(regular(path))), np.int64).reshape(-1, 3)
-        self.places = found[:, :2].copy()
-        self.labels: Labels = {_split_of(path): found[:, 2].copy()}
+            found = list(_samples(regular(path)))
+        labels = np.array([sample[2] for sample in found], np.float64)  # holds 2^63 too
+        self.labels: Labels = {_split_of(path): checked_labels(labels, str(path))}
+        self.places = np.array([sample[:2] for sample in found], np.int64)
 
     def open(self) -> Any:
         """Give the file."""
@@ -245,10 +246,10 @@ def _sample(path: Path, name: str, parts: dict[str, int]) -> Iterator[tuple[int,
 def _label(tar: tarfile.TarFile, member: tarfile.TarInfo) -> int:
     content = tar.extractfile(member)
     assert content is not None
-    text, where = content.read(LONGEST_LABEL + 1), f"{member.name} of {tar.name!r}"
+    text = content.read(LONGEST_LABEL + 1)
     if not text.strip().isdigit() or len(text) > LONGEST_LABEL:
-        raise DataError(f"{where} must be a label as 7, got {text!r}")
-    return int(checked_labels([int(text)], where)[0])
+        raise DataError(f"{member.name} of {tar.name!r} must be a label as 7, got {text!r}")
+    return int(text)
 
 
 @contextmanager
