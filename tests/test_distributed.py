@@ -140,6 +140,31 @@ def test_a_signal_does_not_keep_the_group_from_being_destroyed(monkeypatch, numb
     assert destroyed == [1]
 
 
+HELD = """
+import torch
+import torch.distributed as dist
+from foveate.training.distributed import _group_destroyed
+from tiny_runs import threads_left
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+try:
+    with _group_destroyed():
+        try:
+            dist.broadcast(torch.zeros(1), src=5)  # there is no such rank
+        except Exception as error:
+            raise KeyError from error
+except KeyError as error:
+    assert threads_left() == [], threads_left()
+else:
+    raise AssertionError
+"""
+
+
+def test_an_error_that_is_kept_does_not_keep_the_group():
+    """Python keeps the last uncaught error, with its frames, until it finalizes."""
+    done(python("-c", HELD))
+
+
 # Two processes
 
 
