@@ -53,6 +53,7 @@ for line in sys.stdin:
             os._exit(error.code)
         os._exit(99)
     print(child, flush=True)
+    sys.stdin.readline()  # until then the number of the process is not given to another
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
@@ -68,10 +69,13 @@ class Forked:
 
     def start(self, arguments, errors):
         files = [os.devnull, os.devnull, str(errors)]
-        self.server.stdin.write(json.dumps({"arguments": arguments, "files": files}) + "\n")
+        pid = self.ask(json.dumps({"arguments": arguments, "files": files}))
+        return pid, lambda: self.ask("wait")
+
+    def ask(self, line):
+        self.server.stdin.write(f"{line}\n")
         self.server.stdin.flush()
-        pid = int(self.server.stdout.readline())
-        return pid, lambda: int(self.server.stdout.readline())
+        return int(self.server.stdout.readline())
 
     def close(self):
         self.server.communicate()
