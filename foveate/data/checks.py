@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 
 from foveate.errors import DataError
 
@@ -14,15 +14,16 @@ MAX_CLASSES = 100_000  # where nothing says how many classes there are
 NUMBERS = "biuf"  # NumPy's kinds of real numbers: no complex ones, strings, objects or records
 
 
-def checked_labels(values: ArrayLike, where: str, classes: int = MAX_CLASSES) -> NDArray[np.int64]:
+def checked_labels(
+    labels: NDArray[Any], where: str, classes: int = MAX_CLASSES
+) -> NDArray[np.int64]:
     """Return labels (N,) as int64 if each is a whole number from 0 to `classes` - 1.
 
     Args:
-        values: Labels of any dtype.
+        labels: Labels of any dtype.
         where: The file, and the data set in it, that an error names.
         classes: Number of classes.
     """
-    labels = np.asarray(values)
     if labels.dtype.kind not in NUMBERS:
         good = np.zeros(labels.shape, bool)
     else:
