@@ -49,7 +49,8 @@ def done(process):
 
 def said(err):
     """The lines that are ours, not torchrun's."""
-    return [line for line in err.splitlines() if line.startswith(("error:", "interrupted:"))]
+    words = ("error:", "interrupted:", "terminated:")
+    return [line for line in err.splitlines() if line.startswith(words)]
 
 
 # What the team is, without processes
@@ -351,7 +352,9 @@ def test_a_request_to_end_saves_the_last_step(tmp_path, two):
     _, err = process.communicate()
     (line,) = said(err)
     reached = RunFolder(folder).load()[0]
-    assert f"saved in {folder} at epoch {reached.epoch + 1}, step {reached.step}" in line
+    assert (
+        f"terminated: saved in {folder} at epoch {reached.epoch + 1}, step {reached.step}" in line
+    )
     assert 2 <= reached.epoch < 300
 
 

@@ -143,16 +143,20 @@ def test_a_sweep_survives_a_killed_worker_and_a_removed_node(cluster, tmp_path, 
     assert metrics(second)[: len(before_removal)] == before_removal
 
 
-def test_ctrl_c_saves_the_runs_under_way(cluster, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_signal_saves_the_runs_under_way(cluster, tmp_path, number, code, word):
     study, out = tmp_path / "study.toml", tmp_path / "out"
     study.write_text(STUDY.replace("seeds = 3", "seeds = 1").replace("= 240", "= 3488"))
     with sweeping(cluster, study, out) as sweep:
         nodes = [cluster.head_node, *cluster.others]
         _, _, folder, _ = caught_in_the_middle(nodes, out)
-        sweep.send_signal(signal.SIGINT)
+        sweep.send_signal(number)
         said, errors = sweep.communicate(timeout=60)
-    words = "interrupted: 4 runs are left; run the same command to go on"
-    assert (sweep.returncode, errors.strip()) == (130, words), said
+    words = f"{word}: 4 runs are left; run the same command to go on"
+    assert (sweep.returncode, errors.strip()) == (code, words), said
     progress, _ = RunFolder(folder).load()
     assert progress.step > 0  # else saved between epochs alone, one of 219 places to be caught at
     assert not any(busy(node, out) for node in nodes)

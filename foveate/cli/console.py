@@ -1,6 +1,7 @@
 """Where the command line prints, and its progress bars: quiet when nobody watches."""
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated
@@ -16,7 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from foveate.training.interrupt import Terminated
+from foveate.training.interrupt import Terminated, arrived
 
 OUTPUT = Console(highlight=False, soft_wrap=True)
 ERRORS = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -53,7 +54,8 @@ def interruptible(words: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        said, code = ("terminated", 143) if isinstance(error, Terminated) else ("interrupted", 130)
+        terminated = isinstance(error, Terminated) or signal.SIGTERM in arrived
+        said, code = ("terminated", 143) if terminated else ("interrupted", 130)
         if os.environ.get("RANK", "0") == "0" and (more := words()):  # torchrun's first process
             ERRORS.print(f"{said}: {more}", markup=False)
         raise typer.Exit(code) from None

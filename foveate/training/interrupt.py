@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+arrived: list[
+    int
+] = []  # what `stop` was called for; Ray makes a KeyboardInterrupt of any exception
 
 
 class Terminated(KeyboardInterrupt):
@@ -15,6 +18,7 @@ class Terminated(KeyboardInterrupt):
 
 def stop(number: int, frame: object) -> NoReturn:
     """Signal handler that raises KeyboardInterrupt, for SIGTERM its subclass `Terminated`."""
+    arrived.append(number)
     raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
