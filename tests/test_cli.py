@@ -75,7 +75,7 @@ def test_show_draws_a_source_and_a_file(capsys, tmp_path):
         ([*GENERATE, "--train", "-2", "--out", "x"], "scale must look like 2 or 1-4, got '-2'"),
         ([*GENERATE, "--test", "1e9", "--out", "x"], "got 1e+09"),
         ([*GENERATE, "--test", "big", "--out", "x"], "scales must look like 0.5,1,2 or all"),
-        ([*GENERATE, "--size", "0", "--out", "x"], "size must be at least 1 pixel, got 0"),
+        ([*GENERATE, "--size", "0", "--out", "x"], "size must be 1 to 4,096 pixels, got 0"),
         ([*GENERATE, "--border", "odd", "--out", "x"], "border must be one of"),
         ([*GENERATE, "--size", "1000000", "--out", "x"], "choose another --out or fewer scales"),
         (["show", "nothing-like-it"], "nothing-like-it"),

@@ -139,7 +139,7 @@ def test_other_bad_input(digits):
         rescale(digits[0], 1.0)
     with pytest.raises(ConfigError, match="one per image, got 2"):
         rescale(digits[:3], torch.ones(2))
-    with pytest.raises(ConfigError, match="size must be at least 1"):
+    with pytest.raises(ConfigError, match="size must be 1 to 4,096 pixels"):
         rescale(digits[:1], 1.0, size=0)
     with pytest.raises(ConfigError, match="border must be one of"):
         rescale(digits[:1], 1.0, border="mirror")

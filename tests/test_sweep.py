@@ -79,7 +79,7 @@ BAD = [
     ("test_scales = [1, 2]", "test_scales = 2", 3, "must be a list of numbers"),
     ("= [0, 0.15]", "= 0.15", 23, "must be a list, got 0.15"),
     ("= [0, 0.15]", "= []", 23, "model.dropout has no values"),
-    ("epochs = 2", "epochs = 0", 12, "epochs must be at least 1, got 0"),
+    ("epochs = 2", "epochs = 0", 12, "epochs must be 1 to 1,000,000, got 0"),
     ("learning_rate = 0.001", "learning_rate = -1", 21, "learning_rate must be above 0"),
     ("= [0, 0.15]", "= [0, 1.5]", 23, "dropout must be at least 0 and below 1, got 1.5"),
     ('"mnist-5k"', '"mnist-6k"', 7, "unknown data source 'mnist-6k'"),

@@ -1,5 +1,6 @@
 """Write and read data set files in the layout of the official MNIST Large Scale files."""
 
+import io
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -135,18 +136,60 @@ def write(
     with (
         _one_line(path),
         replacing(path) as temporary,
-        h5py.File(temporary, "w") as file,
+        _Disk(temporary, "w+b") as disk,
+        h5py.File(disk, "w") as file,
         one_thread(),
         ThreadPoolExecutor(workers) as pool,
     ):
         for split in SPLITS:
             if split in spec.splits():
-                _write_split(file, spec, split, getattr(source, split), pool, workers, advance)
+                data = getattr(source, split)
+                _write_split(file, spec, split, data, pool, workers, disk.checked(advance))
             else:
                 _write_dummy(file, spec, split, source)
         manifest = {**spec.manifest(source), "version": __version__}
         file.attrs["foveate"] = json.dumps(manifest)
+        file.flush()
+        disk.check()
     return path
+
+
+class _Disk(io.FileIO):
+    """A file that keeps a failed write to itself until `check`: HDF5 crashes on a full disk."""
+
+    failure: OSError | None = None
+
+    def write(self, data: Any, /) -> int:
+        """Write all of `data`, or remember why not."""
+        left = memoryview(data).cast("B")
+        try:
+            while left:
+                left = left[super().write(left) :]
+        except OSError as error:
+            self.failure = self.failure or error
+        return memoryview(data).nbytes
+
+    def truncate(self, size: int | None = None, /) -> int:
+        """Set the size, or remember why not."""
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.failure = self.failure or error
+        return size or 0
+
+    def check(self) -> None:
+        """Raise the error of the first write that failed, if one did."""
+        if self.failure is not None:
+            raise self.failure
+
+    def checked(self, advance: Callable[[int], None]) -> Callable[[int], None]:
+        """Give a function that calls `check` before `advance`."""
+
+        def both(count: int) -> None:
+            self.check()
+            advance(count)
+
+        return both
 
 
 class ScaledFile:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from foveate import __version__
+from foveate.data.large_scale import check_scale
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.audit import MEASURES, SCALES, Audit, audit_together
 from foveate.evaluation.audit_data import Pictures
@@ -119,6 +120,8 @@ def audit_beside(
     wanted = as_scales(usual_scales(look) if scales is None else scales)
     usual = model.training.native if model.training else 1.0
     (middle,) = as_scales([usual if native is None else native])
+    for scale in (*wanted, middle):
+        check_scale(scale)
     classifier = model.classifier(len(pictures.classes), batch)
     models: dict[str, nn.Module] = {AS_IT_IS: classifier}
     notes = _notes(model, pictures)

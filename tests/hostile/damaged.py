@@ -3,7 +3,7 @@
 import random
 from typing import NamedTuple
 
-from hostile.cases import SEED, Case
+from hostile.cases import COMMANDS, SEED, SLOW, Case, good_case
 from hostile.files import TRAIN, WORSE
 
 EVALUATE = "evaluate run --scales 1 --device cpu --out new"
@@ -11,10 +11,11 @@ PREDICT = "predict digit.png --model run --device cpu"
 AUDIT = "audit run --source idx:idx --scales 1,2,1 --limit 2 --device cpu --out new"
 EXPORT = "export run --out new.onnx"
 AGAIN = " ".join(["train fovmax", *TRAIN, "--out"])
-NET = AGAIN.partition("--scales")[2].partition(" 1 ")[2]  # all options of `AGAIN` but the source
+NET = " ".join(TRAIN[TRAIN.index("--epochs") :])  # all options of `AGAIN` but what is read
 SHOW = "show idx:idx --scales 1 --size 16 --samples 2 --out new.png"
 GENERATE = "generate mnist-large-scale --source idx:idx --train none --test 1 --size 16 --out new"
 MADE = NET.replace("--set size=16 ", "")
+TRUST = " --trust" if any(option.name == "trust" for option in COMMANDS["audit"]) else ""
 SOURCES = ("idx", "run", "digit.png")
 
 
@@ -65,7 +66,7 @@ GROUPS = {
         SOURCES,
         ("run/weights.safetensors",),
         (EVALUATE, PREDICT, AUDIT, EXPORT),
-        (*WORSE, "truncated", "claims"),
+        (*WORSE, "truncated", "claims", "rotted"),
     ),
     "weights changed": Group(
         SOURCES,
@@ -85,7 +86,7 @@ GROUPS = {
         ("idx", "study.toml"),
         ("study.toml",),
         ("sweep study.toml --dry-run --device cpu --out new",),
-        _without(),
+        WORSE,
         ("truncated", "flipped", "mutated"),
     ),
     "outcome": Group(
@@ -146,18 +147,18 @@ GROUPS = {
         ("data.h5", "h5shards/data.h5"),
         (
             "show data.h5 --samples 2 --out new.png",
-            f"train fovmax --source data.h5{MADE} --out new",
-            f"train fovmax --source shards:h5shards{MADE} --out new",
+            f"train fovmax --source data.h5 {MADE} --out new",
+            f"train fovmax --source shards:h5shards {MADE} --out new",
         ),
-        (*WORSE, "truncated"),
+        (*WORSE, "truncated", "labelled"),
         ("flipped", "reshaped"),
     ),
     "shards": Group(
         ("shards",),
         ("shards/train-000.tar", "shards/val-000.tar"),
-        (f"train fovmax --source shards:shards --scales 1{NET} --out new",),
-        _without(),
-        ("truncated", "flipped", "tarred"),
+        (f"train fovmax --source shards:shards --scales 1 {NET} --out new",),
+        (*WORSE, "tarred"),
+        ("truncated", "flipped"),
     ),
     "onnx": Group(
         ("net.onnx", "pictures"),
@@ -169,7 +170,7 @@ GROUPS = {
     "script": Group(
         ("net.ts", "pictures"),
         ("net.ts",),
-        ("audit net.ts --source folder:pictures --scales 1,2,1 --device cpu --out new",),
+        (f"audit net.ts --source folder:pictures --scales 1,2,1 --device cpu --out new{TRUST}",),
         (*WORSE, "truncated"),
         ("flipped",),
     ),
@@ -202,3 +203,18 @@ def file_case(name, number):
         needs=group.needs,
         damage=((path, how, rng.randrange(2**30)), *group.beside),
     )
+
+
+def good_cases():
+    """All commands with nothing damaged, which must succeed: else a refusal says nothing."""
+    read = [
+        Case(
+            kind="good", argv=tuple(line.split()), bad=False, needs=group.needs, damage=group.beside
+        )
+        for group in GROUPS.values()
+        for line in group.commands
+    ]
+    found = [case for case in (*map(good_case, COMMANDS), *read) if case.argv[0] not in SLOW]
+    return [
+        case for case in dict.fromkeys(found) if "stopped" not in case.argv[:2] + case.argv[-1:]
+    ]

@@ -330,6 +330,28 @@ def _tarred(data, rng):
     return new.getvalue()
 
 
+def _labelled(data, rng):
+    """Put labels into an HDF5 file that no class has."""
+    import h5py
+    import numpy as np
+
+    content = io.BytesIO(data)
+    wrong = rng.choice((0.5, -1.0, np.nan, np.inf, 2.0**40, 1j))
+    with h5py.File(content, "r+") as file:
+        for name in ("y_train", "y_val", "y_test"):
+            values = file[name][()].astype(np.complex64 if wrong == 1j else np.float64)
+            values.flat[0] = wrong
+            del file[name]
+            file[name] = values
+    return content.getvalue()
+
+
+def _rotted(data, rng):
+    """Flip a bit in the tensors of a safetensors file."""
+    start = 8 + int.from_bytes(data[:8], "little")
+    return data[:start] + _flipped(data[start:], random.Random(rng.random()))
+
+
 def _reshaped(data, rng):
     """Put other labels, pixels or notes into an HDF5 file."""
     import h5py
@@ -381,3 +403,4 @@ def _alike(key, old, new):
 GRID = ("low", "high", "per_octave")
 CHANGES = {"flipped": _flipped, "truncated": _truncated, "mutated": _mutated, "noted": _noted}
 CHANGES |= {"claims": _claims, "tarred": _tarred, "reshaped": _reshaped, "mistyped": _mistyped}
+CHANGES |= {"labelled": _labelled, "rotted": _rotted}

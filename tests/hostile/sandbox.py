@@ -3,10 +3,12 @@
 import contextlib
 import gc
 import io
+import json
 import os
 import re
 import resource
 import select
+import shlex
 import shutil
 import signal
 import sys
@@ -15,8 +17,8 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-from hostile.cases import COMMANDS, command_case
-from hostile.damaged import file_case
+from hostile.cases import COMMANDS, WAITING, command_case
+from hostile.damaged import file_case, good_cases
 from hostile.files import CALLS, damage, make_materials
 
 SECONDS = 10.0  # of computing, or of waiting without any, after which a case hangs
@@ -63,7 +65,27 @@ class Sandbox:
 
 def case_of(group, number):
     """Case `number` of a command or of a kind of file."""
+    if group == "good":
+        return good_cases()[number]
     return (command_case if group in COMMANDS else file_case)(group, number)
+
+
+def serve(folder):
+    """Run the cases that each line of the input names; answer with a list of what went wrong."""
+    answers = os.fdopen(os.dup(1), "w")
+    sandbox = Sandbox(folder)
+    for line in sys.stdin:
+        group, numbers = json.loads(line)
+        found = [_line(sandbox, group, number) for number in numbers]
+        print(json.dumps([text for text in found if text]), file=answers, flush=True)
+
+
+def _line(sandbox, group, number):
+    case = case_of(group, number)
+    if case.kind in WAITING or not (problem := sandbox.problem(case)):
+        return None
+    again = f"python tests/hostile/again.py {shlex.quote(group)} {number}"
+    return f"{problem}: {again}  # foveate {shlex.join(case.argv)[:300]}"
 
 
 def judge(case, result):
@@ -77,6 +99,8 @@ def judge(case, result):
         return "an internal line"
     if result.code not in (0, 1, 2):
         return f"exit code {result.code}"
+    if case.kind == "good" and result.code:
+        return f"a good command failed: {result.err[-200:]}"
     if result.code == 0 and case.bad:
         return "success of what is known to be bad"
     if result.code == 0 and errors:
@@ -138,7 +162,7 @@ WARM = str.split(
     "foveate.experiments.study foveate.experiments.quickstart foveate.report.audit_page "
     "foveate.report.audit_plots foveate.report.plots foveate.report.reproduction "
     "foveate.training.distributed foveate.training.loop foveate.cli.display foveate.models.export "
-    "rich.table rich.progress PIL.PngImagePlugin"
+    "rich.table rich.progress PIL.PngImagePlugin torch._dynamo"
 )
 
 
@@ -222,3 +246,7 @@ def _cpu(child):
 
 def _plain(text):
     return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+if __name__ == "__main__":
+    serve(Path(sys.argv[1]))

@@ -1,0 +1,32 @@
+"""The warm process of the hostile cases: one for all tests of a worker."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="session")
+def problems(tmp_path_factory):
+    """A function that runs cases `numbers` of a group: the lines about those that went wrong."""
+    if sys.platform != "linux":
+        pytest.skip("cases are forked and bounded as Linux does it")
+    path = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
+    command = [sys.executable, "-m", "hostile.sandbox", str(tmp_path_factory.mktemp("hostile"))]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    warm = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}, **pipes)
+
+    def ask(group, numbers):
+        warm.stdin.write(json.dumps([group, list(numbers)]) + "\n")
+        warm.stdin.flush()
+        return json.loads(warm.stdout.readline())
+
+    yield ask
+    warm.stdin.close()
+    warm.wait(60)
+    warm.stdout.close()
