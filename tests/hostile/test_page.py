@@ -296,6 +296,23 @@ def test_requests_under_way_are_not_cut_off(address):
             assert client.recv(12) == b"HTTP/1.1 200"
 
 
+def test_half_a_surrogate_pair_is_answered(address):
+    status, reply = ask(address, "POST", "/take", {"data": "", "name": "\ud800", "zoom": 1})
+    assert status == 400 and json.loads(reply)["error"].startswith("\ud800 is no picture")
+
+
+def test_garbage_after_a_reply_closes_the_connection(address, folder):
+    """The reply does not wait for the body, whose first chunk is then none."""
+    head = posted(address, "look", "Transfer-Encoding: chunked\r\n").partition(b"Content-Length")[0]
+    with ExitStack() as stack:
+        (client,) = flood(stack, int(address.split(":")[1]), ["127.0.0.1"])
+        client.sendall(head.replace(b"application/json", b"text/plain") + b"\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 415")
+        client.sendall(b"no chunk\r\n")
+        assert client.recv(65536) == b""
+    assert (folder / "log").read_text().count("\n") == 1
+
+
 def test_random_bad_requests_are_refused_without_a_traceback(address, folder):
     chosen = os.environ.get("PAGE_CASE")
     seen = {}
