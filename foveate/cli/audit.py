@@ -59,7 +59,9 @@ def audit(
     ] = None,
     mean: Annotated[str, typer.Option(help="Taken from pixels of 0 to 1; as 0.5,0.4,0.4.")] = "0",
     std: Annotated[str, typer.Option(help="What that is then divided by.")] = "1",
-    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first images.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=2**31, help="Use only the first images.")
+    ] = None,
     pool: Annotated[
         str, typer.Option(help="Of the scale channels beside it: max, avg, logsumexp or none.")
     ] = "max",
@@ -208,7 +210,10 @@ def _classes(text: str | None) -> list[str]:
         listed = path.read_text(encoding="utf-8").splitlines() if path.is_file() else None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the classes in {text} ({error})") from None
-    return [name.strip() for name in listed or text.split(",") if name.strip()]
+    names = [name.strip() for name in listed or text.split(",") if name.strip()]
+    if not names:
+        raise ConfigError(f"--classes names no class, got {text!r}; write a,b,c")
+    return names
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:
