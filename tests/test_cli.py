@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -77,7 +78,6 @@ def test_show_draws_a_source_and_a_file(capsys, tmp_path):
         ([*GENERATE, "--test", "big", "--out", "x"], "scales must look like 0.5,1,2 or all"),
         ([*GENERATE, "--size", "0", "--out", "x"], "size must be 1 to 4,096 pixels, got 0"),
         ([*GENERATE, "--border", "odd", "--out", "x"], "border must be one of"),
-        ([*GENERATE, "--size", "1000000", "--out", "x"], "choose another --out or fewer scales"),
         (["show", "nothing-like-it"], "nothing-like-it"),
         (["show", "folder:/no/such/folder"], "/no/such/folder"),
         (["show", "no-such-file.h5"], "no such file: no-such-file.h5"),
@@ -93,6 +93,13 @@ def test_errors_are_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, argu
     assert err.count("\n") == 1
     assert words in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_is_told_before_anything_is_made(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**6))
+    assert run([*GENERATE, "--out", str(tmp_path / "new")]) == 2
+    assert "choose another --out or fewer scales" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
 
 
 def test_debug_shows_the_traceback():

@@ -91,7 +91,7 @@ BAD = [
     ('preset = "fovmax"', 'preset = "fovavg"\nbackbone = "a"', 21, "written as package.module"),
     ("seeds = 2", "seeds = [1, 1]", 2, "a list of different seeds"),
     ("seeds = 2", "seeds = 0", 2, "seeds must be a number of runs"),
-    ("seeds = 2", "seeds = [-1]", 2, "seed must be 0 or more"),
+    ("seeds = 2", "seeds = [-1]", 2, "seed must be 0 to 2^32 - 1"),
     ("= [0, 0.15]", "= [0, 0.0]", 23, "has the value 0 twice"),
     (
         '"fovmax"\nlearning_rate = 0.001',

@@ -44,13 +44,11 @@ class ModelConfig:
         if isinstance(self.features, list):
             object.__setattr__(self, "features", tuple(self.features))
         check_fields(self)
-        if not 1 <= len(self.features) <= MAX_LAYERS:
+        within = all(1 <= count <= MAX_FEATURES for count in self.features)
+        if not within or not 1 <= len(self.features) <= MAX_LAYERS:
             raise ConfigError(
-                f"features must be 1 to {MAX_LAYERS} numbers, got {len(self.features)}"
-            )
-        if min(self.features) < 1 or max(self.features) > MAX_FEATURES:
-            raise ConfigError(
-                f"features must be numbers from 1 to {MAX_FEATURES:,}, got {self.features}"
+                f"features must be 1 to {MAX_LAYERS} numbers of 1 to {MAX_FEATURES:,}, "
+                f"got {str(self.features)[:100]}"
             )
         for name, most in LIMITS.items():
             if not 1 <= getattr(self, name) <= most:

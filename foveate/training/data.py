@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from foveate.checks import check_memory
 from foveate.data.folder import Pictures, SplitName
 from foveate.data.large_scale import rescale
 from foveate.data.shards import H5Shard, Shards, is_shards, open_shards
@@ -296,6 +297,21 @@ def _made(
         yield rescale(some.to(device), factor, size=config.size, border=config.border)
 
 
+def _check_memory(config: TrainConfig, ready: Inputs, count: int, device: torch.device) -> None:
+    """Refuse images and a step of training that the memory of this machine cannot hold.
+
+    Of each activation the step keeps the output of the convolution, that of the norm, and a
+    gradient. On a GPU an allocation that does not fit is an error of its own.
+    """
+    if device.type != "cpu":
+        return
+    images = count * sum(t[0].numel() * t.element_size() for t in ready)
+    step = 12 * min(config.batch, count) * config.model.activations()
+    remedy = "use fewer samples or a smaller size; --stream reads a folder or file in parts"
+    check_memory(images, f"{count} images of {config.size} pixels", remedy)
+    check_memory(step, f"steps of {config.batch} images", "use a smaller batch")
+
+
 def _resident(
     net: nn.Module,
     config: TrainConfig,
@@ -309,6 +325,7 @@ def _resident(
         for chunk in chunks:
             ready = prepare(net, chunk.to(device), config.precision)
             if not held:  # one allocation of the whole, filled piece by piece
+                _check_memory(config, ready, len(labels), device)
                 held = tuple(t.new_empty(len(labels), *t.shape[1:]) for t in ready)
             for target, part in zip(held, ready, strict=True):
                 target[at : at + len(part)] = part
