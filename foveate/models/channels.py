@@ -1,11 +1,12 @@
 """Scale channels: one backbone, shared by rescaled copies of the image, pooled over scale."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels, K classes.
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from foveate.errors import ConfigError
 from foveate.models.backbone import ConvNet
@@ -96,10 +97,11 @@ class ScaleChannels(nn.Module):
     def answer(self, patches: Tensor) -> Tensor:
         """Run the backbone on patches (B, S, C, P, P) that were cut before; gives (B, S, K)."""
         kept = self.draw_kept(patches)
+        ask = partial(self._ask, kept=kept)
         if self.recompute and not torch.compiler.is_compiling():
-            ask = partial(self._ask, kept=kept)
             return answer_in_groups(self.backbone, ask, patches, self.recompute)
-        return self._ask(patches.flatten(0, 1), kept).unflatten(0, patches.shape[:2])  # type: ignore[no-any-return]
+        outputs = ask(self.backbone, patches.flatten(0, 1))
+        return outputs.unflatten(0, patches.shape[:2])  # type: ignore[no-any-return]
 
     def draw_kept(self, images: Tensor) -> Tensor | None:
         """Draw what dropout leaves of images' hidden units, (B, hidden), the same in all channels.
@@ -142,9 +144,19 @@ class ScaleChannels(nn.Module):
         low, high = self._scales[0], self._scales[-1]
         return f"{len(self._scales)} scales {low:g} to {high:g}, size={self.size}, pool={self.pool}"
 
-    def _ask(self, patches: Tensor, kept: Tensor | None) -> Tensor:
+    def _ask(self, backbone: Callable[..., Tensor], patches: Tensor, kept: Tensor | None) -> Tensor:
         """Run the backbone on patches (N, C, P, P), and check that it gives (N, K)."""
-        outputs = self._try(patches, kept)
+        given = (patches,) if kept is None else (patches, kept)
+        try:
+            outputs = backbone(*given)
+        except (RuntimeError, ValueError, AssertionError) as error:
+            if torch.compiler.is_compiling() or not _shape_refused(self.backbone, given):
+                raise
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise ConfigError(
+                f"the backbone refused patches of the shape {tuple(patches.shape)} ({reason}); "
+                "does it take this size and number of channels?"
+            ) from error
         count = patches.shape[0]  # not len(), which would fix the batch size of an export
         if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[0] != count:
             got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -153,20 +165,25 @@ class ScaleChannels(nn.Module):
             )
         return outputs
 
-    def _try(self, patches: Tensor, kept: Tensor | None) -> Tensor:
-        more = () if kept is None else (kept,)
-        if torch.compiler.is_compiling():
-            return self.backbone(patches, *more)  # type: ignore[no-any-return]
-        try:
-            return self.backbone(patches, *more)  # type: ignore[no-any-return]
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise ConfigError(
-                f"the backbone refused patches of the shape {tuple(patches.shape)} ({reason}); "
-                "does it take this size and number of channels?"
-            ) from error
+
+def _shape_refused(backbone: nn.Module, given: tuple[Tensor, ...]) -> bool:
+    """Whether a backbone full of zeros refuses two patches of zeros of this shape on the CPU too."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in backbone.modules()):
+        return False
+    tensors = [*backbone.named_parameters(), *backbone.named_buffers()]
+    zeros = {name: _zeros(tensor, tensor.shape) for name, tensor in tensors}
+    two = tuple(_zeros(tensor, (2, *tensor.shape[1:])) for tensor in given)
+    try:
+        with torch.no_grad(), torch.random.fork_rng([]):
+            functional_call(backbone, zeros, two)
+    except (RuntimeError, ValueError, AssertionError):
+        return True
+    return False
+
+
+def _zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
+    dtype = torch.float32 if like.is_floating_point() else like.dtype
+    return torch.zeros(shape, dtype=dtype, device="cpu")
 
 
 def refine_scale(answers: Tensor, scales: Sequence[float]) -> Tensor:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from foveate.models.native_stages import Buffers, Field, fresh, parts_of, stage
+from foveate.models.plain import Block
 
 GRADIENTS = ("weight_gradient", "bias_gradient", "norm_weight_gradient", "norm_bias_gradient")
 
 Fields = dict[str, Field]
-Block = tuple[nn.Conv2d, nn.BatchNorm2d | None]
 
 
 class First(NamedTuple):
