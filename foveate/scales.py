@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from numbers import Real
 from typing import Any
 
 from foveate.errors import ConfigError
 
 WHOLE = 1e-6  # how far from a whole number of steps a grid may end
+MOST_SCALES = 1000
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class ScaleGrid:
     def _steps(self) -> int:
         """The number of steps from low to high, which must be whole."""
         steps = (math.log2(self.high) - math.log2(self.low)) * self.per_octave
+        if steps > MOST_SCALES - 1:
+            raise ConfigError(
+                f"a grid has at most {MOST_SCALES} scales, got {steps + 1:.4g}: "
+                f"lower per_octave={self.per_octave:g}"
+            )
         if abs(steps - round(steps)) > WHOLE:
             fitting = self._scale(round(steps))
             raise ConfigError(
@@ -103,9 +109,11 @@ def as_scales(scales: ScaleGrid | Iterable[float]) -> tuple[float, ...]:
         return scales.values
     if isinstance(scales, str | Real) or not isinstance(scales, Iterable):
         raise ConfigError(f"scales must be a list of numbers, got {scales!r}: write [1.0] for one")
-    values = tuple(_positive("each scale", scale) for scale in scales)
+    values = tuple(_positive("each scale", scale) for scale in islice(scales, MOST_SCALES + 1))
     if not values:
         raise ConfigError("no scales given: name at least one, such as [1.0]")
+    if len(values) > MOST_SCALES:
+        raise ConfigError(f"at most {MOST_SCALES} scales can be given, got more: leave some out")
     for before, after in pairwise(values):
         if after <= before:
             raise ConfigError(

@@ -12,7 +12,7 @@ from foveate.errors import ConfigError
 from foveate.models.backbone import ConvNet
 from foveate.models.pooling import Mixing, Pool, check_pool, pool_scales
 from foveate.models.recompute import answer_in_groups
-from foveate.resampling import Padding, foveate
+from foveate.resampling import Padding, check_window, foveate
 from foveate.scales import ScaleGrid, as_scales
 
 PAPER_SCALES = ScaleGrid(0.5, 8, per_octave=4)
@@ -47,6 +47,9 @@ class ScaleChannels(nn.Module):
     ) -> None:
         super().__init__()
         check_pool(pool)
+        check_window(size, padding)
+        if classes is not None and (not isinstance(classes, int) or classes < 1):
+            raise ConfigError(f"classes must be a whole number of at least 1, got {classes!r}")
         self.backbone = backbone
         self.size, self.pool, self.padding, self.antialias = size, pool, padding, antialias
         self.recompute = recompute
@@ -75,8 +78,8 @@ class ScaleChannels(nn.Module):
 
     @recompute.setter
     def recompute(self, channels: int) -> None:
-        if channels < 0:
-            raise ConfigError(f"recompute must be a number of channels, or 0, got {channels}")
+        if not isinstance(channels, int) or channels < 0:
+            raise ConfigError(f"recompute must be a number of channels, or 0, got {channels!r}")
         self._recompute = channels
 
     def patches(self, images: Tensor, centres: Tensor | None = None) -> Tensor:
@@ -167,7 +170,7 @@ class ScaleChannels(nn.Module):
 
 
 def _shape_refused(backbone: nn.Module, given: tuple[Tensor, ...]) -> bool:
-    """Whether a backbone full of zeros refuses two patches of zeros of this shape on the CPU too."""
+    """Whether the backbone, all zeros and on the CPU, refuses two patches of zeros as well."""
     if any(isinstance(module, torch.jit.ScriptModule) for module in backbone.modules()):
         return False
     tensors = [*backbone.named_parameters(), *backbone.named_buffers()]

@@ -6,7 +6,7 @@ from itertools import islice
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from foveate.models.native_stages import Buffers, Field, fresh, parts_of, stage
 from foveate.models.plain import Block

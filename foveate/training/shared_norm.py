@@ -30,7 +30,8 @@ def share_norms(net: nn.Module, add_up: Sum) -> None:
         if isinstance(module, Norm) and not isinstance(module, _SharedNorm):
             if isinstance(module, LazyModuleMixin):
                 raise ConfigError(f"{name} has no parameters yet: run the network once before")
-            module.__class__ = _shared(type(module))
+            kind: Any = type(module)
+            module.__class__ = _shared(kind)
             module.__dict__["sum_in_place"] = add_up
 
 
