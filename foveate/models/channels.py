@@ -11,11 +11,13 @@ from torch.func import functional_call
 from foveate.errors import ConfigError
 from foveate.models.backbone import ConvNet
 from foveate.models.pooling import Mixing, Pool, check_pool, pool_scales
-from foveate.models.recompute import answer_in_groups
+from foveate.models.recompute import answer_in_groups, by_batch
 from foveate.resampling import Padding, check_window, foveate
 from foveate.scales import ScaleGrid, as_scales
+from foveate.tracing import watched
 
 PAPER_SCALES = ScaleGrid(0.5, 8, per_octave=4)
+CACHED = 1 << 19  # values of the patches that a CPU evaluates at a time
 
 
 class ScaleChannels(nn.Module):
@@ -99,11 +101,15 @@ class ScaleChannels(nn.Module):
 
     def answer(self, patches: Tensor) -> Tensor:
         """Run the backbone on patches (B, S, C, P, P) that were cut before; gives (B, S, K)."""
-        kept = self.draw_kept(patches)
+        kept, flat = self.draw_kept(patches), patches.flatten(0, 1)
         ask = partial(self._ask, kept=kept)
-        if self.recompute and not torch.compiler.is_compiling():
+        if kept is None and self._is_separable(patches):
+            parts = flat.split(self._at_once(patches))
+            outputs = torch.cat([ask(self.backbone, part) for part in parts])
+        elif self.recompute and not torch.compiler.is_compiling():
             return answer_in_groups(self.backbone, ask, patches, self.recompute)
-        outputs = ask(self.backbone, patches.flatten(0, 1))
+        else:
+            outputs = ask(self.backbone, flat)
         return outputs.unflatten(0, patches.shape[:2])  # type: ignore[no-any-return]
 
     def draw_kept(self, images: Tensor) -> Tensor | None:
@@ -146,6 +152,18 @@ class ScaleChannels(nn.Module):
         """Say what print(net) cannot see."""
         low, high = self._scales[0], self._scales[-1]
         return f"{len(self._scales)} scales {low:g} to {high:g}, size={self.size}, pool={self.pool}"
+
+    def _is_separable(self, patches: Tensor) -> bool:
+        """Whether every patch is computed alone, with nothing kept for a gradient."""
+        if torch.is_grad_enabled() or watched(patches):
+            return False
+        return not any(module.training or by_batch(module) for module in self.backbone.modules())
+
+    def _at_once(self, patches: Tensor) -> int:
+        """How many patches to evaluate at a time: on a CPU those that fit the cache."""
+        if patches.device.type == "cpu":
+            return max(1, CACHED // max(1, patches.shape[2:].numel()))
+        return max(1, patches.shape[0] * (self.recompute or patches.shape[1]))
 
     def _ask(self, backbone: Callable[..., Tensor], patches: Tensor, kept: Tensor | None) -> Tensor:
         """Run the backbone on patches (N, C, P, P), and check that it gives (N, K)."""
