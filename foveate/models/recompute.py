@@ -10,7 +10,8 @@ way, each as deep as its norm. Without batch norm it is plain checkpointing.
 The modules themselves run unchanged: calls of `torch.nn.functional.batch_norm` are intercepted, so
 subclasses of batch norm, hooks and parametrisations keep what they add. Every pass starts from the
 buffers of the first, and the buffers are updated once. Other operations that take statistics over
-a batch are refused. A forward hook fires once for each pass and group.
+a batch are refused, by PyTorch itself activation checkpointing around a batch norm. A forward hook
+fires once for each pass and group.
 """
 # Shape letters: B batch, S scale channel, N values of a batch, C channels of a map, K classes.
 
@@ -34,7 +35,6 @@ Ask = Callable[[Callable[..., Tensor], Tensor], Tensor]
 """Runs the first argument, a backbone, on patches (N, ...) and gives (N, K)."""
 EXACT = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 WITHOUT = "train without recompute"
-CLOSED = -1  # where a pass may end while its gradients are computed: nowhere
 
 
 class Statistics(NamedTuple):
@@ -219,9 +219,7 @@ class _Passes(TorchFunctionMode):
                     values = self._run(patches, group, end)
                 if values.requires_grad:
                     slope_here = answers.flatten(0, 1) if above is None else above(values.detach())
-                    self.end = CLOSED
-                    with self:
-                        _add_gradients(values, slope_here, leaves, gradients)
+                    _add_gradients(values, slope_here, leaves, gradients)
         return gradients[: 1 + len(parameters)]
 
     def __torch_function__(
@@ -250,11 +248,6 @@ class _Passes(TorchFunctionMode):
         add_up: Sum | None = None,
     ) -> Tensor:
         """What a norm does in a pass: end it, or use the statistics that are known."""
-        if self.end == CLOSED:
-            raise ConfigError(
-                "recompute cannot be combined with activation checkpointing around batch norm: "
-                "switch one of them off"
-            )
         at, self.calls = self.calls, self.calls + 1
         if at == self.end:
             raise _Reached(values, add_up)

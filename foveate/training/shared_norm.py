@@ -27,9 +27,9 @@ def share_norms(net: nn.Module, add_up: Sum) -> None:
     is; this one runs wherever `add_up` does.
     """
     for name, module in net.named_modules():
+        if isinstance(module, LazyModuleMixin):
+            raise ConfigError(f"{name} has no parameters yet: run the network once before training")
         if isinstance(module, Norm) and not isinstance(module, _SharedNorm):
-            if isinstance(module, LazyModuleMixin):
-                raise ConfigError(f"{name} has no parameters yet: run the network once before")
             kind: Any = type(module)
             module.__class__ = _shared(kind)
             module.__dict__["sum_in_place"] = add_up
