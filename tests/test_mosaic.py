@@ -5,6 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foveate.models import sliding
 from foveate.models.mosaic import arrange, cut, paint, strongest, windows_at
 from foveate.models.zoo import create_model
 
@@ -66,6 +67,27 @@ def test_equal_networks_share_canvases():
     torch.testing.assert_close(
         other.answer(canvas, layout), one.channels(images), atol=1e-5, rtol=0
     )
+
+
+def test_two_shapes_of_images_may_share_the_shape_of_their_canvas():
+    """97 and 100 pixels give canvases of one shape, on which the grids lie in other places."""
+    net = create_model("swmax").double().eval()
+    shapes = [(97, 100), (100, 100)]
+    assert len({net.layout(*shape)[:2] for shape in shapes}) == 1
+    assert net.layout(*shapes[0]) != net.layout(*shapes[1])
+    images = [torch.randn(2, 1, *shape).double() for shape in shapes]
+    canvases = [net.canvas(some) for some in images]
+    for some, canvas in zip(images, canvases, strict=True):
+        found = net.answer(canvas, net.layout(*some.shape[2:]))
+        torch.testing.assert_close(found, net.channels(some), atol=1e-12, rtol=0)
+
+
+def test_few_layouts_are_kept(monkeypatch):
+    monkeypatch.setattr(sliding, "MOST_LAYOUTS", 3)
+    net = create_model("swmax")
+    for height in range(40, 50):
+        net.layout(height, 40)
+        assert len(sliding.LAYOUTS) <= 3
 
 
 @pytest.mark.parametrize("pool", ["max", "avg"])

@@ -33,6 +33,11 @@ class ScaleChannels(nn.Module):
 
     Where the activations of all channels do not fit in memory, `recompute` says how many channels
     to train at a time: the same gradients for more time (see `foveate.models.recompute`).
+
+    Example:
+        >>> net = ScaleChannels(backbone, ScaleGrid(0.5, 8, per_octave=4), size=28).eval()
+        >>> net(images).shape
+        torch.Size([2, 10])
     """
 
     def __init__(
