@@ -1,7 +1,6 @@
 """Backbones that others wrote, by name: of timm, torchvision and MONAI, with random weights."""
 
 import timm
-import torch
 from monai.networks import nets
 from torchvision import models
 
@@ -37,8 +36,16 @@ OTHERS = {
     "monai resnet": monai_resnet,
     "monai efficientnet": monai_efficientnet,
 }
-# With n batch norms recomputing takes n + 1 passes each way: 244 for the whole densenet121.
-SHALLOW = {**OTHERS, "timm densenet121": of_timm("densenet121", block_config=(2, 1, 1, 1))}
+SWIN = {"img_size": SIZE, "window_size": 4, "depths": (1, 1, 1, 1)}
+# The same with fewer blocks, where time grows with their number or its square: an export takes 20 s
+# of a whole densenet121, recomputing it 244 passes.
+SHALLOW = {
+    **OTHERS,
+    "timm convnext_atto": of_timm("convnext_atto", depths=(1, 1, 1, 1)),
+    "timm vit_tiny": of_timm("vit_tiny_patch16_224", img_size=SIZE, depth=2),
+    "timm swin_tiny": of_timm("swin_tiny_patch4_window7_224", **SWIN),
+    "timm densenet121": of_timm("densenet121", block_config=(2, 1, 1, 1)),
+}
 
 
 def quiet(net):
@@ -47,15 +54,4 @@ def quiet(net):
         for name in ("p", "drop_prob", "drop_rate", "_drop_connect_rate", "drop_connect_rate"):
             if isinstance(getattr(module, name, None), float):
                 setattr(module, name, 0.0)
-    return net
-
-
-def shaken(net, seed=1):
-    """Move weights and statistics from where they begin: norms and the last layers too."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for tensor in (*net.parameters(), *net.buffers()):
-            if tensor.is_floating_point():
-                noise = torch.rand(tensor.shape, generator=generator, dtype=torch.float64)
-                tensor += 0.1 * noise.to(tensor)
     return net
