@@ -101,7 +101,7 @@ def sampling_matrices(
     The weights are computed in float64 and then rounded to `dtype`.
     """
     view = _View(as_scales(scales), size, padding, antialias, None)
-    _check_view(view)
+    check_window(size, padding)
     if length < 1:
         raise ConfigError(f"length must be at least 1 pixel, got {length}")
     if centres is not None and centres.ndim != 1:
@@ -327,13 +327,12 @@ def _checked(
             f"got {tuple(centres.shape)}"
         )
     view = _View(as_scales(scales), size, padding, antialias, centres)
-    _check_view(view)
+    check_window(size, padding)
     return view
 
 
-def _check_view(view: _View) -> None:
+def check_window(size: int, padding: Padding) -> None:
     """Raise a ConfigError for a size or padding that cannot work."""
-    size, padding = view.size, view.padding
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ConfigError(f"size must be a whole number of at least 1 pixel, got {size!r}")
     number = isinstance(padding, int | float) and not isinstance(padding, bool)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice, pairwise
 from numbers import Real
 from typing import Any
 
@@ -108,7 +108,7 @@ def as_scales(scales: ScaleGrid | Iterable[float]) -> tuple[float, ...]:
         return scales.values
     if isinstance(scales, str | Real) or not isinstance(scales, Iterable):
         raise ConfigError(f"scales must be a list of numbers, got {scales!r}: write [1.0] for one")
-    values = tuple(_positive("each scale", scale) for scale in scales)
+    values = tuple(_positive("each scale", scale) for scale in islice(scales, MAX_SCALES + 1))
     _check_count(len(values))
     if not values:
         raise ConfigError("no scales given: name at least one, such as [1.0]")

@@ -1,5 +1,6 @@
 """Models of others in an audit: found by name or in a file, asked in any form, never unpickled."""
 
+import logging
 import os
 import sys
 import zipfile
@@ -65,6 +66,16 @@ def test_every_format_gives_the_same_audit(net, files, pictures):
             for a, b in zip(audit.overall, other.audits[name].overall, strict=True):
                 assert (a.right, a.agreeing) == (b.right, b.agreeing), (kind, name)
                 assert a.confidences == pytest.approx(b.confidences, abs=1e-3)
+
+
+def test_loading_leaves_the_callers_logging_as_it_was(files):
+    logging.disable(logging.ERROR)
+    try:
+        for path in files.values():
+            load_model(str(path))
+            assert logging.root.manager.disable == logging.ERROR
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def test_a_file_says_what_it_takes(files):

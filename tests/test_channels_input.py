@@ -1,5 +1,6 @@
 """Wrong input to scale channels: images, backbones and options are refused in one line."""
 
+import itertools
 import math
 
 import pytest
@@ -51,6 +52,58 @@ def test_a_backbone_for_another_size_or_other_channels_is_named():
         with pytest.raises(ConfigError) as error:
             net(wrong)
         assert "the backbone refused patches of the shape (6, 1, " in one_line(error)
+
+
+class Failing(nn.Module):
+    """A backbone whose error has nothing to do with the shape of its patches."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, patches):
+        if float(self.weight.detach().sum() + patches.sum()) > 0:
+            raise RuntimeError("device-side assert triggered")
+        return patches.flatten(1)
+
+
+def test_other_errors_of_a_backbone_keep_their_words():
+    net, before = ScaleChannels(Failing(), FEW, 4), torch.get_rng_state()
+    with pytest.raises(RuntimeError, match=r"^device-side assert triggered$") as error:
+        net(torch.ones(1, 1, 8, 8))
+    assert not isinstance(error.value, ConfigError)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_size_that_the_backbone_asserts_is_named():
+    def sized(patches):
+        assert patches.shape[-1] == 5, "made for 5 pixels"
+
+    with pytest.raises(ConfigError) as error:
+        ScaleChannels(Reshaped(sized), FEW, 4)(torch.zeros(1, 1, 8, 8))
+    assert "(3, 1, 4, 4) (made for 5 pixels)" in one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"size": -3}, "size must be a whole number of at least 1 pixel, got -3"),
+        ({"size": 28.0}, "got 28.0"),
+        ({"padding": "zeros"}, 'padding must be "border", "reflect" or a number, got \'zeros\''),
+        ({"padding": math.nan}, "finite"),
+        ({"pool": "sum"}, "pool must be one of max, avg, logsumexp, concat, got 'sum'"),
+        ({"pool": "concat", "classes": 0}, "classes must be a whole number of at least 1, got 0"),
+        ({"classes": "ten"}, "got 'ten'"),
+        ({"recompute": 1.5}, "recompute must be a number of channels, or 0, got 1.5"),
+        ({"scales": [1.0, -2.0]}, "above 0"),
+        ({"scales": [1.0, math.inf]}, "finite"),
+        ({"scales": (1 + k / 1e6 for k in itertools.count())}, "at most 1000 scales"),
+    ],
+)
+def test_what_cannot_work_cannot_be_constructed(changes, says):
+    with pytest.raises(ConfigError) as error:
+        ScaleChannels(ConvNet(), **changes)
+    assert says in one_line(error)
 
 
 def test_an_error_without_words_is_named_too():

@@ -9,6 +9,7 @@ from channel_nets import FEW, small_net
 from made_images import random_images
 from torch import nn
 
+from foveate.models import channels
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import PAPER_SCALES, ScaleChannels
 
@@ -90,3 +91,30 @@ def test_a_copy_is_its_own_network():
 def test_print_says_what_the_network_is():
     assert "17 scales 0.5 to 8, size=28, pool=max" in repr(ScaleChannels(ConvNet()))
     assert ScaleChannels(ConvNet()).scales == tuple(PAPER_SCALES)
+
+
+class Counting(nn.Module):
+    """A backbone that notes how many patches it is given."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.norm, self.given = norm, []
+
+    def forward(self, patches):
+        self.given.append(len(patches))
+        return self.norm(patches).flatten(1)
+
+
+def test_evaluation_on_a_cpu_takes_as_many_patches_at_a_time_as_fit_the_cache(monkeypatch):
+    monkeypatch.setattr(channels, "CACHED", 4 * 64 + 1)  # four patches of 8 x 8 pixels
+    images = random_images(3, 1, 24, 24)
+    net = ScaleChannels(Counting(nn.BatchNorm2d(1)), FEW, 8).eval()
+    whole = net(images)  # with gradients
+    with torch.no_grad():
+        assert torch.equal(net(images), whole)  # one product for each pixel: equal bits
+        net.train()(images)
+    assert net.backbone.given == [9, 4, 4, 1, 9]
+    joined = ScaleChannels(Counting(nn.BatchNorm2d(1, track_running_stats=False)), FEW, 8).eval()
+    with torch.no_grad():
+        joined(images)  # a norm over the batch in evaluation too
+    assert joined.backbone.given == [9]

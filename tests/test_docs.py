@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from doc_pages import ALL, COMMANDS, PAGES, ROOT, SHELL, SHOWN, blocks, check_command, perform
 
 import foveate
@@ -35,7 +36,17 @@ def test_commands_and_snippets_run(page, here):
     for block in blocks(page):
         if not block.reason:
             perform(block, names)
+            assert_pools(block, names)
     SAID.get(page.name, lambda names: None)(names)
+
+
+def assert_pools(block, names):
+    """What a block shows of the channels pools to the logits that it shows."""
+    if "net.channels(" in block.code:
+        assert not names["net"].training, f"{block.place}: call .eval()"
+    if re.search(r"^(logits, )?answers = ", block.code, re.M):
+        logits, answers = (torch.as_tensor(names[key]) for key in ("logits", "answers"))
+        torch.testing.assert_close(names["net"].combine(answers), logits)
 
 
 def readme(names):

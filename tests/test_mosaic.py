@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foveate.errors import ConfigError
+from foveate.models import sliding
 from foveate.models.mosaic import arrange, cut, paint, strongest, windows_at
 from foveate.models.zoo import create_model
 
@@ -54,22 +54,40 @@ def test_the_strongest_window_lies_within_a_grid_and_is_found_on_the_canvas():
 
 def test_the_papers_grids_waste_less_than_a_fifth():
     net = create_model("swmax")
-    layout = net.layout_of(net.canvas(torch.zeros(1, 1, 112, 112)))
+    layout = net.layout(112, 112)
     used = sum(p.height * p.width for p in layout.places)
     assert used > 0.8 * layout.height * layout.width
-
-
-def test_what_is_no_canvas_is_refused():
-    with pytest.raises(ConfigError, match="is no canvas"):
-        create_model("swmax").answer(torch.zeros(1, 1, 112, 112))
 
 
 def test_equal_networks_share_canvases():
     one, other = create_model("swmax").eval(), create_model("swmax").eval()
     other.load_state_dict(one.state_dict())
     images = torch.randn(1, 1, 112, 112)
-    canvas = one.canvas(images)
-    torch.testing.assert_close(other.answer(canvas), one.channels(images), atol=1e-5, rtol=0)
+    canvas, layout = one.canvas(images), one.layout(112, 112)
+    torch.testing.assert_close(
+        other.answer(canvas, layout), one.channels(images), atol=1e-5, rtol=0
+    )
+
+
+def test_two_shapes_of_images_may_share_the_shape_of_their_canvas():
+    """97 and 100 pixels give canvases of one shape, on which the grids lie in other places."""
+    net = create_model("swmax").double().eval()
+    shapes = [(97, 100), (100, 100)]
+    assert len({net.layout(*shape)[:2] for shape in shapes}) == 1
+    assert net.layout(*shapes[0]) != net.layout(*shapes[1])
+    images = [torch.randn(2, 1, *shape).double() for shape in shapes]
+    canvases = [net.canvas(some) for some in images]
+    for some, canvas in zip(images, canvases, strict=True):
+        found = net.answer(canvas, net.layout(*some.shape[2:]))
+        torch.testing.assert_close(found, net.channels(some), atol=1e-12, rtol=0)
+
+
+def test_few_layouts_are_kept(monkeypatch):
+    monkeypatch.setattr(sliding, "MOST_LAYOUTS", 3)
+    net = create_model("swmax")
+    for height in range(40, 50):
+        net.layout(height, 40)
+        assert len(sliding.LAYOUTS) <= 3
 
 
 @pytest.mark.parametrize("pool", ["max", "avg"])
@@ -78,5 +96,6 @@ def test_answers_from_a_canvas_are_those_of_every_scale_alone(pool, shape):
     net = create_model("swmax", pool=pool).double().eval()
     images = torch.randn(2, 1, *shape).double()
     expected = net.channels(images)
-    assert torch.equal(net.answer(net.canvas(images)).argmax(2), expected.argmax(2))
-    torch.testing.assert_close(net.answer(net.canvas(images)), expected, atol=1e-12, rtol=0)
+    found = net.answer(net.canvas(images), net.layout(*shape))
+    assert torch.equal(found.argmax(2), expected.argmax(2))
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from native_trunks import assert_agrees, assert_near, forgotten, gradients, made, tolerance
 
-from foveate.models import native_ops
+from foveate.models import native_ops, native_stages
 from foveate.models.native_passes import fold
 from foveate.models.native_stages import Buffers
 from foveate.native import build, calls
@@ -191,3 +191,21 @@ def test_frozen_weights_get_no_gradient():
     net.features(torch.randn(3, 1, 28, 28)).sum().backward()
     assert net.trunk[3].weight.grad is None and net.trunk[0].weight.grad is None
     assert net.trunk[6].weight.grad is not None
+
+
+def test_the_buffers_kept_are_bounded(monkeypatch):
+    monkeypatch.setattr(native_stages.Buffers, "_store", {})
+    for size in range(1, 60):
+        for _ in range(3):
+            native_stages.Buffers().take(size * (native_stages.KEPT // 64))
+    kept = native_stages.Buffers._store
+    total = sum(flat.numel() for flats in kept.values() for flat in flats)
+    assert 0 < total <= native_stages.MOST
+    held = native_stages.Buffers()
+    for _ in range(9):
+        held.take(native_stages.KEPT)
+    del held
+    assert sum(flat.numel() for flats in kept.values() for flat in flats) <= native_stages.MOST
+    for size in range(1, 60):
+        native_stages.Buffers().take(size)
+    assert len(kept) <= native_stages.SIZES + 1

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from tiny_runs import MODEL, tiny
 from torch import nn
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
 
 from foveate.cli.app import run
 from foveate.errors import ConfigError
@@ -45,10 +47,35 @@ def conv_net(**changes):
     return lambda: ConvNet((4, 8), SIZE, classes=3, hidden=8, **{"dropout": 0.0, **changes})
 
 
+class Active(nn.BatchNorm2d):
+    """A subclass of batch norm that does more, as timm's `BatchNormAct2d`."""
+
+    def forward(self, values):
+        return F.silu(super().forward(values)) + self.weight.mean()
+
+
+class Extended(nn.Sequential):
+    """A subclass of batch norm, a parametrised convolution with buffers of its own, a hook."""
+
+    def __init__(self):
+        conv = parametrizations.spectral_norm(nn.Conv2d(1, 4, 3))
+        head = nn.Linear(400, 3)
+        super().__init__(conv, Active(4), nn.Flatten(), head)
+        head.register_forward_hook(Doubling())
+
+
+class Doubling:
+    """A hook that changes the output."""
+
+    def __call__(self, module, given, output):
+        return 2 * output
+
+
 BACKBONES = {
     "ConvNet": conv_net(),
     "without norm": conv_net(batch_norm=False),
     "odd": Odd,
+    "extended": Extended,
     "group norm": lambda: nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(400, 3)
     ),
@@ -241,3 +268,96 @@ def test_what_cannot_be_recomputed_is_said(tmp_path, capsys):
     wrong.backbone = nn.Identity()
     with pytest.raises(ConfigError, match="the backbone must map"):
         wrong(data()[0])
+
+
+def same_step(whole):
+    grouped, (images, labels) = copy.deepcopy(whole), data()
+    grouped.recompute = 2
+    expected, got = everything(whole, images, labels), everything(grouped, images, labels)
+    for key, value in expected.items():
+        torch.testing.assert_close(got[key], value, atol=1e-12, rtol=1e-9, msg=key)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # in the compiler itself
+def test_a_compiled_backbone_is_recomputed_as_it_was_written():
+    net = shaken(BACKBONES["odd"])
+    net.backbone = torch.compile(net.backbone, backend="eager")
+    same_step(net)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("grad", [True, False])
+def test_random_numbers_are_drawn_only_if_the_backbone_draws(training, grad):
+    for dropout in (0.0, 0.5):
+        net, (images, _) = shaken(conv_net(dropout=dropout), pool="max").train(training), data()
+        net.recompute = 2
+        before = torch.get_rng_state()
+        with torch.set_grad_enabled(grad):
+            net(images)
+        drew = training and dropout > 0
+        assert torch.equal(torch.get_rng_state(), before) == (not drew)
+
+
+class ByHand(nn.BatchNorm2d):
+    """A batch norm whose statistics nobody else can see."""
+
+    def forward(self, values):
+        return values - values.mean((0, 2, 3), keepdim=True)
+
+
+class Segments(nn.Module):
+    """A backbone that recomputes a part of itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.part = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4))
+        self.head = nn.Linear(400, 3)
+
+    def forward(self, patches):
+        return self.head(checkpoint(self.part, patches, use_reentrant=False).flatten(1))
+
+
+def small(norm):
+    return nn.Sequential(nn.Conv2d(1, 4, 3), norm, nn.Flatten(), nn.Linear(400, 3))
+
+
+class Direct(nn.Module):
+    """Batch norm by another name."""
+
+    def forward(self, values):
+        return torch.native_batch_norm(values, None, None, None, None, True, 0.1, 1e-5)[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: small(ByHand(4)), r"cannot split 1 \(ByHand\), which does not call F.batch_norm"),
+        (lambda: small(nn.InstanceNorm2d(4, track_running_stats=True)), "split instance_norm"),
+        (lambda: small(Direct()), "split native_batch_norm"),
+    ],
+)
+def test_what_joins_a_batch_in_another_way_is_refused(make, says):
+    net, (images, labels) = shaken(make), data()
+    everything(net, images, labels)
+    net.recompute = 2
+    with pytest.raises(ConfigError, match=says) as error:
+        everything(net, images, labels)
+    assert "\n" not in str(error.value)
+
+
+def test_checkpoints_around_a_norm_are_refused_by_torch():
+    net, (images, labels) = shaken(Segments), data()
+    everything(net, images, labels)
+    net.recompute = 2
+    with pytest.raises(RuntimeError):
+        everything(net, images, labels)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_torchscript_is_refused():
+    script = torch.jit.trace(
+        nn.Sequential(nn.Flatten(), nn.Linear(144, 3)), torch.zeros(2, 1, 12, 12)
+    )
+    net = ScaleChannels(script, SCALES, SIZE, recompute=1)
+    with pytest.raises(ConfigError, match="recompute cannot run TorchScript"):
+        net(data(torch.float32)[0])

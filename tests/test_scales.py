@@ -128,3 +128,9 @@ def test_as_scales_reads_lists_arrays_and_iterators():
 def test_what_cannot_be_scales(scales, words):
     with pytest.raises(ConfigError, match=words):
         as_scales(scales)
+
+
+@pytest.mark.parametrize("per_octave", [1000, 1e9, 1e308])
+def test_a_grid_of_too_many_scales_is_refused(per_octave):
+    with pytest.raises(ConfigError, match=r"scales are too many; the limit is 1,000"):
+        ScaleGrid(0.5, 8, per_octave=per_octave)

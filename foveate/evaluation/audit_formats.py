@@ -109,11 +109,12 @@ def _tensors_only() -> Iterator[None]:
     """Keep PyTorch's own loader from unpickling anything but tensors, and from long warnings."""
     before = os.environ.get(WEIGHTS_ONLY)
     os.environ[WEIGHTS_ONLY] = "1"
-    logging.disable(logging.WARNING)
+    disabled = logging.root.manager.disable
+    logging.disable(max(disabled, logging.WARNING))
     try:
         yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(disabled)
         if before is None:
             del os.environ[WEIGHTS_ONLY]
         else:

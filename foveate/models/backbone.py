@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from foveate.errors import ConfigError
 from foveate.models import fast, native_ops
+from foveate.models.plain import plain_blocks, untouched
 
 
 class ConvNet(nn.Module):
@@ -78,20 +79,40 @@ class ConvNet(nn.Module):
 
         The fully connected layers run as convolutions with the same weights, so the layers below
         are computed once for all windows. Dropout leaves out the same units everywhere in an
-        image: those that `kept` says, or new ones.
+        image: those that `kept` says, or new ones. Fully connected layers with hooks or of another
+        type are called on one window after the other.
         """
         rows, columns = (self._covered(length) for length in images.shape[-2:])
-        kernel = self.hidden.weight.unflatten(1, (-1, self.side, self.side))
         features = self.features(images[..., :rows, :columns])
+        if self.training and kept is None:
+            kept = self.draw_kept(images)
+        if not self._plain_head():
+            return self._classify_windows(features, kept)
+        kernel = self.hidden.weight.unflatten(1, (-1, self.side, self.side))
         hidden = F.relu(F.conv2d(features, kernel, self.hidden.bias))
-        if self.training:
-            kept = self.draw_kept(images) if kept is None else kept
+        if self.training and kept is not None:
             hidden = hidden * kept[..., None, None]
         return F.conv2d(hidden, self.head.weight[..., None, None], self.head.bias)
 
     def draw_kept(self, images: Tensor) -> Tensor:
         """Draw what dropout leaves of each image's hidden units, as factors (N, hidden)."""
         return self.dropout(images.new_ones(images.shape[0], self.hidden.out_features))  # type: ignore[no-any-return]
+
+    def is_plain(self) -> bool:
+        """Whether all modules are those that a `ConvNet` is built of, without hooks."""
+        own = type(self) is ConvNet and untouched([self])
+        return own and bool(plain_blocks(self.trunk)) and self._plain_head()
+
+    def _plain_head(self) -> bool:
+        head = (self.hidden, self.dropout, self.head)
+        return [*map(type, head)] == [nn.Linear, nn.Dropout, nn.Linear] and untouched(head)
+
+    def _classify_windows(self, features: Tensor, kept: Tensor | None) -> Tensor:
+        """Call `classify` on every window of the features (N, C, H, W): (N, K, h, w)."""
+        windows = features.unfold(2, self.side, 1).unfold(3, self.side, 1)  # (N, C, h, w, P, P)
+        count, _, tall, wide = windows.shape[:4]
+        outputs = self.classify(windows.permute(0, 2, 3, 1, 4, 5).flatten(0, 2), kept)
+        return outputs.unflatten(0, (count, tall, wide)).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
 
     def _covered(self, length: int) -> int:
         """Pixels that whole windows cover; in the rest the trunk would find one more, cut short."""

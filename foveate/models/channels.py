@@ -1,20 +1,23 @@
 """Scale channels: one backbone, shared by rescaled copies of the image, pooled over scale."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels, K classes.
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from foveate.errors import ConfigError
 from foveate.models.backbone import ConvNet
 from foveate.models.pooling import Mixing, Pool, check_pool, pool_scales
-from foveate.models.recompute import answer_in_groups
-from foveate.resampling import Padding, foveate
+from foveate.models.recompute import answer_in_groups, by_batch
+from foveate.resampling import Padding, check_window, foveate
 from foveate.scales import ScaleGrid, as_scales
+from foveate.tracing import watched
 
 PAPER_SCALES = ScaleGrid(0.5, 8, per_octave=4)
+CACHED = 1 << 19  # values of the patches that a CPU evaluates at a time
 
 
 class ScaleChannels(nn.Module):
@@ -30,6 +33,11 @@ class ScaleChannels(nn.Module):
 
     Where the activations of all channels do not fit in memory, `recompute` says how many channels
     to train at a time: the same gradients for more time (see `foveate.models.recompute`).
+
+    Example:
+        >>> net = ScaleChannels(backbone, ScaleGrid(0.5, 8, per_octave=4), size=28).eval()
+        >>> net(images).shape
+        torch.Size([2, 10])
     """
 
     def __init__(
@@ -46,6 +54,9 @@ class ScaleChannels(nn.Module):
     ) -> None:
         super().__init__()
         check_pool(pool)
+        check_window(size, padding)
+        if classes is not None and (not isinstance(classes, int) or classes < 1):
+            raise ConfigError(f"classes must be a whole number of at least 1, got {classes!r}")
         self.backbone = backbone
         self.size, self.pool, self.padding, self.antialias = size, pool, padding, antialias
         self.recompute = recompute
@@ -74,8 +85,8 @@ class ScaleChannels(nn.Module):
 
     @recompute.setter
     def recompute(self, channels: int) -> None:
-        if channels < 0:
-            raise ConfigError(f"recompute must be a number of channels, or 0, got {channels}")
+        if not isinstance(channels, int) or channels < 0:
+            raise ConfigError(f"recompute must be a number of channels, or 0, got {channels!r}")
         self._recompute = channels
 
     def patches(self, images: Tensor, centres: Tensor | None = None) -> Tensor:
@@ -95,11 +106,16 @@ class ScaleChannels(nn.Module):
 
     def answer(self, patches: Tensor) -> Tensor:
         """Run the backbone on patches (B, S, C, P, P) that were cut before; gives (B, S, K)."""
-        kept = self.draw_kept(patches)
-        if self.recompute and not torch.compiler.is_compiling():
-            ask = partial(self._ask, kept=kept)
+        kept, flat = self.draw_kept(patches), patches.flatten(0, 1)
+        ask = partial(self._ask, kept=kept)
+        if kept is None and self._is_separable(patches):
+            parts = flat.split(self._at_once(patches))
+            outputs = torch.cat([ask(self.backbone, part) for part in parts])
+        elif self.recompute and not torch.compiler.is_compiling():
             return answer_in_groups(self.backbone, ask, patches, self.recompute)
-        return self._ask(patches.flatten(0, 1), kept).unflatten(0, patches.shape[:2])  # type: ignore[no-any-return]
+        else:
+            outputs = ask(self.backbone, flat)
+        return outputs.unflatten(0, patches.shape[:2])  # type: ignore[no-any-return]
 
     def draw_kept(self, images: Tensor) -> Tensor | None:
         """Draw what dropout leaves of images' hidden units, (B, hidden), the same in all channels.
@@ -142,9 +158,31 @@ class ScaleChannels(nn.Module):
         low, high = self._scales[0], self._scales[-1]
         return f"{len(self._scales)} scales {low:g} to {high:g}, size={self.size}, pool={self.pool}"
 
-    def _ask(self, patches: Tensor, kept: Tensor | None) -> Tensor:
+    def _is_separable(self, patches: Tensor) -> bool:
+        """Whether every patch is computed alone, with nothing kept for a gradient."""
+        if torch.is_grad_enabled() or watched(patches):
+            return False
+        return not any(module.training or by_batch(module) for module in self.backbone.modules())
+
+    def _at_once(self, patches: Tensor) -> int:
+        """How many patches to evaluate at a time: on a CPU those that fit the cache."""
+        if patches.device.type == "cpu":
+            return max(1, CACHED // max(1, patches.shape[2:].numel()))
+        return max(1, patches.shape[0] * (self.recompute or patches.shape[1]))
+
+    def _ask(self, backbone: Callable[..., Tensor], patches: Tensor, kept: Tensor | None) -> Tensor:
         """Run the backbone on patches (N, C, P, P), and check that it gives (N, K)."""
-        outputs = self._try(patches, kept)
+        given = (patches,) if kept is None else (patches, kept)
+        try:
+            outputs = backbone(*given)
+        except (RuntimeError, ValueError, AssertionError) as error:
+            if torch.compiler.is_compiling() or not _shape_refused(self.backbone, given):
+                raise
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            raise ConfigError(
+                f"the backbone refused patches of the shape {tuple(patches.shape)} ({reason}); "
+                "does it take this size and number of channels?"
+            ) from error
         count = patches.shape[0]  # not len(), which would fix the batch size of an export
         if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[0] != count:
             got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
@@ -153,20 +191,25 @@ class ScaleChannels(nn.Module):
             )
         return outputs
 
-    def _try(self, patches: Tensor, kept: Tensor | None) -> Tensor:
-        more = () if kept is None else (kept,)
-        if torch.compiler.is_compiling():
-            return self.backbone(patches, *more)  # type: ignore[no-any-return]
-        try:
-            return self.backbone(patches, *more)  # type: ignore[no-any-return]
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, torch.OutOfMemoryError):
-                raise
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            raise ConfigError(
-                f"the backbone refused patches of the shape {tuple(patches.shape)} ({reason}); "
-                "does it take this size and number of channels?"
-            ) from error
+
+def _shape_refused(backbone: nn.Module, given: tuple[Tensor, ...]) -> bool:
+    """Whether the backbone, all zeros and on the CPU, refuses two patches of zeros as well."""
+    if any(isinstance(module, torch.jit.ScriptModule) for module in backbone.modules()):
+        return False
+    tensors = [*backbone.named_parameters(), *backbone.named_buffers()]
+    zeros = {name: _zeros(tensor, tensor.shape) for name, tensor in tensors}
+    two = tuple(_zeros(tensor, (2, *tensor.shape[1:])) for tensor in given)
+    try:
+        with torch.no_grad(), torch.random.fork_rng([]):
+            functional_call(backbone, zeros, two)
+    except (RuntimeError, ValueError, AssertionError):
+        return True
+    return False
+
+
+def _zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
+    dtype = torch.float32 if like.is_floating_point() else like.dtype
+    return torch.zeros(shape, dtype=dtype, device="cpu")
 
 
 def refine_scale(answers: Tensor, scales: Sequence[float]) -> Tensor:

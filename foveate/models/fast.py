@@ -23,7 +23,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foveate.tracing import exporting
+from foveate.models.plain import plain_blocks
+from foveate.tracing import exporting, watched
 
 
 class Moments(NamedTuple):
@@ -36,9 +37,11 @@ class Moments(NamedTuple):
 def applies(trunk: nn.Sequential, images: Tensor) -> bool:
     """Whether the fast form can stand in: even sides, and no gradient wanted for the images.
 
-    An exported network keeps its plain convolutions, which every runtime knows.
+    An exported network keeps its plain convolutions, which every runtime knows. A transform or a
+    mode that looks at operations sees the plain ones too; only a compiler sees this form.
     """
-    if exporting():
+    compiled = torch.compiler.is_dynamo_compiling()
+    if exporting() or (not compiled and watched(images)):
         return False
     sides = images.shape[2:]
     wanted = images.requires_grad and torch.is_grad_enabled()
@@ -46,8 +49,9 @@ def applies(trunk: nn.Sequential, images: Tensor) -> bool:
 
 
 def fits(trunk: nn.Sequential) -> bool:
-    """Whether the trunk begins as a `ConvNet` does; a batch norm of another kind is not folded."""
-    return len(trunk) > 3 and type(trunk[1]) in (nn.BatchNorm2d, nn.ReLU)
+    """Whether the trunk has the layers of a `ConvNet` and nothing more."""
+    strides = [conv.stride for conv, _ in plain_blocks(trunk)]
+    return strides[:2] == [(1, 1), (2, 2)]
 
 
 def windows(images: Tensor) -> Tensor:

@@ -10,7 +10,6 @@ training step takes 26 ms, with the plain trunk 113 ms.
 """
 # Shape letters: N images, C image channel, H W pixels, O filters.
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,13 +18,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import increment_version
 
-from foveate.models.native_passes import Backward, Block, Forward, sides_of
+from foveate.models.native_passes import Backward, Forward, sides_of
+from foveate.models.plain import Block, plain_blocks
 from foveate.native.build import library
 from foveate.tracing import watched
 
 MULTIPLE = 16  # of filters in every convolution
 CHUNK = 1024  # images at a time where nothing is kept, so that buffers can be used again
-LETTERS: dict[type[nn.Module], str] = {nn.Conv2d: "c", nn.BatchNorm2d: "b", nn.ReLU: "r"}
 
 
 def applies(trunk: nn.Sequential, images: Tensor) -> bool:
@@ -39,7 +38,7 @@ def applies(trunk: nn.Sequential, images: Tensor) -> bool:
 
 def run(trunk: nn.Sequential, images: Tensor) -> Tensor:
     """Run the whole trunk on images (N, C, H, W). Running statistics are updated as always."""
-    blocks, images = _blocks(trunk), images.detach().contiguous()
+    blocks, images = plain_blocks(trunk), images.detach().contiguous()
     parameters = [p for block in blocks for layer in block for p in _parameters(layer)]
     moving = [norm for _, norm in blocks if norm is not None and norm.training]
     if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
@@ -91,48 +90,25 @@ class _Trunk(torch.autograd.Function):
         return None, None, *Backward(ctx.forward, images, rest[:split], rest[split:]).run(slope)
 
 
-def _blocks(trunk: nn.Sequential) -> tuple[Block, ...]:
-    """The convolutions, each with the norm behind it if there is one."""
-    layers = [*trunk]
-    found: list[Block] = []
-    for layer, behind in zip(layers, [*layers[1:], None], strict=True):
-        if isinstance(layer, nn.Conv2d):
-            found.append((layer, behind if isinstance(behind, nn.BatchNorm2d) else None))
-    return tuple(found)
-
-
 def _fits(trunk: nn.Sequential, images: Tensor) -> bool:
     """Whether these are layers and sizes that the stages know."""
-    letters = "".join(LETTERS.get(type(layer), "?") for layer in trunk)
-    if not re.fullmatch("(cb?r){2,}", letters) or any(map(_hooked, [trunk, *trunk])):
+    blocks = plain_blocks(trunk)
+    if len(blocks) < 2 or not all(map(_is_known, blocks)):
         return False
-    blocks = _blocks(trunk)
-    (first, _), *_ = blocks
+    first = blocks[0][0]
     if images.ndim != 4 or images.shape[1] != first.in_channels or first.stride != (1, 1):
         return False
     sides = sides_of(blocks, images)
     least = min(min(side) for side in sides)
-    enough = least > 0 and images.shape[0] * sides[-1][0] * sides[-1][1] > 1
-    return enough and all(_is_known(conv) and _tracks(norm) for conv, norm in blocks)
+    return least > 0 and images.shape[0] * sides[-1][0] * sides[-1][1] > 1
 
 
-def _hooked(layer: nn.Module) -> bool:
-    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
-
-
-def _is_known(conv: nn.Conv2d) -> bool:
-    shape = (conv.kernel_size, conv.padding, conv.dilation, conv.groups)
-    usual = shape == ((3, 3), (0, 0), (1, 1), 1) and conv.stride in ((1, 1), (2, 2))
-    whole = conv.out_channels % MULTIPLE == 0
-    return usual and whole and _is_plain(conv.weight) and _is_plain(conv.bias)
-
-
-def _tracks(norm: nn.BatchNorm2d | None) -> bool:
-    if norm is None:
-        return True
-    tracked = norm.track_running_stats and norm.momentum is not None
-    own = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
-    return tracked and all(map(_is_plain, own))
+def _is_known(block: Block) -> bool:
+    conv, norm = block
+    own = [conv.weight, conv.bias]
+    if norm is not None:
+        own += [norm.weight, norm.bias, norm.running_mean, norm.running_var]
+    return conv.out_channels % MULTIPLE == 0 and all(map(_is_plain, own))
 
 
 def _is_plain(tensor: Tensor | None) -> bool:

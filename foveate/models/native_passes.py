@@ -6,14 +6,14 @@ from itertools import islice
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from foveate.models.native_stages import Buffers, Field, fresh, parts_of, stage
+from foveate.models.plain import Block
 
 GRADIENTS = ("weight_gradient", "bias_gradient", "norm_weight_gradient", "norm_bias_gradient")
 
 Fields = dict[str, Field]
-Block = tuple[nn.Conv2d, nn.BatchNorm2d | None]
 
 
 class First(NamedTuple):

@@ -11,6 +11,8 @@ from foveate.native.build import library
 from foveate.native.calls import PARTS, call
 
 KEPT = 1 << 23  # floats of the largest buffer to keep
+MOST = 1 << 25  # floats of all buffers kept
+SIZES = 16  # of buffers kept
 KINDS = (
     "fold", "moments", "first", "next", "last", "last_back", "next_back", "first_back", "unfold"
 )  # fmt: skip
@@ -61,12 +63,15 @@ class Buffers:
         return flat.view(shape)
 
     def __del__(self) -> None:
-        if len(self._store) > 16:  # sizes that come no more
-            self._store.clear()
         for flat in self._held:
-            kept = self._store.setdefault(flat.numel(), [])
-            if len(kept) < 4 and flat.numel() <= KEPT:
-                kept.append(flat)
+            if flat.numel() <= KEPT:
+                self._keep(flat)
+
+    def _keep(self, flat: Tensor) -> None:
+        total = flat.numel() + sum(size * len(kept) for size, kept in self._store.items())
+        if total > MOST or len(self._store) > SIZES:  # of sizes that come no more
+            self._store.clear()
+        self._store.setdefault(flat.numel(), []).append(flat)
 
 
 def fresh(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

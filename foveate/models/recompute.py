@@ -6,18 +6,35 @@ them, and so are the gradients of both. So a pass ends at the first norm whose s
 known yet, and the next goes one norm farther; on the way back the gradients of a norm's statistics
 are complete after the passes that end above it. With n batch norms there are n + 1 passes each
 way, each as deep as its norm. Without batch norm it is plain checkpointing.
+
+The modules themselves run unchanged: calls of `torch.nn.functional.batch_norm` are intercepted, so
+subclasses of batch norm, hooks and parametrisations keep what they add. Every pass starts from the
+buffers of the first, and the buffers are updated once. Other operations that take statistics over
+a batch are refused, by PyTorch itself activation checkpointing around a batch norm. A forward hook
+fires once for each pass and group.
 """
 # Shape letters: B batch, S scale channel, N values of a batch, C channels of a map, K classes.
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple, TypeAlias
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.func import functional_call
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function_unary
 
-Norm: TypeAlias = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
+from foveate.errors import ConfigError
+
+Sum = Callable[[Tensor], Tensor]
+"""Adds up a tensor over all processes."""
+Ask = Callable[[Callable[..., Tensor], Tensor], Tensor]
+"""Runs the first argument, a backbone, on patches (N, ...) and gives (N, K)."""
+EXACT = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+WITHOUT = "train without recompute"
 
 
 class Statistics(NamedTuple):
@@ -47,11 +64,37 @@ def statistics(sums: Tensor) -> Statistics:
     return Statistics(mean, square / sums[-1] - mean * mean, sums[-1])
 
 
-def normalise(norm: Norm, values: Tensor, mean: Tensor, variance: Tensor) -> Tensor:
-    """Norm (N, C, ...) with a given mean and variance, differentiable in all of them."""
-    gain = torch.rsqrt(variance + norm.eps)
-    gain = gain if norm.weight is None else gain * norm.weight
-    return _affine(values, gain, -mean * gain if norm.bias is None else norm.bias - mean * gain)
+def batch_norm(
+    values: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+    *,
+    add_up: Sum,
+) -> Tensor:
+    """`F.batch_norm` in training mode with statistics over all processes that `add_up` joins.
+
+    `add_up` must be differentiable, except under `answer_in_groups`, which takes the call over.
+    """
+    if has_torch_function_unary(values):
+        call = (values, running_mean, running_var, weight, bias, training, momentum, eps)
+        return handle_torch_function(batch_norm, (values,), *call, add_up=add_up)
+    found = statistics(add_up(batch_sums(values)))
+    remember(running_mean, running_var, momentum, found)
+    return normalise(values, found, weight, bias, eps)
+
+
+def normalise(
+    values: Tensor, found: Statistics, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> Tensor:
+    """Norm (N, C, ...) with given statistics, differentiable in all of them."""
+    gain = torch.rsqrt(found.variance + eps)
+    gain = gain if weight is None else gain * weight
+    return _affine(values, gain, -found.mean * gain if bias is None else bias - found.mean * gain)
 
 
 def _affine(values: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
@@ -61,35 +104,40 @@ def _affine(values: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def remember(norm: Norm, found: Statistics) -> None:
-    """Update the running statistics, once for each batch."""
-    if norm.running_mean is None or norm.running_var is None:
+def remember(
+    running_mean: Tensor | None, running_var: Tensor | None, momentum: float, found: Statistics
+) -> None:
+    """Update the running statistics as `F.batch_norm` does."""
+    if running_mean is None or running_var is None:
         return
-    assert norm.num_batches_tracked is not None
-    norm.num_batches_tracked += 1
-    share = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
     unbiased = found.variance * (found.number / (found.number - 1).clamp_min(1))
-    norm.running_mean.lerp_(found.mean.to(norm.running_mean.dtype), share)
-    norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), share)
+    running_mean.lerp_(found.mean.to(running_mean.dtype), momentum)
+    running_var.lerp_(unbiased.to(running_var.dtype), momentum)
 
 
-def by_batch(norm: nn.Module) -> bool:
+def by_batch(module: nn.Module) -> bool:
     """Whether a module is a batch norm that takes its statistics from the batch."""
-    return isinstance(norm, Norm) and (norm.training or norm.running_mean is None)
+    return isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
 
 
-def answer_in_groups(
-    backbone: nn.Module, ask: Callable[[Tensor], Tensor], patches: Tensor, size: int
-) -> Tensor:
+def answer_in_groups(backbone: nn.Module, ask: Ask, patches: Tensor, size: int) -> Tensor:
     """Answer patches (B, S, ...) with (B, S, K), the activations of `size` channels at a time.
 
-    `ask` runs the backbone on patches (N, ...) and gives (N, K). Dropout draws for each group by
-    itself, from seeds that torch's random state gives.
+    Dropout draws for each group by itself, from seeds that torch's random state gives. The random
+    state changes only if the backbone draws.
     """
-    seeds = torch.randint(2**62, (-(-patches.shape[1] // size),)).tolist()
+    script = [type(m).__name__ for m in backbone.modules() if isinstance(m, torch.jit.ScriptModule)]
+    if script:
+        raise ConfigError(f"recompute cannot run TorchScript ({script[0]}): {WITHOUT}")
+    groups = -(-patches.shape[1] // size)
+    with torch.random.fork_rng([]):
+        seeds = torch.randint(2**62, (groups,)).tolist()
     parameters = [p for p in backbone.parameters() if p.requires_grad]
-    passes = _Passes(ask, list(filter(by_batch, backbone.modules())), size, seeds)
-    return _Grouped.apply(patches, passes, *parameters)  # type: ignore[no-any-return,no-untyped-call]
+    passes = _Passes(backbone, ask, size, seeds)
+    outputs: Tensor = _Grouped.apply(patches, passes, *parameters)  # type: ignore[no-untyped-call]
+    if passes.drew:
+        torch.randint(2**62, (groups,))
+    return outputs
 
 
 class _Grouped(torch.autograd.Function):
@@ -123,49 +171,39 @@ def _cast_as_now(kind: str) -> Callable[[], AbstractContextManager[object]]:
 class _Reached(BaseException):
     """Ends a pass at a norm, with what the norm was given."""
 
-    def __init__(self, norm: Norm, values: Tensor) -> None:
-        self.norm, self.values = norm, values
+    def __init__(self, values: Tensor, add_up: Sum | None) -> None:
+        self.values, self.add_up = values, add_up
 
 
-class _Acting(nn.Module):
-    """The class of a batch norm while a pass runs; its parameters and hooks stay its own."""
-
-    passes: "_Passes"
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Do what the pass says."""
-        return self.passes.at_norm(self, values)  # type: ignore[arg-type]
-
-
-class _Passes:
+class _Passes(TorchFunctionMode):
     """Runs groups of channels through the backbone, norms with the statistics known so far.
 
-    Calls of norms are told apart by their order: `known[k]` is for call k, `norms[k]` its norm.
+    Calls of norms are told apart by their order: `known[k]` and `sums[k]` are for call k.
     """
 
-    def __init__(
-        self,
-        ask: Callable[[Tensor], Tensor],
-        actors: list[nn.Module],
-        size: int,
-        seeds: list[int],
-    ) -> None:
-        self.ask, self.actors, self.size, self.seeds = ask, actors, size, seeds
+    def __init__(self, backbone: nn.Module, ask: Ask, size: int, seeds: list[int]) -> None:
+        super().__init__()
+        self.backbone, self.ask, self.size, self.seeds = backbone, ask, size, seeds
+        self.begun = {name: buffer.clone() for name, buffer in backbone.named_buffers()}
         self.known: list[Statistics] = []
-        self.norms: list[Norm] = []
+        self.sums: list[Sum | None] = []
         self.calls = self.end = 0
+        self.drew = False
 
     def forward(self, patches: Tensor) -> Tensor:
         """Find the statistics of one norm after the other, then the answers (B, S, K)."""
-        while True:
-            found = [self._look(patches, group) for group in range(len(self.seeds))]
-            if len(self.norms) == len(self.known):
-                return torch.cat(found, 1)
-            norm = self.norms[-1]
-            known = statistics(_over_processes(norm, torch.stack(found).sum(0)))
-            remember(norm, known)
-            mean, variance = (t.requires_grad_() for t in known[:2])
-            self.known.append(Statistics(mean, variance, known.number))
+        with _all_intercepted(self.backbone, lambda: self.calls):
+            while True:
+                found = [self._look(patches, group) for group in range(len(self.seeds))]
+                if len(self.sums) == len(self.known):
+                    break
+                known = statistics(_over_processes(self.sums[-1], torch.stack(found).sum(0)))
+                mean, variance = (t.requires_grad_() for t in known[:2])
+                self.known.append(Statistics(mean, variance, known.number))
+        for name, buffer in self.backbone.named_buffers():
+            if _changed(self.ended[name]):
+                buffer.copy_(self.ended[name])
+        return torch.cat(found, 1)
 
     def backward(
         self, patches: Tensor, parameters: list[Tensor], slope: Tensor
@@ -184,18 +222,43 @@ class _Passes:
                     _add_gradients(values, slope_here, leaves, gradients)
         return gradients[: 1 + len(parameters)]
 
-    def at_norm(self, norm: Norm, values: Tensor) -> Tensor:
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Take over batch norm in training mode, and refuse what else joins a batch."""
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if func is batch_norm or (func is F.batch_norm and kwargs["training"]):
+            return self.at_norm(*args, **kwargs)
+        running = name == "instance_norm" and kwargs.get("running_mean") is not None
+        if ("batch_norm" in name and func is not F.batch_norm) or running:
+            raise ConfigError(f"recompute cannot split {name} over groups: {WITHOUT}")
+        return func(*args, **kwargs)
+
+    def at_norm(
+        self,
+        values: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = True,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+        add_up: Sum | None = None,
+    ) -> Tensor:
         """What a norm does in a pass: end it, or use the statistics that are known."""
         at, self.calls = self.calls, self.calls + 1
         if at == self.end:
-            raise _Reached(norm, values)
-        return normalise(norm, values, self.known[at].mean, self.known[at].variance)
+            raise _Reached(values, add_up)
+        remember(running_mean, running_var, momentum, self.known[at])
+        return normalise(values, self.known[at], weight, bias, eps)
 
     def _look(self, patches: Tensor, group: int) -> Tensor:
         """The sums at the first norm that is not known, or if all are the answers (B, S, K)."""
         end = len(self.known)
         values = self._run(patches, group, end)
-        if len(self.norms) > end:
+        if len(self.sums) > end:
             return batch_sums(values)
         return values.unflatten(0, (patches.shape[0], -1))  # type: ignore[no-any-return]
 
@@ -203,25 +266,21 @@ class _Passes:
         """Run a group up to call `end` of a norm: what that norm is given, or else the answers."""
         part = patches.split(self.size, 1)[group].flatten(0, 1)
         self.calls, self.end = 0, end
-        with self._acting(), torch.random.fork_rng([part.device] if part.is_cuda else []):
-            torch.manual_seed(self.seeds[group])
+        buffers = {name: value.clone() for name, value in self.begun.items()}
+        if group == 0:
+            self.ended = buffers
+        with (
+            _seeded(self.seeds[group], part.device) as drew,
+            torch.compiler.set_stance("force_eager"),
+        ):
             try:
-                return self.ask(part)
+                with self:
+                    return self.ask(lambda *a: functional_call(self.backbone, buffers, a), part)
             except _Reached as reached:
-                self.norms += [reached.norm] if len(self.norms) == end else []
+                self.sums += [reached.add_up] if len(self.sums) == end else []
                 return reached.values
-
-    @contextmanager
-    def _acting(self) -> Iterator[None]:
-        kinds = [type(actor) for actor in self.actors]
-        for actor in self.actors:
-            actor.__class__, actor.__dict__["passes"] = _Acting, self
-        try:
-            yield
-        finally:
-            for actor, kind in zip(self.actors, kinds, strict=True):
-                actor.__class__ = kind
-                del actor.__dict__["passes"]
+            finally:
+                self.drew = self.drew or drew()
 
     def _statistics_slope(
         self, end: int, gradients: Sequence[Tensor | None]
@@ -235,15 +294,56 @@ class _Passes:
             return None
         mean, _, number = self.known[end]
         both = torch.stack([torch.zeros_like(mean) if g is None else g for g in gradients])
-        of_mean, of_variance = _over_processes(self.norms[end], both) / number
+        of_mean, of_variance = _over_processes(self.sums[end], both) / number
         shift = of_mean - 2 * of_variance * mean.detach()
         return lambda values: _affine(values, 2 * of_variance, shift)
 
 
-def _over_processes(norm: Norm, sums: Tensor) -> Tensor:
-    """Add up over the processes that share this norm's statistics, if it says how."""
-    add_up: Callable[[Tensor], Tensor] | None = getattr(norm, "add_up", None)
+def _over_processes(add_up: Sum | None, sums: Tensor) -> Tensor:
+    """Add up over the processes that share a norm's statistics, if there are others."""
     return sums if add_up is None else add_up(sums)
+
+
+def _changed(clone: Tensor) -> bool:
+    """Whether a fresh clone was written to; an inference tensor does not say."""
+    return clone.is_inference() or clone._version > 0
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[Callable[[], bool]]:
+    """Draw from a seed, and tell whether anything was drawn; the random state stays as it was."""
+    cuda = device.type == "cuda"
+
+    def states() -> list[Tensor]:
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if cuda else [])]
+
+    with torch.random.fork_rng([device] if cuda else []):
+        torch.manual_seed(seed)
+        begun = states()
+        yield lambda: not all(map(torch.equal, begun, states()))
+
+
+@contextmanager
+def _all_intercepted(backbone: nn.Module, calls: Callable[[], int]) -> Iterator[None]:
+    """Refuse a batch norm of another kind that was called without a call of `F.batch_norm`."""
+    names = {m: n for n, m in backbone.named_modules() if by_batch(m) and type(m) not in EXACT}
+    before: dict[nn.Module, int] = {}
+
+    def begin(norm: nn.Module, _: Any) -> None:
+        before[norm] = calls()
+
+    def end(norm: nn.Module, *_: Any) -> None:
+        if calls() == before[norm]:
+            kind = f"{names[norm]} ({type(norm).__name__})"
+            raise ConfigError(
+                f"recompute cannot split {kind}, which does not call F.batch_norm: {WITHOUT}"
+            )
+
+    with ExitStack() as hooks:
+        for norm in names:
+            hooks.enter_context(norm.register_forward_pre_hook(begin))
+            hooks.enter_context(norm.register_forward_hook(end))
+        yield
 
 
 def _add_gradients(

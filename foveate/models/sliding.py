@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from operator import index
 from typing import Literal, NamedTuple
 
 import torch
@@ -16,8 +17,9 @@ from foveate.resampling import Padding, check_images, sampling_matrices
 from foveate.scales import ScaleGrid, as_scales
 
 SlidingPool = Literal["max", "avg"]
-# How canvases were laid out, by all that decides it: equal networks can share prepared images.
+# By all that decides a layout. A dictionary, because a compiler cannot look into an lru_cache.
 LAYOUTS: dict[tuple[object, ...], Layout] = {}
+MOST_LAYOUTS = 256
 
 
 class SlidingChannels(nn.Module):
@@ -64,21 +66,29 @@ class SlidingChannels(nn.Module):
 
         Only for a network that is `seamless`.
         """
-        grids = list(self._grids(images))
-        layout = arrange([(grid.shape[2], grid.shape[3]) for grid in grids])
-        LAYOUTS[self._canvas_key(layout.height, layout.width)] = layout
-        return paint(grids, layout)
+        return paint(list(self._grids(images)), self.layout(*images.shape[-2:]))
 
-    def layout_of(self, canvas: Tensor) -> Layout | None:
-        """Say how a canvas was laid out, or that this is none."""
-        return LAYOUTS.get(self._canvas_key(canvas.shape[2], canvas.shape[3]))
+    def layout(self, height: int, width: int) -> Layout:
+        """Give the places on the canvas of images of `height` by `width` pixels."""
+        sides, size, stride = (
+            (index(height), index(width)),
+            self.backbone.size,
+            self.backbone.stride,
+        )
+        key = (sides, self.scales, size, stride)
+        if key not in LAYOUTS:
+            if len(LAYOUTS) == MOST_LAYOUTS:
+                LAYOUTS.clear()
+            tall, wide = ([_extent(n / s, size, stride) for s in self.scales] for n in sides)
+            LAYOUTS[key] = arrange(list(zip(tall, wide, strict=True)))
+        return LAYOUTS[key]
 
-    def answer(self, canvas: Tensor) -> Tensor:
+    def answer(self, canvas: Tensor, layout: Layout) -> Tensor:
         """Give the output of every channel (B, S, K) from a canvas, in one pass of the network."""
         size, stride = self.backbone.size, self.backbone.stride
-        return self._stack(cut(self.backbone.dense(canvas), self._known(canvas), size, stride))
+        return self._stack(cut(self.backbone.dense(canvas), layout, size, stride))
 
-    def winners(self, canvas: Tensor) -> Tensor:
+    def winners(self, canvas: Tensor, layout: Layout) -> Tensor:
         """Give the logits (B, K) from a canvas, for training: gradients cost next to nothing.
 
         A maximum over space and scale is the answer of one window, and has its gradient. So all
@@ -88,7 +98,7 @@ class SlidingChannels(nn.Module):
         backbone = self.backbone
         size, stride, kept = backbone.size, backbone.stride, backbone.draw_kept(canvas)
         with torch.no_grad():
-            chosen = strongest(backbone.dense(canvas, kept), self._known(canvas), size, stride)
+            chosen = strongest(backbone.dense(canvas, kept), layout, size, stride)
         asked = windows_at(canvas, chosen, size, stride)
         outputs = backbone.classify(backbone.features(asked.flatten(0, 1)), kept)
         return outputs.unflatten(0, chosen.shape).diagonal(dim1=1, dim2=2)  # type: ignore[no-any-return]
@@ -96,7 +106,7 @@ class SlidingChannels(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Give the logits (B, K)."""
         if self.one_window_wins() and torch.is_grad_enabled() and self.training:
-            return self.winners(self.canvas(images))
+            return self.winners(self.canvas(images), self.layout(*images.shape[-2:]))
         return self.combine(self.channels(images))
 
     def one_window_wins(self) -> bool:
@@ -104,21 +114,16 @@ class SlidingChannels(nn.Module):
         return self.pool == "max" and self.seamless()
 
     def seamless(self) -> bool:
-        """Whether one canvas can serve all scales: batch norm would see the seams between them."""
-        return not any(isinstance(layer, nn.BatchNorm2d) for layer in self.backbone.modules())
+        """Whether one canvas can serve all scales.
+
+        Batch norm would see the seams between them, and a hook or a module of another type might.
+        """
+        normed = any(isinstance(layer, nn.BatchNorm2d) for layer in self.backbone.modules())
+        return not normed and isinstance(self.backbone, ConvNet) and self.backbone.is_plain()
 
     def combine(self, outputs: Tensor) -> Tensor:
         """Pool the outputs (B, S, K) of the channels into logits (B, K)."""
         return outputs.max(1).values if self.pool == "max" else outputs.mean(1)
-
-    def _known(self, canvas: Tensor) -> Layout:
-        layout = self.layout_of(canvas)
-        if layout is None:
-            raise ConfigError(f"{tuple(canvas.shape)} is no canvas; make one with canvas(images)")
-        return layout
-
-    def _canvas_key(self, height: int, width: int) -> tuple[object, ...]:
-        return self.scales, self.backbone.size, self.backbone.stride, height, width
 
     def _grids(self, images: Tensor) -> Iterator[Tensor]:
         for scale in self.scales:

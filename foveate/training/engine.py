@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from foveate.models import fast
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
+from foveate.models.plain import untouched
 from foveate.models.sliding import SlidingChannels
 from foveate.training.config import Precision
 
@@ -31,13 +32,18 @@ def prepare(net: nn.Module, images: Tensor, precision: Precision) -> Inputs:
     """Compute, once, what the network needs of images (N, C, H, W); `answer` takes it from there.
 
     On a GPU, networks on a `ConvNet` get the windows (N, S, m, m, 16 C) of their patches, and for
-    each image the mean (9 C,) and the mean square (9 C, 9 C) of all its 3 × 3 windows.
+    each image the mean (9 C,) and the mean square (9 C, 9 C) of all its 3 × 3 windows. A network
+    that slides over a canvas gets the canvas, and in a tensor (N, 0, H, W) the size of the images.
+    A network with hooks or of another type gets the images.
     """
-    patches = net.patches(images) if isinstance(net, ScaleChannels) else images
+    if not untouched([net]):
+        return (images,)
+    patches = net.patches(images) if type(net) is ScaleChannels else images
     if not images.is_cuda:
         return (patches,)
-    if isinstance(net, SlidingChannels) and net.seamless():
-        return (net.canvas(images).to(dtype(precision)),)
+    if type(net) is SlidingChannels and net.seamless():
+        size = images.new_empty(len(images), 0, *images.shape[2:])
+        return net.canvas(images).to(dtype(precision)), size
     if not windowed(net):
         return (patches,)
     cut = fast.windows(patches.flatten(0, -4)).unflatten(0, (len(images), -1))
@@ -48,23 +54,27 @@ def prepare(net: nn.Module, images: Tensor, precision: Precision) -> Inputs:
 
 def windowed(net: nn.Module) -> bool:
     """Whether the network begins with a `ConvNet` that sees each image as fixed patches."""
-    if isinstance(net, ScaleChannels) and net.recompute:
+    if type(net) is ScaleChannels and net.recompute:
         return False  # groups of channels are shown to the backbone as they are
-    backbone = net.backbone if isinstance(net, ScaleChannels) else net
-    return isinstance(backbone, ConvNet) and backbone.size % 2 == 0 and fast.fits(backbone.trunk)
+    backbone = net.backbone if type(net) is ScaleChannels else net
+    if not isinstance(backbone, ConvNet) or not backbone.is_plain():
+        return False
+    return backbone.size % 2 == 0 and fast.fits(backbone.trunk)
 
 
 def answer(net: nn.Module, inputs: Inputs) -> Tensor:
     """Give the logits of prepared images."""
     if len(inputs) == 1:
         (patches,) = inputs
-        if isinstance(net, ScaleChannels):
-            return net.combine(net.answer(patches))
-        if isinstance(net, SlidingChannels) and net.layout_of(patches) is not None:
-            if net.one_window_wins() and net.training:
-                return net.winners(patches)
+        if isinstance(net, ScaleChannels) and patches.ndim == 5:
             return net.combine(net.answer(patches))
         return net(patches)  # type: ignore[no-any-return]
+    if isinstance(net, SlidingChannels):
+        canvas, size = inputs
+        layout = net.layout(*size.shape[2:])
+        if net.one_window_wins() and net.training:
+            return net.winners(canvas, layout)
+        return net.combine(net.answer(canvas, layout))
     cut, means, squares = inputs
     backbone = net.backbone if isinstance(net, ScaleChannels) else net
     assert isinstance(backbone, ConvNet)

@@ -1,14 +1,20 @@
 """Batch norm whose mean and variance are over all processes of a run, forward and backward."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.overrides import TorchFunctionMode
 
-from foveate.models.recompute import Norm, batch_sums, by_batch, normalise, remember, statistics
+from foveate.errors import ConfigError
+from foveate.models.recompute import batch_norm, by_batch
 
+Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 Sum = Callable[[Tensor], Tensor]
 """Adds up a tensor over all processes, in place."""
 
@@ -16,12 +22,16 @@ Sum = Callable[[Tensor], Tensor]
 def share_norms(net: nn.Module, add_up: Sum) -> None:
     """Let every batch norm of the network take its statistics over all processes.
 
-    A norm changes its class, not its place: parameters, buffers and their names stay. PyTorch's
-    SyncBatchNorm is for GPUs alone; this one runs wherever `add_up` does.
+    A norm changes its class, not its place: parameters, buffers and their names stay, and so does
+    what a subclass of batch norm adds. PyTorch's SyncBatchNorm is for GPUs alone and left as it
+    is; this one runs wherever `add_up` does.
     """
-    for module in net.modules():
-        if type(module) in _SHARED:
-            module.__class__ = _SHARED[type(module)]
+    for name, module in net.named_modules():
+        if isinstance(module, LazyModuleMixin):
+            raise ConfigError(f"{name} has no parameters yet: run the network once before training")
+        if isinstance(module, Norm) and not isinstance(module, _SharedNorm):
+            kind: Any = type(module)
+            module.__class__ = _shared(kind)
             module.__dict__["sum_in_place"] = add_up
 
 
@@ -47,17 +57,35 @@ class _SharedNorm(nn.Module):
 
     def forward(self, values: Tensor) -> Tensor:
         """Norm values (N, C, ...), of which the other processes have other N."""
-        if self.apart or not by_batch(self):
+        if self.apart:
             return super().forward(values)  # type: ignore[no-any-return]
-        assert isinstance(self, Norm)
-        self._check_input_dim(values)
-        found = statistics(_TotalSum.apply(batch_sums(values), self.sum_in_place))
-        remember(self, found)
-        return normalise(self, values, found.mean, found.variance)
+        with _Sharing(self.sum_in_place) as sharing:
+            outputs = super().forward(values)
+        if by_batch(self) and not sharing.calls:
+            kind = type(self).__name__.removeprefix("Shared")
+            raise ConfigError(f"{kind} does not call F.batch_norm: train with norms='local'")
+        return outputs  # type: ignore[no-any-return]
 
-    def add_up(self, sums: Tensor) -> Tensor:
-        """Add up over the processes; `foveate.models.recompute` asks for it."""
-        return sums if self.apart else self.sum_in_place(sums.clone())
+
+class _Sharing(TorchFunctionMode):
+    """Takes the statistics of `F.batch_norm` over all processes."""
+
+    def __init__(self, sum_in_place: Sum) -> None:
+        super().__init__()
+        self.sum_in_place, self.calls = sum_in_place, 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Replace the call in training mode."""
+        kwargs = kwargs or {}
+        if func is not F.batch_norm or not kwargs["training"]:
+            return func(*args, **kwargs)
+        self.calls += 1
+        return batch_norm(*args, **kwargs, add_up=self._add_up)
+
+    def _add_up(self, sums: Tensor) -> Tensor:
+        return _TotalSum.apply(sums, self.sum_in_place)  # type: ignore[no-any-return,no-untyped-call]
 
 
 class _TotalSum(torch.autograd.Function):
@@ -76,7 +104,6 @@ class _TotalSum(torch.autograd.Function):
         return ctx.add_up(slope.clone()), None
 
 
-_SHARED: dict[type[nn.Module], type[nn.Module]] = {
-    kind: type(f"Shared{kind.__name__}", (_SharedNorm, kind), {})
-    for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-}
+@cache
+def _shared(kind: type) -> Any:
+    return type(f"Shared{kind.__name__}", (_SharedNorm, kind), {})
