@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT, progress
+from foveate.cli.console import ERRORS, OUTPUT, progress, tell
 from foveate.cli.training import PICTURES, DeviceOption
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ def audit(
     if "" not in sys.path:
         sys.path.insert(0, "")  # find a factory in the current folder, as python -m would
     found = load_model(model, place)
-    chosen = split or ("test" if found.training else usual_split(source))
+    usual = "test" if found.training else usual_split(source)
+    chosen = usual if split is None else split
     pictures = open_pictures(source, chosen, limit, _classes(classes), _load)
     look = fitted_look(
         found,
@@ -220,4 +221,4 @@ def _numbers(name: str, text: str) -> tuple[float, ...]:
 def _load(name: str) -> "Source":
     from foveate.data.sources import load_source
 
-    return load_source(name, report=ERRORS.print)
+    return load_source(name, report=tell)

@@ -13,6 +13,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.status import Status
 
 OUTPUT = Console(highlight=False, soft_wrap=True)
 ERRORS = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -21,6 +22,16 @@ ERRORS = Console(stderr=True, highlight=False, soft_wrap=True)
 def complain(message: str) -> None:
     """Say in one line what went wrong."""
     ERRORS.print("[bold red]error:[/] " + escape(" ".join(message.split())))
+
+
+def tell(message: str) -> None:
+    """Say beside the results what is going on."""
+    ERRORS.print(message, markup=False)
+
+
+def status(message: str) -> Status:
+    """Show `message` while the block runs, where somebody watches."""
+    return ERRORS.status(escape(message))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from foveate.models.backbone import ConvNet
 from foveate.models.pooling import Mixing, Pool, check_pool, pool_scales
 from foveate.models.recompute import answer_in_groups
 from foveate.resampling import Padding, foveate
-from foveate.scales import ScaleGrid, as_scales
+from foveate.scales import MAX_SCALES, ScaleGrid, as_scales
 
 PAPER_SCALES = ScaleGrid(0.5, 8, per_octave=4)
 
@@ -74,8 +74,11 @@ class ScaleChannels(nn.Module):
 
     @recompute.setter
     def recompute(self, channels: int) -> None:
-        if channels < 0:
-            raise ConfigError(f"recompute must be a number of channels, or 0, got {channels}")
+        if not 0 <= channels <= MAX_SCALES:
+            raise ConfigError(
+                f"recompute must be a number of channels, or 0, got {channels}; "
+                f"the limit is {MAX_SCALES:,}"
+            )
         self._recompute = channels
 
     def patches(self, images: Tensor, centres: Tensor | None = None) -> Tensor:
