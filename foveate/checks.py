@@ -35,6 +35,13 @@ def check_fields(config: Any) -> None:
             raise ConfigError(f"{field.name} must be {_described(kind)}, got {shown}")
 
 
+def is_number(value: object) -> bool:
+    """Whether `value` is an int or a float, finite and within the range of a float."""
+    with suppress(OverflowError):
+        return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+    return False
+
+
 def check_keys(what: str, values: object, known: set[str]) -> None:
     """Raise a ConfigError unless `values` is a mapping of `known` keys only."""
     if not isinstance(values, Mapping):
@@ -77,7 +84,7 @@ def _fits(value: object, kind: Any) -> bool:
     if origin is Literal:
         return isinstance(value, str) and value in get_args(kind)
     if kind is float:
-        return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
+        return is_number(value)
     if kind in (int, bool, str):
         return type(value) is kind
     if origin is tuple:

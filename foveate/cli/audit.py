@@ -108,7 +108,8 @@ def audit(
     found, load = load_model(model, place, trust), _loader()
     if (run := Path(model).expanduser()).is_dir() and not changed_data:
         check_unchanged(RunFolder(run), source, load)
-    chosen = split or ("test" if found.training else usual_split(source))
+    usual = "test" if found.training else usual_split(source)
+    chosen = usual if split is None else split
     pictures = open_pictures(source, chosen, limit, _classes(classes), load)
     look = fitted_look(
         found,

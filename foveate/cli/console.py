@@ -16,6 +16,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.status import Status
 
 from foveate.training.interrupt import Terminated, arrived
 
@@ -32,6 +33,16 @@ TrustOption = Annotated[
 def complain(message: str) -> None:
     """Say in one line what went wrong."""
     ERRORS.print("[bold red]error:[/] " + escape(" ".join(message.split())))
+
+
+def tell(message: str) -> None:
+    """Say beside the results what is going on."""
+    ERRORS.print(message, markup=False)
+
+
+def status(message: str) -> Status:
+    """Show `message` while the block runs, where somebody watches."""
+    return ERRORS.status(escape(message))
 
 
 @contextmanager

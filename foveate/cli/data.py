@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT, progress
+from foveate.cli.console import OUTPUT, progress, status, tell
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -123,8 +123,8 @@ def read_scales(text: str) -> list[float]:
 def _load(name: str) -> "Source":
     from foveate.data.sources import load_source
 
-    with ERRORS.status(f"loading {name} ..."):
-        return load_source(name, report=ERRORS.print)
+    with status(f"loading {name} ..."):
+        return load_source(name, report=tell)
 
 
 def _check_space(folder: Path, needed: int) -> None:

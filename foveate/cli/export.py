@@ -5,7 +5,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT, TrustOption
+from foveate.cli.console import OUTPUT, TrustOption, status
 
 
 def export(
@@ -39,7 +39,7 @@ def export(
     side = network.size if size is None else size
     check_size(side)
     about = {"model": network.name, "source": network.source, "classes": network.classes}
-    with ERRORS.status(f"exporting {model} ..."):
+    with status(f"exporting {model} ..."):
         made = write(
             network.net,
             output,

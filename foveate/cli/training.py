@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foveate.cli.console import (
-    ERRORS,
     OUTPUT,
     TrustOption,
     complain,
     interruptible,
     progress,
+    tell,
 )
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def evaluate(
     check_folder(target)
     load = _loader()
     results = _measure(runs, split, scales, source, str(place), load, changed_data, trust)
-    tested = sorted({source or _tested_on(result.config) for result in results})
+    tested = sorted({_tested(result.config, source) for result in results})
     about = {
         "split": split,
         "sources": [{"name": name, "checksum": load(name).checksum} for name in tested],
@@ -240,7 +240,7 @@ def _loader() -> "Load":
 
     from foveate.data.sources import load_source
 
-    return lru_cache(maxsize=None)(lambda name: load_source(name, report=ERRORS.print))
+    return lru_cache(maxsize=None)(lambda name: load_source(name, report=tell))
 
 
 def _score(folder: "RunFolder") -> str:
@@ -291,7 +291,7 @@ def _measure(
     nets = [folder.net(trust).to(device) for folder in folders]
     if not changed_data:
         for folder in folders:
-            check_unchanged(folder, source or _tested_on(folder.config()), load)
+            check_unchanged(folder, _tested(folder.config(), source), load)
     images: list[Split] = [
         getattr(_images(folder.config(), source, load), split) for folder in folders
     ]
@@ -316,7 +316,7 @@ def _images(config: "TrainConfig", other: str | None, load: "Load") -> "Source":
     from foveate.errors import ConfigError
     from foveate.training.data import made_from
 
-    name = other or _tested_on(config)
+    name = _tested(config, other)
     if name == "mnist-5k" and made_from(config.source) == "mnist":
         raise ConfigError("mnist-5k is a part of mnist's training images: test on mnist instead")
     source = load(name)
@@ -328,11 +328,13 @@ def _images(config: "TrainConfig", other: str | None, load: "Load") -> "Source":
     return source
 
 
-def _tested_on(config: "TrainConfig") -> str:
-    """The source of a run, or the one that its data set file was made from."""
+def _tested(config: "TrainConfig", other: str | None) -> str:
+    """The source `other`, or else that of a run, or what its data set file was made from."""
     from foveate.errors import ConfigError
     from foveate.training.data import made_from
 
+    if other is not None:
+        return other
     name = made_from(config.source)
     if name is None or name.startswith("shards:"):
         raise ConfigError(

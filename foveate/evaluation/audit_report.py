@@ -82,7 +82,7 @@ def fitted_look(
     frame is what the model takes, else that of the first picture. The model is tried out once.
     """
     picture = pictures.some(1)[0]
-    way = recipe or _usual_recipe(model, pictures)
+    way = _usual_recipe(model, pictures) if recipe is None else recipe
     frame = (size, size) if size else _usual_frame(model, way, picture)
     usual = model.training.border if model.training and way == "large-scale" else "replicate"
     channels = model.shape[1] or fitting_channels(

@@ -13,7 +13,7 @@ from foveate.models.backbone import ConvNet
 from foveate.models.pooling import Mixing, Pool, check_pool, pool_scales
 from foveate.models.recompute import answer_in_groups, by_batch
 from foveate.resampling import Padding, check_window, foveate
-from foveate.scales import ScaleGrid, as_scales
+from foveate.scales import MAX_SCALES, ScaleGrid, as_scales
 from foveate.tracing import watched
 
 PAPER_SCALES = ScaleGrid(0.5, 8, per_octave=4)
@@ -85,8 +85,11 @@ class ScaleChannels(nn.Module):
 
     @recompute.setter
     def recompute(self, channels: int) -> None:
-        if not isinstance(channels, int) or channels < 0:
-            raise ConfigError(f"recompute must be a number of channels, or 0, got {channels!r}")
+        if not isinstance(channels, int) or not 0 <= channels <= MAX_SCALES:
+            raise ConfigError(
+                f"recompute must be a number of channels, or 0, got {channels!r}; "
+                f"the limit is {MAX_SCALES:,}"
+            )
         self._recompute = channels
 
     def patches(self, images: Tensor, centres: Tensor | None = None) -> Tensor:

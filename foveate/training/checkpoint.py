@@ -4,7 +4,6 @@ Everything is safetensors and JSON, written whole or not at all, by one process 
 """
 
 import json
-import math
 import os
 import platform
 import subprocess
@@ -21,7 +20,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from foveate import __version__
-from foveate.checks import check_fields
+from foveate.checks import check_fields, is_number
 from foveate.errors import ConfigError, DataError
 from foveate.files import parse_json, read_text, replacing, write_text
 from foveate.models.pretrained import load_weights
@@ -219,7 +218,7 @@ class RunFolder:
         except ValueError as error:
             raise DataError(f"{path} is damaged ({error}); remove it") from None
         for line, entry in enumerate(found, 1):
-            if not isinstance(entry, dict) or not all(map(_is_number, entry.values())):
+            if not isinstance(entry, dict) or not all(map(is_number, entry.values())):
                 raise DataError(f"{path} is damaged (line {line} has no numbers); remove it")
         return found
 
@@ -262,10 +261,6 @@ def _model(note: str) -> ModelConfig | None:
     with suppress(ValueError, TypeError, ConfigError):
         return ModelConfig.from_dict(parse_json(note))
     return None
-
-
-def _is_number(value: object) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def pack(progress: Progress, tensors: dict[str, Tensor]) -> bytes:

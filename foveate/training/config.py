@@ -6,10 +6,11 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
-from foveate.checks import check_fields, check_keys
+from foveate.checks import check_fields, check_keys, is_number
 from foveate.data.large_scale import Border, check_size
 from foveate.data.store import MAX_SEED, ScaleRange
 from foveate.errors import ConfigError
+from foveate.files import parse_json
 from foveate.models.zoo import ModelConfig, model_config
 from foveate.scales import ScaleGrid
 
@@ -113,12 +114,12 @@ def _read(key: str, text: str, now: Any) -> Any:
     if isinstance(now, ScaleGrid):
         return _read_grid(text)
     try:
-        value = json.loads(text.lower() if isinstance(now, bool) else text)
-    except json.JSONDecodeError:
+        value = parse_json(text.lower() if isinstance(now, bool) else text)
+    except ValueError:
         value = text
     if isinstance(now, tuple) and isinstance(value, list) and all(type(v) is int for v in value):
         return tuple(value)
-    if type(now) is float and type(value) is int:
+    if type(now) is float and type(value) is int and is_number(value):
         return float(value)
     if key != "padding" and type(value) is not type(now):
         raise ConfigError(f"{key} must be like {_shown(now)}, got {text!r}")

@@ -128,7 +128,7 @@ BOUNDS = {
     "together": (0, 99),
     "workers": (1, 99),
     "limit": (1, 2**63),
-    "recompute": (0, 9),
+    "recompute": (0, 1000),
     "scale": (SMALLEST, LARGEST),
     "native": (SMALLEST, LARGEST),
     "hidden": (1, 999),
