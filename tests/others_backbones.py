@@ -1,7 +1,8 @@
 """Backbones that others wrote, by name: of timm, torchvision and MONAI, with random weights."""
 
+from importlib.util import find_spec
+
 import timm
-from monai.networks import nets
 from torchvision import models
 
 CLASSES, SIZE = 5, 32
@@ -12,11 +13,15 @@ def of_timm(name, **changes):
 
 
 def monai_resnet():
+    from monai.networks import nets
+
     sizes = {"block": "basic", "layers": [1, 1, 1, 1], "block_inplanes": [8, 16, 16, 32]}
     return nets.ResNet(**sizes, spatial_dims=2, n_input_channels=3, num_classes=CLASSES)
 
 
 def monai_efficientnet():
+    from monai.networks import nets
+
     blocks = ["r1_k3_s11_e1_i32_o8_se0.25", "r1_k3_s22_e3_i8_o12_se0.25"]
     return nets.EfficientNet(blocks, 2, 3, CLASSES, depth_coefficient=1.0)
 
@@ -33,9 +38,9 @@ OTHERS = {
     "timm tf_efficientnet_lite0": of_timm("tf_efficientnet_lite0"),
     "torchvision resnet18": lambda: models.resnet18(num_classes=CLASSES),
     "torchvision mobilenet_v3_small": lambda: models.mobilenet_v3_small(num_classes=CLASSES),
-    "monai resnet": monai_resnet,
-    "monai efficientnet": monai_efficientnet,
 }
+if find_spec("monai"):  # a GPU machine may be without it
+    OTHERS |= {"monai resnet": monai_resnet, "monai efficientnet": monai_efficientnet}
 SWIN = {"img_size": SIZE, "window_size": 4, "depths": (1, 1, 1, 1)}
 # The same with fewer blocks, where time grows with their number or its square: an export takes 20 s
 # of a whole densenet121, recomputing it 244 passes.

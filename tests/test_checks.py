@@ -11,7 +11,7 @@ from foveate import checks
 from foveate.checks import check_memory, free_memory
 from foveate.cli import app
 from foveate.errors import ConfigError, DataError
-from foveate.files import check_folder, check_regular, parse_json, replacing
+from foveate.files import check_folder, parse_json, replacing
 from foveate.models.zoo import ModelConfig
 from foveate.scales import ScaleGrid
 from foveate.training.checkpoint import RunFolder
@@ -145,13 +145,6 @@ def test_a_failed_write_names_the_file_and_not_its_temporary_twin(tmp_path):
     with pytest.raises(OSError) as caught, replacing(tmp_path / "file"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert caught.value.filename == str(tmp_path / "file")
-
-
-def test_what_is_no_regular_file_is_not_opened(tmp_path):
-    os.mkfifo(tmp_path / "fifo")
-    for path in (tmp_path / "fifo", tmp_path):
-        with pytest.raises(OSError):
-            check_regular(path)
 
 
 def test_json_that_is_nested_too_deeply_is_a_value_error():
