@@ -41,7 +41,8 @@ def step(net, images):
     torch.manual_seed(7)
     leaf = images.clone().requires_grad_()
     logits = net(leaf)
-    F.cross_entropy(logits.float(), LABELS.to(images.device)).backward()
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    F.cross_entropy(wide, LABELS.to(images.device)).backward()
     random = torch.get_rng_state().double()
     gradients = {f"of {n}": p.grad for n, p in net.named_parameters() if p.grad is not None}
     seen = {"logits": logits.detach(), "of images": leaf.grad, "random state": random}

@@ -101,7 +101,7 @@ class ConvNet(nn.Module):
     def is_plain(self) -> bool:
         """Whether all modules are those that a `ConvNet` is built of, without hooks."""
         own = type(self) is ConvNet and untouched([self])
-        return own and bool(plain_blocks(self.trunk)) and self._plain_head()
+        return own and len(plain_blocks(self.trunk)) > 0 and self._plain_head()
 
     def _plain_head(self) -> bool:
         head = (self.hidden, self.dropout, self.head)
