@@ -82,6 +82,7 @@ GENERATE = ["generate", "mnist-large-scale", "--source", "mnist-5k", "--out", "n
         (["show", "mnist-5k", "--size", "99999999"], "size must be 1 to 4,096 pixels"),
         (["show", "mnist-5k", "--out", "file/x.png"], "cannot use file (Not a directory)"),
         (["report", "--out", "file"], "cannot use file (Not a directory)"),
+        (["audit", "file", "--source", "mnist-5k", "--classes", ""], "classes must be names"),
         (["show", "[/]"], "unknown data source '[/]'"),
         (["sweep", "fifo"], "cannot read fifo (Not a regular file)"),
     ],
@@ -173,8 +174,11 @@ def test_memory_is_compared_with_what_is_free(monkeypatch):
 def test_a_run_that_does_not_fit_in_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "NOTICED", 0)
     monkeypatch.setattr(checks, "free_memory", lambda: 400_000)
-    with pytest.raises(ConfigError, match="pixels need about"):
+    with pytest.raises(ConfigError, match=r"96 images of 24 pixels need about .* a smaller size"):
         train(tiny(), tmp_path)
+    monkeypatch.setattr(checks, "free_memory", lambda: 1_000_000)
+    with pytest.raises(ConfigError, match=r"steps of 96 images need about .* a smaller batch"):
+        train(tiny(batch=96), tmp_path / "other")
 
 
 @pytest.mark.parametrize("text", ["[1]", '{"epoch": "x"}', '{"loss": NaN}', "[" * 99_999, "x"])

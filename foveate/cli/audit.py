@@ -103,6 +103,7 @@ def audit(
     ways, grid, place = _pool(pool), _grid(scales), find_device(device)
     check_folder(out)
     check_size(size or 1)
+    names = _classes(classes)
     if batch > MAX_BATCH:
         raise ConfigError(f"batch must be at most {MAX_BATCH:,} images, got {batch}")
     found, load = load_model(model, place, trust), _loader()
@@ -110,7 +111,7 @@ def audit(
         check_unchanged(RunFolder(run), source, load)
     usual = "test" if found.training else usual_split(source)
     chosen = usual if split is None else split
-    pictures = open_pictures(source, chosen, limit, _classes(classes), load)
+    pictures = open_pictures(source, chosen, limit, names, load)
     look = fitted_look(
         found,
         pictures,
@@ -211,10 +212,10 @@ def _classes(text: str | None) -> list[str]:
         listed = path.read_text(encoding="utf-8").splitlines() if path.is_file() else None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the classes in {text} ({error})") from None
-    names = [name.strip() for name in listed or text.split(",") if name.strip()]
-    if not names:
-        raise ConfigError(f"--classes names no class, got {text!r}; write a,b,c")
-    return names
+    names = text.split(",") if listed is None else listed
+    if not (found := [name.strip() for name in names if name.strip()]):
+        raise ConfigError(f"classes must be names, or a file with a name a line, got {text!r}")
+    return found
 
 
 def _numbers(name: str, text: str) -> tuple[float, ...]:

@@ -142,7 +142,7 @@ BOUNDS = {
     "mean": (-1e308, 1e308),
     "std": (1e-300, 1e308),
 }
-FINE = {("border", "audit"): ("-1", "1e308"), ("classes", "audit"): ("", " ", "\t")}
+FINE = {("border", "audit"): ("-1", "1e308")}
 
 
 def command_case(command, number):

@@ -5,8 +5,8 @@ import pytest
 from hostile.cases import COMMANDS, command_case
 from hostile.damaged import good_cases
 
-EACH = 60
-FEWER = {"audit": 40}
+EACH = 75
+FEWER = {"audit": 48}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
