@@ -16,8 +16,6 @@ from hostile.files import TRAIN
 
 words = str.split
 SEED = 15
-# Kinds of cases that fail until a part of the program is mended, each with what it waits for.
-WAITING: dict[str, str] = {}
 
 
 @dataclass(frozen=True, kw_only=True)

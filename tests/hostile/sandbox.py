@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import NamedTuple
 
-from hostile.cases import COMMANDS, WAITING, command_case
+from hostile.cases import COMMANDS, command_case
 from hostile.damaged import file_case, good_cases
 from hostile.files import CALLS, damage, make_materials
 
@@ -82,7 +82,7 @@ def serve(folder):
 
 def _line(sandbox, group, number):
     case = case_of(group, number)
-    if case.kind in WAITING or not (problem := sandbox.problem(case)):
+    if not (problem := sandbox.problem(case)):
         return None
     again = f"python tests/hostile/again.py {shlex.quote(group)} {number}"
     return f"{problem}: {again}  # foveate {shlex.join(case.argv)[:300]}"
