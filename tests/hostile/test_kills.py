@@ -107,6 +107,7 @@ class Victim:
         self.folder = self.place / f"{self.name}-{self.count}"
 
     def start(self, real):
+        self.errors.write_text("")  # a process that ends at once leaves no words of its own
         arguments = ["train", self.name, *COMMON, *NETWORKS[self.name], "--out", str(self.folder)]
         return (start_real if real else self.forked.start)(arguments, self.errors)
 
