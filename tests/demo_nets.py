@@ -24,7 +24,9 @@ def made_runs(folder, names=NAMES):
     runs = {name: replace(quick_runs()[name], samples=320, epochs=1) for name in names}
     train_runs(runs, folder)
     for k, name in enumerate(names):
-        scales = [AtScale(s, ((60 + 9 * k + i, 40 - 9 * k - i),)) for i, s in enumerate(SCALES)]
+        scales = [
+            AtScale(s, ((60 + 9 * k + i, 40 - 9 * k - i), (0, 0))) for i, s in enumerate(SCALES)
+        ]
         result = RunResult(run=name, config=runs[name], scales=tuple(scales))
         about = {"split": "test", "sources": [{"name": "mnist-5k"}]}
         save_results([result], folder / name, about)

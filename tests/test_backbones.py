@@ -196,7 +196,10 @@ def test_on_a_gpu(name):
     pixels = images(torch.float64)
     expected = step(here, pixels)
     on_gpu = step(there, pixels.cuda())
-    assert_near({k: v.cpu() for k, v in on_gpu.items()}, expected, EXACT)
+    # CUDA's hardswish rounds 1/6 to float32, also in float64.
+    rounds = any("ardswish" in type(module).__name__ for module in here.modules())
+    bound = ROUNDED if rounds else EXACT
+    assert_near({k: v.cpu() for k, v in on_gpu.items()}, expected, bound)
     assert_near(step(grouped, pixels.cuda()), on_gpu, EXACT)
     net = copy.deepcopy(here).float().cuda().eval()
     exact = obvious(net, images(device="cuda")).detach()

@@ -84,7 +84,7 @@ def test_a_stopped_run_has_everything_to_go_on(tmp_path):
 
 def test_saving_gives_back_what_was_saved(tmp_path):
     folder = RunFolder(tmp_path)
-    progress = Progress(3, 7, 1.25, 0.5, [{"epoch": 1.0}])
+    progress = Progress(3, 7, 1.25, 0.5, 0.25, [{"epoch": 1.0}])
     shared = torch.rand(4)
     tensors = {"random": torch.get_rng_state(), "tied": shared, "twin": shared, "part": shared[1:3]}
     folder.save(progress, tensors)

@@ -84,7 +84,7 @@ GENERATE = ["generate", "mnist-large-scale", "--source", "mnist-5k", "--out", "n
         (["report", "--out", "file"], "cannot use file (Not a directory)"),
         (["audit", "file", "--source", "mnist-5k", "--classes", ""], "classes must be names"),
         (["show", "[/]"], "unknown data source '[/]'"),
-        (["sweep", "fifo"], "cannot read fifo (Not a regular file)"),
+        (["sweep", "fifo"], "fifo is a FIFO, not a regular file"),
     ],
 )
 def test_the_command_line_says_no_early(tmp_path, monkeypatch, capsys, arguments, words):

@@ -44,15 +44,15 @@ def assert_pools(block, names):
     """What a block shows of the channels pools to the logits that it shows."""
     if "net.channels(" in block.code:
         assert not names["net"].training, f"{block.place}: call .eval()"
-    if re.search(r"^(logits, )?answers = ", block.code, re.M):
-        logits, answers = (torch.as_tensor(names[key]) for key in ("logits", "answers"))
-        torch.testing.assert_close(names["net"].combine(answers), logits)
+    if found := re.search(r"^(?:logits, )?(answers|channels) = ", block.code, re.M):
+        logits, channels = (torch.as_tensor(names[key]) for key in ("logits", found[1]))
+        torch.testing.assert_close(names["net"].combine(channels), logits)
 
 
 def readme(names):
     assert names["logits"].shape == (2, 5)
-    assert names["answers"].shape == (2, 17, 5)
-    assert names["sizes"].shape == (2,)
+    assert names["channels"].shape == (2, 17, 5)
+    assert names["scales"].shape == (2,)
 
 
 def guide(names):

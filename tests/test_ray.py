@@ -257,7 +257,7 @@ def test_few_tasks_are_in_flight_and_results_of_before_are_taken(connected, tmp_
 def test_a_cluster_that_lost_the_nodes_it_needs_is_not_waited_for(connected, tmp_path, monkeypatch):
     nodes = [ray.nodes(), [], []]  # what it has at the start, and what later
     monkeypatch.setattr(ray, "nodes", lambda: nodes.pop(0))
-    monkeypatch.setattr(ray_engine, "LOOK_EVERY", 3.0)
+    monkeypatch.setattr(ray_engine, "LOOK_EVERY", 6.0)  # the worker must have begun by then
     with pytest.raises(ResourceError, match=r"asks for 1 CPU, .*at most 0 CPU"):
         ended(RayEngine(cpus=1), jobs(tiny(epochs=10_000)), tmp_path)
     with RunFolder(tmp_path / "run0-s0").locked():  # the run was stopped
