@@ -103,7 +103,7 @@ def test_recomputing_takes_the_same_step(name):
 @every
 def test_compiled(name):
     torch.compiler.reset()
-    net = wrapped(name).eval()
+    net = wrapped(name, SHALLOW).eval()
     compiled = torch.compile(net, backend="eager")
     with torch.no_grad():
         torch.testing.assert_close(compiled(images()), net(images()), atol=ROUNDED, rtol=ROUNDED)
@@ -111,7 +111,7 @@ def test_compiled(name):
 
 def test_compiled_training_through_aot():
     torch.compiler.reset()
-    plain = wrapped("timm mobilenetv3_small_100").double()
+    plain = wrapped("timm densenet121", SHALLOW).double()
     net = copy.deepcopy(plain)
     net.forward = torch.compile(net.forward, backend="aot_eager")
     pixels = images(torch.float64)
