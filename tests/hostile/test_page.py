@@ -307,7 +307,10 @@ def test_garbage_after_a_reply_closes_the_connection(address, folder):
     with ExitStack() as stack:
         (client,) = flood(stack, int(address.split(":")[1]), ["127.0.0.1"])
         client.sendall(head.replace(b"application/json", b"text/plain") + b"\r\n")
-        assert client.recv(65536).startswith(b"HTTP/1.1 415")
+        reply = client.recv(65536)
+        while not reply.endswith(b"}"):  # its head and its body may come apart
+            reply += client.recv(65536)
+        assert reply.startswith(b"HTTP/1.1 415")
         client.sendall(b"no chunk\r\n")
         assert client.recv(65536) == b""
     assert (folder / "log").read_text().count("\n") == 1
