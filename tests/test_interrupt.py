@@ -74,6 +74,23 @@ def test_a_signal_while_torch_is_imported_ends_with_a_line(name, code, word, tmp
     assert err == f"{word}: run the same command again\n"
 
 
+@pytest.mark.parametrize(
+    ("name", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
+)
+@pytest.mark.parametrize("place", ["typer.main.get_command", "foveate.cli.app.Commands.parse_args"])
+def test_a_signal_while_the_arguments_are_parsed_ends_with_a_line(place, name, code, word):
+    """Before a command begins; click turns the exception into its own."""
+    program = (
+        "import os, signal, sys\nfrom unittest import mock\nimport foveate.cli.app\n"
+        "def interrupt(*a, **b):\n"
+        f"    os.kill(os.getpid(), signal.{name})\n    for _ in range(100): pass\n"
+        f"with mock.patch({place!r}, interrupt): foveate.cli.main()\n"
+    )
+    process = python("-c", program, *AS_TINY)
+    out, err = process.communicate()
+    assert (process.returncode, out, err) == (code, "", f"{word}: run the same command again\n")
+
+
 def test_a_signal_while_data_is_prepared_ends_with_a_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("foveate.data.sources.load_source", interrupting(lambda *a, **b: 1 / 0, 1))
     assert command_line([*AS_TINY, "--out", str(tmp_path / "run")]) == 130

@@ -21,7 +21,7 @@ from foveate.cli import (
     theory,
     training,
 )
-from foveate.cli.console import complain, interruptible
+from foveate.cli.console import complain, interrupted, interruptible
 from foveate.errors import FoveateError
 
 HELP = """Vision networks that recognise things at sizes they were never trained on.
@@ -36,6 +36,11 @@ UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
 
 class Commands(TyperGroup):
     """The commands; Typer by itself would exit without a word at Ctrl-C."""
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:
+        """Parse the options that go before the command."""
+        with interruptible(lambda: "run the same command again"):
+            return super().make_context(*arguments, **options)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -96,8 +101,8 @@ def run(arguments: list[str]) -> int:
         if os.environ.get("RANK", "0") != "0":  # torchrun's first process says it for all
             return 2
         return _fail(f"{usage.format_message().rstrip('.')}; see '{where} --help'")
-    except (typer.Abort, KeyboardInterrupt):  # at a prompt, or before a command began
-        return _fail("interrupted: run the same command again", code=130)
+    except (typer.Abort, KeyboardInterrupt) as error:  # outside a command: click makes it Abort
+        return interrupted(error, "run the same command again")
     except Exception as error:
         if "--debug" in arguments:
             raise

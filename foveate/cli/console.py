@@ -65,8 +65,13 @@ def interruptible(words: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        terminated = isinstance(error, Terminated) or signal.SIGTERM in arrived
-        said, code = ("terminated", 143) if terminated else ("interrupted", 130)
-        if os.environ.get("RANK", "0") == "0" and (more := words()):  # torchrun's first process
-            ERRORS.print(f"{said}: {more}", markup=False)
-        raise typer.Exit(code) from None
+        raise typer.Exit(interrupted(error, words())) from None
+
+
+def interrupted(error: BaseException, words: str) -> int:
+    """Print one line for Ctrl-C or SIGTERM, which ends with `words`; returns the exit code."""
+    terminated = isinstance(error, Terminated) or signal.SIGTERM in arrived
+    said, code = ("terminated", 143) if terminated else ("interrupted", 130)
+    if words and os.environ.get("RANK", "0") == "0":  # torchrun's first process says it for all
+        ERRORS.print(f"{said}: {words}", markup=False)
+    return code
