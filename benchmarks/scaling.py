@@ -25,17 +25,17 @@ from channels import Step
 from scaling_tables import DOC, RESULTS, refresh
 
 from foveate.data.sources import load_source
-from foveate.experiments.jobs import Job, Outcome, perform, records_of, winners_of
-from foveate.experiments.ray_engine import RayEngine
-from foveate.experiments.records import write_results
-from foveate.experiments.runner import Done
-from foveate.models import fast
+from foveate.execution import windows as fast
+from foveate.execution.captured import plain_step, prepare
 from foveate.models.zoo import ModelConfig, model_config
 from foveate.scales import ScaleGrid
+from foveate.sweeps.jobs import Job, Outcome, perform, records_of, winners_of
+from foveate.sweeps.ray_engine import RayEngine
+from foveate.sweeps.records import write_results
+from foveate.sweeps.runner import Done
 from foveate.training.checkpoint import Progress, RunFolder, hardware
 from foveate.training.config import TrainConfig
 from foveate.training.distributed import Norms, Team, joined
-from foveate.training.engine import plain_step, prepare
 from foveate.training.loop import train
 from foveate.training.presets import preset
 from foveate.training.state import adam, state_of

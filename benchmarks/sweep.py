@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from foveate.experiments.jobs import Job
-from foveate.experiments.ray_engine import RayEngine
-from foveate.experiments.runner import Done, Engine, LocalEngine
+from foveate.sweeps.jobs import Job
+from foveate.sweeps.ray_engine import RayEngine
+from foveate.sweeps.runner import Done, Engine, LocalEngine
 from foveate.training.presets import preset
 
 CALIBRATION = 2  # epochs

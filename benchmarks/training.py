@@ -24,9 +24,9 @@ from channels import captured, fovavg, milliseconds, obvious, plainly, training_
 
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
+from foveate.execution.captured import CapturedStep, plain_step, prepare
 from foveate.training.checkpoint import Progress, RunFolder
 from foveate.training.config import TrainConfig
-from foveate.training.engine import CapturedStep, plain_step, prepare
 from foveate.training.loop import train_together
 from foveate.training.presets import preset
 

@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from foveate.data.sources import load_source as load_source
-    from foveate.evaluation.audit import audit as audit
+    from foveate.evaluation.audit.measure import audit as audit
     from foveate.models.channels import ScaleChannels as ScaleChannels
     from foveate.models.pretrained import from_pretrained as from_pretrained
     from foveate.models.sliding import SlidingChannels as SlidingChannels
@@ -22,7 +22,7 @@ _HOMES = {
     "ScaleChannels": "foveate.models.channels",
     "ScaleGrid": "foveate.scales",
     "SlidingChannels": "foveate.models.sliding",
-    "audit": "foveate.evaluation.audit",
+    "audit": "foveate.evaluation.audit.measure",
     "create_model": "foveate.models.zoo",
     "foveate": "foveate.resampling",
     "from_pretrained": "foveate.models.pretrained",

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 
 from foveate.evaluation.curve import AtScale
 from foveate.evaluation.results import RunResult, save_results
-from foveate.experiments.quickstart import quick_runs, train_runs
+from foveate.paper.quickstart import quick_runs, train_runs
 
 NAMES = ("cnn", "fovmax", "fovavg")
 SCALES = (0.5, 2.0, 8.0)

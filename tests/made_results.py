@@ -5,8 +5,8 @@ import random
 from dataclasses import replace
 from functools import cache
 
-from foveate.experiments.paper import paper_rows
-from foveate.experiments.records import Record, Winners
+from foveate.paper.tables import paper_rows
+from foveate.sweeps.records import Record, Winners
 
 HARDWARE = "NVIDIA H200, torch 2.11.0"
 SECONDS = {"CNN": 15.0, "FovAvg": 14.0, "FovMax": 14.0, "FovConc": 12.0, "SWMax": 40.0}

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from foveate.models import native_ops
+from foveate.execution.native import trunk as native_ops
 from foveate.models.backbone import ConvNet
 from foveate.native import build
 

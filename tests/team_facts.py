@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from tiny_runs import MODEL, same_bits, tiny, weights
 from torch import nn
 
+from foveate.execution.captured import plain_step
 from foveate.models.channels import ScaleChannels
 from foveate.models.zoo import ModelConfig
 from foveate.training.checkpoint import RunFolder
 from foveate.training.distributed import Team, joined, team_step
-from foveate.training.engine import plain_step
 from foveate.training.loop import train
 from foveate.training.shared_norm import running_statistics, share_norms
 

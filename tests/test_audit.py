@@ -13,8 +13,8 @@ from torch import nn
 from foveate.data.large_scale import rescale
 from foveate.data.sources import Split, load_source
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.audit import SCALES, Audit, Counts, Z, audit, audit_together, wilson
-from foveate.evaluation.audit_images import zoom
+from foveate.evaluation.audit.images import zoom
+from foveate.evaluation.audit.measure import SCALES, Audit, Counts, Z, audit, audit_together, wilson
 from foveate.evaluation.curve import accuracy_over_scale
 from foveate.models.zoo import ModelConfig
 from foveate.scales import ScaleGrid

@@ -15,8 +15,8 @@ from audited_nets import NAMES, SIZE, write_pictures
 
 from foveate.cli.app import run
 from foveate.data.sources import load_source
-from foveate.evaluation.audit import MEASURES, audit
-from foveate.evaluation.audit_report import AS_IT_IS, COLUMNS, IN_CHANNELS
+from foveate.evaluation.audit.measure import MEASURES, audit
+from foveate.evaluation.audit.report import AS_IT_IS, COLUMNS, IN_CHANNELS
 
 FILES = ["audit.csv", "audit.html", "audit.json", "audit.png", "audit.svg"]
 SCALES = ["--scales", "0.5,2,1"]

@@ -14,8 +14,8 @@ from PIL import Image
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.audit_data import open_pictures, usual_split
-from foveate.evaluation.audit_images import GREY, Look, read_border, zoom
+from foveate.evaluation.audit.data import open_pictures, usual_split
+from foveate.evaluation.audit.images import GREY, Look, read_border, zoom
 
 BORDERS = ("replicate", "reflect", 0.25)
 

@@ -14,8 +14,9 @@ from torch import nn
 
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.audit_data import open_pictures
-from foveate.evaluation.audit_models import (
+from foveate.evaluation.audit.data import open_pictures
+from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, audit_beside, fitted_look
+from foveate.evaluation.models import (
     Classifier,
     Model,
     Training,
@@ -23,7 +24,6 @@ from foveate.evaluation.audit_models import (
     in_channels,
     load_model,
 )
-from foveate.evaluation.audit_report import AS_IT_IS, IN_CHANNELS, audit_beside, fitted_look
 from foveate.resampling import foveate_plain
 
 SCALES = (0.5, 1.0, 2.0)

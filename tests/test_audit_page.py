@@ -6,9 +6,9 @@ import re
 import pytest
 import torch
 
-from foveate.evaluation.audit import Audit, Counts
-from foveate.evaluation.audit_images import Look
-from foveate.evaluation.audit_report import AS_IT_IS, IN_CHANNELS, AuditReport
+from foveate.evaluation.audit.images import Look
+from foveate.evaluation.audit.measure import Audit, Counts
+from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, AuditReport
 from foveate.report.audit_page import CLASSES, audit_page, finetune_script, shown, summary
 from foveate.report.audit_plots import audit_curves
 

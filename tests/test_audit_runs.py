@@ -8,10 +8,10 @@ import pytest
 import torch
 from tiny_runs import MODEL, tiny
 
-import foveate.evaluation.audit_models as audit_models
+import foveate.evaluation.models as audit_models
 from foveate.cli.app import run
 from foveate.data.sources import load_source
-from foveate.evaluation.audit_report import AS_IT_IS, IN_CHANNELS
+from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS
 from foveate.evaluation.curve import accuracy_over_scale
 from foveate.models.pretrained import PretrainedInfo
 from foveate.models.zoo import ModelConfig

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from foveate.models import fast
+from foveate.execution import windows as fast
+from foveate.execution.captured import answer
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
-from foveate.training.engine import answer
 
 SIZE, SCALES, IMAGES = 16, (0.5, 1.0, 2.0), 40
 # The same pixels in every patch: outputs differ by what dropout leaves out, and by nothing else.

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from made_results import made_records, made_winners
 
-from foveate.experiments.bars import bars
-from foveate.experiments.claims import CHANCE, claims, selection
-from foveate.experiments.findings import Check, Finding, Measured, check, number
-from foveate.experiments.paper import paper_rows
-from foveate.experiments.summary import IncompleteError, Summaries
+from foveate.paper.bars import bars
+from foveate.paper.claims import CHANCE, claims, selection
+from foveate.paper.findings import Check, Finding, Measured, check, number
+from foveate.paper.summary import IncompleteError, Summaries
+from foveate.paper.tables import paper_rows
 
 PAPER = {(row.table, row.name, s): v for row in paper_rows() for s, v in zip(
     row.scales, row.paper, strict=False)}  # fmt: skip

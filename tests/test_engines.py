@@ -8,11 +8,11 @@ from tiny_runs import same_bits, tiny, weights
 
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError, FoveateError
-from foveate.experiments import runner
-from foveate.experiments.engines import make_engine
-from foveate.experiments.jobs import Job, outcome_of
-from foveate.experiments.records import read_records
-from foveate.experiments.runner import Done, Failure, LocalEngine, Study
+from foveate.sweeps import runner
+from foveate.sweeps.engines import make_engine
+from foveate.sweeps.jobs import Job, outcome_of
+from foveate.sweeps.records import read_records
+from foveate.sweeps.runner import Done, Failure, LocalEngine, Study
 from foveate.training.checkpoint import RunFolder
 
 

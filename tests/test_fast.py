@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from foveate.models import fast
+from foveate.execution import windows as fast
 from foveate.models.backbone import ConvNet
 
 

@@ -67,9 +67,9 @@ from foveate.data.sources import load_source
 from foveate.data.store import ScaledFile
 from foveate.errors import FoveateError
 from foveate.evaluation.results import read_results
-from foveate.experiments.jobs import _read_outcome
-from foveate.experiments.records import read_records
-from foveate.experiments.toml_lines import read_toml
+from foveate.sweeps.jobs import _read_outcome
+from foveate.sweeps.records import read_records
+from foveate.sweeps.toml_lines import read_toml
 from foveate.training.checkpoint import RunFolder, read_tensors
 
 root = Path(sys.argv[1])

@@ -101,7 +101,7 @@ def test_sigterm_ends_quickstart_with_a_line(tmp_path, monkeypatch, capsys):
     def ended(*arguments, **options):
         raise Terminated
 
-    monkeypatch.setattr("foveate.experiments.quickstart.train", ended)
+    monkeypatch.setattr("foveate.paper.quickstart.train", ended)
     assert command_line(["quickstart", "--out", str(tmp_path)]) == 143
     assert capsys.readouterr().err == "terminated: run the same command again\n"
 

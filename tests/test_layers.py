@@ -13,12 +13,15 @@ PACKAGE = Path(foveate.__file__).parent
 # A module may import from its own room and from rooms before it.
 ROOMS = (
     ("errors", "checks", "files", "tracing", "trust"),
-    ("scales", "resampling", "scale_space", "kernels", "native"),
+    ("native",),
+    ("scales", "resampling", "scale_space"),
     ("data",),
     ("models",),
+    ("execution",),
     ("training",),
     ("evaluation",),
-    ("experiments",),
+    ("sweeps",),
+    ("paper",),
     ("report",),
     ("cli", "demo", "__main__"),
 )

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foveate.execution.canvas import arrange, cut, paint, strongest, windows_at
 from foveate.models import sliding
-from foveate.models.mosaic import arrange, cut, paint, strongest, windows_at
 from foveate.models.zoo import create_model
 
 sides = st.lists(st.tuples(st.integers(7, 30), st.integers(7, 30)), min_size=1, max_size=12)

@@ -8,9 +8,10 @@ import pytest
 import torch
 from native_trunks import assert_agrees, assert_near, forgotten, gradients, made, tolerance
 
-from foveate.models import native_ops, native_stages
-from foveate.models.native_passes import fold
-from foveate.models.native_stages import Buffers
+from foveate.execution.native import stages as native_stages
+from foveate.execution.native import trunk as native_ops
+from foveate.execution.native.passes import fold
+from foveate.execution.native.stages import Buffers
 from foveate.native import build, calls
 
 _needs_a_compiler = native_trunks._needs_a_compiler  # a fixture for every test

@@ -8,7 +8,7 @@ import torch
 from native_trunks import made, steps_aside
 from torch.autograd import forward_ad
 
-from foveate.models import native_ops
+from foveate.execution.native import trunk as native_ops
 
 _needs_a_compiler = native_trunks._needs_a_compiler  # a fixture for every test
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from native_trunks import assert_agrees, forgotten, made, steps_aside
 
-from foveate.models.native_stages import Job
+from foveate.execution.native.stages import Job
 from foveate.native import build
 from foveate.native.calls import call
 
@@ -112,7 +112,7 @@ def test_a_lack_of_memory_is_told():
 
 def test_importing_compiles_nothing(tmp_path):
     code = (
-        "import foveate.models.native_ops; from foveate.native import build; "
+        "import foveate.execution.native.trunk; from foveate.native import build; "
         "build._library.cache_info().misses and 1 / 0"
     )
     environment = {**os.environ, "FOVEATE_CACHE": str(tmp_path / "cache")}

@@ -14,9 +14,10 @@ from resampling_cases import PADDINGS, PAPER
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
-from foveate.native import build, calls, patches
-from foveate.native.patches import gather_patches
+from foveate.native import build, calls
+from foveate.resampling import c_kernel as patches
 from foveate.resampling import foveate, foveate_plain
+from foveate.resampling.c_kernel import gather_patches
 
 _needs_a_compiler = native_trunks._needs_a_compiler  # a fixture for every test
 EPS = torch.finfo(torch.float32).eps

@@ -3,8 +3,8 @@
 import pytest
 
 from foveate.errors import ConfigError
-from foveate.experiments.jobs import plan
-from foveate.experiments.paper import MIDDLE, SCALES, find_rows, paper_rows
+from foveate.paper.tables import MIDDLE, SCALES, find_rows, paper_rows
+from foveate.sweeps.jobs import plan
 from foveate.training.presets import preset
 
 

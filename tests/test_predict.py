@@ -16,9 +16,9 @@ from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation import predict as module
 from foveate.evaluation.predict import Network, find_network, predict, prepare
-from foveate.experiments.weights import ship
 from foveate.models.pretrained import from_pretrained, pretrained_info
 from foveate.models.zoo import ModelConfig
+from foveate.paper.weights import ship
 from foveate.training.checkpoint import RunFolder
 from foveate.training.loop import train
 

@@ -17,9 +17,6 @@ from foveate.data.sources import Split, load_source
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.curve import AtScale, accuracy_over_scale
 from foveate.evaluation.results import RunResult
-from foveate.experiments import weights
-from foveate.experiments.cards import card, overview
-from foveate.experiments.weights import row_name, ship
 from foveate.models.pretrained import (
     WEIGHTS,
     from_pretrained,
@@ -28,6 +25,9 @@ from foveate.models.pretrained import (
     pretrained_names,
     read_index,
 )
+from foveate.paper import weights
+from foveate.paper.cards import card, overview
+from foveate.paper.weights import row_name, ship
 from foveate.training.checkpoint import RunFolder
 from foveate.training.loop import train_together
 from foveate.training.presets import PRESETS

@@ -10,10 +10,11 @@ from foveate.cli.app import run
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
 from foveate.evaluation.results import read_results
-from foveate.experiments import quickstart, records
-from foveate.experiments.quickstart import full_size, images_to_score, quick_runs
 from foveate.models.zoo import ModelConfig
+from foveate.paper import quickstart
+from foveate.paper.quickstart import full_size, images_to_score, quick_runs
 from foveate.report.quickstart import quick_figure, quick_page
+from foveate.sweeps import records
 
 SCALES = (0.5, 1.0, 2.0)
 PLAIN = ModelConfig(form="plain", features=(4, 8), size=24, hidden=8)

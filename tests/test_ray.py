@@ -13,10 +13,10 @@ import torch
 from tiny_runs import python, same_bits, tiny, weights
 
 from foveate.cli.app import run
-from foveate.experiments import ray_engine
-from foveate.experiments.jobs import Job
-from foveate.experiments.ray_engine import RayEngine
-from foveate.experiments.runner import Done, Failure, LocalEngine, ResourceError, Study
+from foveate.sweeps import ray_engine
+from foveate.sweeps.jobs import Job
+from foveate.sweeps.ray_engine import RayEngine
+from foveate.sweeps.runner import Done, Failure, LocalEngine, ResourceError, Study
 from foveate.training.checkpoint import RunFolder
 
 ray = pytest.importorskip("ray", reason="needs ray: pip install 'foveate[ray]'")

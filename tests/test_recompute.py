@@ -243,7 +243,7 @@ def test_one_group_of_activations_is_kept_at_a_time():
     whole, fixed = peak(0)
     grouped, _ = peak(1)
     # What a group keeps, and what is kept for all. A group may keep twice its part of the whole:
-    # its layers run one by one, while those of the whole are merged (see foveate.models.fast).
+    # its layers run one by one, while those of the whole are merged (`execution.windows`).
     assert grouped < 2 * whole / len(SCALES) + fixed < whole / 2
 
 

@@ -8,13 +8,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from foveate.models import fast, native_ops
+from foveate.execution import windows as fast
+from foveate.execution.captured import answer, prepare
+from foveate.execution.native import trunk as native_ops
 from foveate.models.channels import ScaleChannels
 from foveate.models.sliding import SlidingChannels
 from foveate.models.zoo import ZOO, create_model
 from foveate.native import build
 from foveate.scales import ScaleGrid
-from foveate.training.engine import answer, prepare
 
 NAMES = sorted(ZOO)
 SCALES = ScaleGrid(1, 2, per_octave=1)

@@ -9,12 +9,12 @@ from made_results import made_records, made_winners
 
 from foveate.cli.app import run
 from foveate.errors import ConfigError
-from foveate.experiments import records as records_module
-from foveate.experiments.records import published, write_results
 from foveate.report import figures, markdown
 from foveate.report.markdown import BLOCKS, fill, tables_markdown, update_docs
 from foveate.report.reproduction import Plate, Reproduction, plates, reproduction_page
 from foveate.report.tables import shown, signed
+from foveate.sweeps import records as records_module
+from foveate.sweeps.records import published, write_results
 
 ROOT = Path(__file__).parent.parent
 NAMES = (

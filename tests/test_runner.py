@@ -11,9 +11,9 @@ from foveate.cli.app import app, run
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.evaluation.curve import accuracy_over_scale
-from foveate.experiments import runner
-from foveate.experiments.jobs import Job, Outcome, outcome_of, perform
-from foveate.experiments.records import (
+from foveate.sweeps import runner
+from foveate.sweeps.jobs import Job, Outcome, outcome_of, perform
+from foveate.sweeps.records import (
     Record,
     merge_folders,
     merge_records,
@@ -21,7 +21,7 @@ from foveate.experiments.records import (
     read_winners,
     write_results,
 )
-from foveate.experiments.runner import Done, Failure, LocalEngine, Study, estimate
+from foveate.sweeps.runner import Done, Failure, LocalEngine, Study, estimate
 from foveate.training.checkpoint import RunFolder
 from foveate.training.interrupt import Terminated
 

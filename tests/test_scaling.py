@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from foveate.cli.app import app
-from foveate.experiments.study import read_study
+from foveate.sweeps.study import read_study
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "scaling.md").read_text()

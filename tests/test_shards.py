@@ -20,9 +20,9 @@ from foveate.data.shards import open_shards
 from foveate.data.sources import Split, load_source
 from foveate.data.store import FileSpec, ScaledFile, ScaleRange, write
 from foveate.errors import ConfigError, DataError
+from foveate.execution.captured import pick
 from foveate.training.checkpoint import RunFolder
 from foveate.training.data import fitted, made_from, open_batches
-from foveate.training.engine import pick
 from foveate.training.loop import train
 
 SIDE = 24

@@ -12,9 +12,9 @@ from PIL import Image
 from foveate.cli.app import run
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
-from foveate.experiments.cards import card, overview
-from foveate.experiments.records import published, read_records
 from foveate.models.pretrained import from_pretrained, pretrained_info, pretrained_names
+from foveate.paper.cards import card, overview
+from foveate.sweeps.records import published, read_records
 from foveate.training.presets import preset
 
 CARDS = Path(__file__).parents[1] / "docs" / "models"

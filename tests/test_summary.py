@@ -6,8 +6,8 @@ from statistics import mean, stdev
 import pytest
 from made_results import HARDWARE, made_records, record
 
-from foveate.experiments.paper import MIDDLE, SCALES, find_rows, paper_rows
-from foveate.experiments.summary import IncompleteError, Summaries, effort, precision_of
+from foveate.paper.summary import IncompleteError, Summaries, effort, precision_of
+from foveate.paper.tables import MIDDLE, SCALES, find_rows, paper_rows
 
 (CNN,) = find_rows(["table1"], ["cnn-tr2"])
 (FEW,) = find_rows(["table3"], ["fovavg-few100"])

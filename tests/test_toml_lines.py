@@ -4,7 +4,7 @@ import ast
 
 import pytest
 
-from foveate.experiments.toml_lines import read_toml
+from foveate.sweeps.toml_lines import read_toml
 
 MARKED = '''# a comment = 1
 name = "a = b"                #: ("name",)

@@ -12,6 +12,7 @@ import foveate.training.session as session
 from foveate.data.sources import Source, Split, load_source
 from foveate.data.store import FileSpec, ScaledFile, ScaleRange, write
 from foveate.errors import ConfigError, DataError, FoveateError
+from foveate.execution.captured import pick
 from foveate.training.data import (
     Streamed,
     draw_scales,
@@ -19,7 +20,6 @@ from foveate.training.data import (
     open_batches,
     training_images,
 )
-from foveate.training.engine import pick
 from foveate.training.loop import train
 
 

@@ -11,9 +11,9 @@ from tiny_runs import MODEL
 
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
-from foveate.models.fast import applies
+from foveate.execution.captured import CapturedStep, answer, plain_step, prepare
+from foveate.execution.windows import applies
 from foveate.models.zoo import ModelConfig
-from foveate.training.engine import CapturedStep, answer, plain_step, prepare
 
 
 def data(count=160):

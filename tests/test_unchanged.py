@@ -15,8 +15,8 @@ from foveate.data.shards import open_shards
 from foveate.data.sources import load_source
 from foveate.data.store import FileSpec, ScaleRange, write
 from foveate.errors import DataError
-from foveate.experiments.jobs import Job, perform
 from foveate.models.zoo import ModelConfig
+from foveate.sweeps.jobs import Job, perform
 from foveate.training.checkpoint import RunFolder
 from foveate.training.loop import train
 from foveate.training.unchanged import check_unchanged, source_checksum

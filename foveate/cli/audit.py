@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from torch import Tensor
 
-    from foveate.evaluation.audit import Estimate
-    from foveate.evaluation.audit_report import AuditReport
+    from foveate.evaluation.audit.measure import Estimate
+    from foveate.evaluation.audit.report import AuditReport
     from foveate.models.pooling import Pool
     from foveate.scales import ScaleGrid
 
@@ -89,10 +89,10 @@ def audit(
     """
     from foveate.data.large_scale import check_size
     from foveate.errors import ConfigError
-    from foveate.evaluation.audit_data import open_pictures, usual_split
-    from foveate.evaluation.audit_images import read_border
-    from foveate.evaluation.audit_models import load_model
-    from foveate.evaluation.audit_report import audit_beside, fitted_look, usual_scales
+    from foveate.evaluation.audit.data import open_pictures, usual_split
+    from foveate.evaluation.audit.images import read_border
+    from foveate.evaluation.audit.report import audit_beside, fitted_look, usual_scales
+    from foveate.evaluation.models import load_model
     from foveate.files import check_folder
     from foveate.report.audit_page import finetune_script
     from foveate.training.checkpoint import RunFolder
@@ -140,7 +140,7 @@ def audit(
 
 
 def _write(report: "AuditReport", samples: "list[Tensor]", out: Path, script: str | None) -> None:
-    from foveate.evaluation.audit_report import save_audit
+    from foveate.evaluation.audit.report import save_audit
     from foveate.report.audit_page import audit_page, summary
     from foveate.report.audit_plots import audit_curves
     from foveate.report.plots import save
@@ -163,7 +163,7 @@ def _write(report: "AuditReport", samples: "list[Tensor]", out: Path, script: st
 def _table(report: "AuditReport") -> "Table":
     from rich.table import Table
 
-    from foveate.evaluation.audit import MEASURES
+    from foveate.evaluation.audit.measure import MEASURES
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("scale", justify="right")

@@ -29,7 +29,7 @@ def quickstart(
     Prints accuracy over scale, and writes report.html, accuracy.png and .svg, results.csv and
     .json, and the runs, for 'foveate demo'. What is finished is not done again.
     """
-    from foveate.experiments import quickstart as work
+    from foveate.paper import quickstart as work
 
     runs = work.quick_runs(seed)
     work.train_runs(runs, out, lambda name: _shown(name, out / name))
@@ -51,7 +51,7 @@ def _shown(name: str, path: Path) -> "Iterator[Watch]":
 def _report(results: "list[RunResult]", out: Path) -> None:
     from foveate.cli.training import PICTURES, _table
     from foveate.evaluation.results import summarise
-    from foveate.experiments.quickstart import full_size
+    from foveate.paper.quickstart import full_size
     from foveate.report.plots import save
     from foveate.report.quickstart import quick_figure, quick_lead, quick_page
 

@@ -37,8 +37,8 @@ def report(
     Writes report.html, which needs nothing else, and each figure as figures/*.svg and *.png.
     Results may be partial: the page says what is missing.
     """
-    from foveate.experiments.records import published
     from foveate.files import check_folder
+    from foveate.sweeps.records import published
 
     folder = results or published()
     if update_docs:

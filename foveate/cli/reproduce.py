@@ -12,8 +12,8 @@ from foveate.cli.console import ERRORS, OUTPUT, interruptible
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from foveate.experiments.paper import Row
-    from foveate.experiments.runner import Ended, Study
+    from foveate.paper.tables import Row
+    from foveate.sweeps.runner import Ended, Study
     from foveate.training.checkpoint import Progress
     from foveate.training.config import Precision, TrainConfig
 
@@ -54,11 +54,11 @@ def reproduce(
     Results go to results.csv in the folder, a line per row, seed and scale. Several machines can
     share the work, each with rows of its own: 'foveate merge' puts their results together.
     """
-    from foveate.experiments.engines import make_engine
-    from foveate.experiments.jobs import plan
-    from foveate.experiments.paper import TABLES, find_rows
-    from foveate.experiments.runner import Study
     from foveate.files import check_folder
+    from foveate.paper.tables import TABLES, find_rows
+    from foveate.sweeps.engines import make_engine
+    from foveate.sweeps.jobs import plan
+    from foveate.sweeps.runner import Study
     from foveate.training.loop import find_device
 
     place = str(find_device(device))
@@ -94,7 +94,7 @@ def merge(
 
     Example: foveate merge here/paper there/paper --out results/paper
     """
-    from foveate.experiments.records import merge_folders
+    from foveate.sweeps.records import merge_folders
 
     count = merge_folders(folders, out)
     said = "1 result" if count == 1 else f"{count:,} results"
@@ -102,8 +102,8 @@ def merge(
 
 
 def _outlook(study: "Study") -> str:
-    from foveate.experiments.records import published, read_records
-    from foveate.experiments.runner import estimate
+    from foveate.sweeps.records import published, read_records
+    from foveate.sweeps.runner import estimate
 
     left = study.left
     words = f"{len(study.jobs)} runs, {len(study.jobs) - len(left)} done, {len(left)} left"
@@ -133,7 +133,7 @@ class _Live:
 
     def tell(self, ended: "Ended") -> None:
         """Say how a run ended, where there is no live table, or where it failed."""
-        from foveate.experiments.runner import Failure
+        from foveate.sweeps.runner import Failure
 
         name = f"{ended.job.name} seed {ended.job.config.seed}"
         if isinstance(ended, Failure):

@@ -12,8 +12,8 @@ from foveate.cli.console import ERRORS, OUTPUT, TrustOption, interruptible
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from foveate.experiments.runner import Ended, Engine, Failure, Study
-    from foveate.experiments.study import StudyFile
+    from foveate.sweeps.runner import Ended, Engine, Failure, Study
+    from foveate.sweeps.study import StudyFile
     from foveate.training.checkpoint import Progress
     from foveate.training.config import TrainConfig
 
@@ -45,10 +45,10 @@ def sweep(
     what is done is not done again.
     """
     from foveate.cli.training import _loader
-    from foveate.experiments.engines import make_engine
-    from foveate.experiments.runner import Study
-    from foveate.experiments.study import read_study
     from foveate.files import check_folder
+    from foveate.sweeps.engines import make_engine
+    from foveate.sweeps.runner import Study
+    from foveate.sweeps.study import read_study
 
     load = _loader()
     plan = read_study(study, load, trust=trust, dry_run=dry_run)
@@ -78,7 +78,7 @@ def sweep(
 
 
 def _check(workers: "Engine", plan: "StudyFile") -> None:
-    from foveate.experiments.runner import ResourceError
+    from foveate.sweeps.runner import ResourceError
 
     try:
         workers.check()
@@ -120,7 +120,7 @@ class _Live:
 
     def follow(self, ended: "Iterator[Ended]") -> "list[Failure]":
         """Tell of every run as it ends; give those that failed."""
-        from foveate.experiments.runner import Failure
+        from foveate.sweeps.runner import Failure
 
         failures = []
         for one in ended:

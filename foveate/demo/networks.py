@@ -14,10 +14,10 @@ from foveate.data.sources import DIGITS
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.predict import Network, find_network
 from foveate.evaluation.results import read_results
-from foveate.experiments.paper import network_title
 from foveate.models.answers import answers, seen_at, strongest_channel
 from foveate.models.channels import ScaleChannels
 from foveate.models.pretrained import pretrained_info, pretrained_names
+from foveate.paper.tables import network_title
 from foveate.training.config import TrainConfig
 from foveate.training.presets import model_name
 

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from foveate.data.large_scale import Border, rescale
 from foveate.data.sources import Split
 from foveate.errors import ConfigError, DataError
+from foveate.execution.captured import CHUNK, cast
 from foveate.models.answers import answers, strongest_channel
 from foveate.training.config import Precision
-from foveate.training.engine import CHUNK, cast
 
 
 @dataclass(frozen=True)

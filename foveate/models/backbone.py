@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foveate.errors import ConfigError
-from foveate.models import fast, native_ops
-from foveate.models.plain import plain_blocks, untouched
+from foveate.execution import windows as fast
+from foveate.execution.exact import plain_blocks, untouched
+from foveate.execution.native import trunk as native_ops
 
 
 class ConvNet(nn.Module):

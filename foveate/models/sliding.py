@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from foveate.errors import ConfigError
+from foveate.execution.canvas import Layout, arrange, cut, paint, strongest, windows_at
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import PAPER_SCALES, ScaleChannels
-from foveate.models.mosaic import Layout, arrange, cut, paint, strongest, windows_at
 from foveate.resampling import Padding, check_images, sampling_matrices
 from foveate.scales import ScaleGrid, as_scales
 

@@ -27,6 +27,7 @@ from foveate.errors import FoveateError
 from foveate.files import cache_dir, replacing
 
 FOLDER = Path(__file__).parent
+FUNCTIONS = ("cut", "work", "finish")  # each takes the address of a job
 COMPILERS = ("cc", "gcc", "clang")
 TARGETS = ("-march=native", "-mcpu=native")  # the first that the compiler knows
 FLAGS = ("-std=c11", "-O3", "-ffp-contract=fast", "-fPIC", "-shared")
@@ -53,7 +54,8 @@ def library() -> ctypes.CDLL | None:
 def _library() -> ctypes.CDLL | None:
     try:
         lib = _find_or_compile()
-        for function in (lib.cut, lib.work, lib.finish):
+        for name in FUNCTIONS:
+            function = getattr(lib, name)
             function.argtypes, function.restype = (ctypes.c_void_p,), None
         lib.lanes.restype = ctypes.c_int64
     except subprocess.TimeoutExpired as error:

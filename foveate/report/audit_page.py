@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from foveate.evaluation.audit import MEASURES, Audit, Estimate
-from foveate.evaluation.audit_images import Look
-from foveate.evaluation.audit_report import AS_IT_IS, IN_CHANNELS, AuditReport
+from foveate.evaluation.audit.images import Look
+from foveate.evaluation.audit.measure import MEASURES, Audit, Estimate
+from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, AuditReport
 from foveate.report.audit_plots import audit_curves
 from foveate.report.html import Cell, Page
 from foveate.report.plots import sample_grid
@@ -81,9 +81,9 @@ from safetensors.torch import load_model as read_weights
 from safetensors.torch import save_model as save_weights
 
 from foveate import ScaleChannels
-from foveate.evaluation.audit_data import open_pictures
-from foveate.evaluation.audit_images import Look
-from foveate.evaluation.audit_models import load_model
+from foveate.evaluation.audit.data import open_pictures
+from foveate.evaluation.audit.images import Look
+from foveate.evaluation.models import load_model
 
 LOOK = {_call(look)}
 SCALES = [{scales}]

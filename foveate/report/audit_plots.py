@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from foveate.evaluation.audit import MEASURES, Audit
+from foveate.evaluation.audit.measure import MEASURES, Audit
 from foveate.report.plots import COLOURS, MARKERS, percent_axis, scale_axis
 
 if TYPE_CHECKING:

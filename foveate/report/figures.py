@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from foveate.experiments.paper import SCALES
-from foveate.experiments.summary import SEEDS, Point, Summaries, Summary
+from foveate.paper.summary import SEEDS, Point, Summaries, Summary
+from foveate.paper.tables import SCALES
 from foveate.report.plots import COLOURS, MARKERS, percent_axis, scale_axis
 
 if TYPE_CHECKING:

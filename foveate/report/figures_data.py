@@ -10,12 +10,12 @@ from torch import Tensor
 
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
-from foveate.experiments.paper import SCALES
-from foveate.experiments.records import Winners
-from foveate.experiments.summary import SEEDS
 from foveate.models.channels import PAPER_SCALES
+from foveate.paper.summary import SEEDS
+from foveate.paper.tables import SCALES
 from foveate.report.plots import sample_grid
 from foveate.resampling import foveate
+from foveate.sweeps.records import Winners
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

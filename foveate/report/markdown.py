@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from foveate.errors import ConfigError
-from foveate.experiments.findings import Finding
-from foveate.experiments.summary import Point, Summary
 from foveate.files import write_text
+from foveate.paper.findings import Finding
+from foveate.paper.summary import Point, Summary
 from foveate.report.plots import save
 from foveate.report.reproduction import NONE_YET, Reproduction, plates
 from foveate.report.tables import NETWORKS, Line, sample_line, sample_sizes, shown, signed

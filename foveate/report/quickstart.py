@@ -8,7 +8,7 @@ from foveate import __version__
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.evaluation.results import Curve, RunResult, summarise
-from foveate.experiments.paper import network_title
+from foveate.paper.tables import network_title
 from foveate.report.html import Cell, Page
 from foveate.report.plots import accuracy_curves, sample_grid
 

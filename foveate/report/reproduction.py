@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from foveate import __version__
 from foveate.errors import DataError
-from foveate.experiments.bars import bars
-from foveate.experiments.claims import claims, selection
-from foveate.experiments.findings import Finding
-from foveate.experiments.records import RESULTS, Record, Winners, read_records, read_winners
-from foveate.experiments.summary import SEEDS, Summaries, Summary, effort, precision_of
+from foveate.paper.bars import bars
+from foveate.paper.claims import claims, selection
+from foveate.paper.findings import Finding
+from foveate.paper.summary import SEEDS, Summaries, Summary, effort, precision_of
 from foveate.report import figures, figures_data
 from foveate.report.html import Cell, Page
 from foveate.report.tables import over_samples, over_scale, verdicts
+from foveate.sweeps.records import RESULTS, Record, Winners, read_records, read_winners
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

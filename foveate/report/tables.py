@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from foveate.experiments.findings import Finding
-from foveate.experiments.paper import SCALES
-from foveate.experiments.summary import SEEDS, Point, Summaries, Summary
+from foveate.paper.findings import Finding
+from foveate.paper.summary import SEEDS, Point, Summaries, Summary
+from foveate.paper.tables import SCALES
 from foveate.report.html import Cell, Page
 
 STRONG = 5.0  # points of difference that get the strongest colour
@@ -77,7 +77,7 @@ def verdicts(page: Page, findings: Sequence[Finding], what: str) -> None:
         [what, "measured", "threshold"],
         [[name, check.measured, check.threshold] for name, check in checks],
         colour=[[None, VERDICT_TINTS[check.verdict], None] for _, check in checks],
-        caption="What was measured. The docstrings of `foveate.experiments.claims` and `bars` "
+        caption="What was measured. The docstrings of `foveate.paper.claims` and `bars` "
         "give the reason for each threshold.",
     )
 

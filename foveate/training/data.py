@@ -18,8 +18,8 @@ from foveate.data.shards import H5Shard, Shards, is_shards, open_shards
 from foveate.data.sources import Source, Split
 from foveate.data.store import ScaledFile
 from foveate.errors import ConfigError
+from foveate.execution.captured import CHUNK, Batch, Inputs, prepare
 from foveate.training.config import Precision, TrainConfig
-from foveate.training.engine import CHUNK, Batch, Inputs, prepare
 
 FOLDER = "folder:"
 Load = Callable[[str], Source]

@@ -43,9 +43,9 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from foveate.errors import ConfigError, FoveateError
+from foveate.execution.captured import Inputs, Step, loss_of, pick
 from foveate.files import is_alive
 from foveate.training.config import Precision
-from foveate.training.engine import Inputs, Step, loss_of, pick
 from foveate.training.interrupt import SIGNALS, stop
 from foveate.training.shared_norm import running_statistics, set_apart, share_norms
 

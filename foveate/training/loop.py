@@ -8,11 +8,11 @@ import torch
 
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, FoveateError
+from foveate.execution.captured import wake_compiler
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.data import Load
 from foveate.training.distributed import Team
-from foveate.training.engine import wake_compiler
 from foveate.training.randomness import deterministic as repeatable
 from foveate.training.session import ALONE, Session, Shared, Watch
 

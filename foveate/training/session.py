@@ -12,12 +12,12 @@ from torch import Tensor
 
 from foveate.data.folder import SplitName
 from foveate.errors import ConfigError, DataError, FoveateError
+from foveate.execution.captured import CHUNK, Batch, Step, answer, cast, make_step, pick, plain_step
 from foveate.models.pretrained import find_non_finite
 from foveate.training.checkpoint import Progress, RunFolder, pack, unpack
 from foveate.training.config import TrainConfig
 from foveate.training.data import Batches, Load, open_batches
 from foveate.training.distributed import Team, team_step
-from foveate.training.engine import CHUNK, Batch, Step, answer, cast, make_step, pick, plain_step
 from foveate.training.interrupt import held_back
 from foveate.training.network import build_net, set_recompute
 from foveate.training.randomness import RandomStates

@@ -152,7 +152,7 @@ def test_a_path_that_the_user_sets_stays(here):
 
 def test_workers_of_ray_do_not_get_the_current_folder(den, monkeypatch):
     ray = pytest.importorskip("ray")
-    from foveate.experiments.ray_engine import RayEngine
+    from foveate.sweeps.ray_engine import RayEngine
 
     seen = []
     monkeypatch.setattr(ray, "is_initialized", lambda: False)

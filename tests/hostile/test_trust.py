@@ -22,9 +22,9 @@ from traps import NET, forget, sprung
 from foveate.cli.app import run
 from foveate.demo.networks import load_networks
 from foveate.errors import ConfigError, DataError, FoveateError
-from foveate.evaluation.audit_models import load_model
+from foveate.evaluation.models import load_model
 from foveate.evaluation.predict import find_network
-from foveate.experiments.study import read_study
+from foveate.sweeps.study import read_study
 from foveate.training import checkpoint
 from foveate.training.checkpoint import RunFolder, commit
 from foveate.training.loop import train
@@ -236,8 +236,8 @@ def test_a_trusted_run_is_built(honest, here):
 
 
 def test_a_folder_of_the_paper_does_not_choose_either(hostile, capsys):
-    from foveate.experiments.jobs import plan
-    from foveate.experiments.paper import find_rows
+    from foveate.paper.tables import find_rows
+    from foveate.sweeps.jobs import plan
 
     rows = find_rows(["table1"], ["cnn-tr2"])
     (job,) = plan(rows, 1, "float32")

@@ -122,5 +122,5 @@ def _is_scale(key: str) -> bool:
 
 
 def _lines(table: str) -> list[dict[str, str]]:
-    text = files("foveate.experiments").joinpath("tables", f"{table}.csv").read_text("utf-8")
+    text = files("foveate.paper").joinpath("published", f"{table}.csv").read_text("utf-8")
     return list(csv.DictReader(text.splitlines()))

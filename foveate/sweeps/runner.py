@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, FoveateError
-from foveate.experiments.jobs import Job, Outcome, outcome_of, perform, records_of, winners_of
-from foveate.experiments.records import (
+from foveate.sweeps.jobs import Job, Outcome, outcome_of, perform, records_of, winners_of
+from foveate.sweeps.records import (
     Record,
     Winners,
     merge_records,

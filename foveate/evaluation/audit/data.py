@@ -15,7 +15,7 @@ from foveate.data.folder import has_splits, list_pictures
 from foveate.data.picture import read_picture
 from foveate.data.sources import Source, load_source
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.audit_images import Look
+from foveate.evaluation.audit.images import Look
 from foveate.evaluation.invariance import Rescale
 
 SPLITS = ("train", "val", "test", "all")

@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foveate.models import fast
+from foveate.execution import windows as fast
+from foveate.execution.exact import untouched
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
-from foveate.models.plain import untouched
 from foveate.models.sliding import SlidingChannels
 from foveate.training.config import Precision
 

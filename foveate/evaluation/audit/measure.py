@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.audit_images import Beyond, zooming
-from foveate.evaluation.audit_models import Ask, Classifier
+from foveate.evaluation.audit.images import Beyond, zooming
 from foveate.evaluation.invariance import Rescale, measuring
+from foveate.evaluation.models import Ask, Classifier
 from foveate.resampling import check_images
 from foveate.scales import ScaleGrid, as_scales
 
@@ -137,7 +137,7 @@ def audit(
     """Ask `classify`, any callable from images to logits (B, K), about images at many scales.
 
     Float images (N, C, H, W) are rescaled about their centre on their own frame, as
-    `foveate.evaluation.audit_images.zoom` says; scale 1 is the image as it is. `labels` are (N,)
+    `foveate.evaluation.audit.images.zoom` says; scale 1 is the image as it is. `labels` are (N,)
     whole numbers from 0, `classes` their names. Answers are compared with those at `native`.
     """
     check_images(images)

@@ -9,9 +9,6 @@ from typing import Any
 
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.results import RunResult
-from foveate.experiments.cards import card, overview
-from foveate.experiments.jobs import Outcome
-from foveate.experiments.paper import find_rows
 from foveate.files import replacing, write_text
 from foveate.models.pretrained import (
     INDEX,
@@ -20,6 +17,9 @@ from foveate.models.pretrained import (
     from_pretrained,
     read_index,
 )
+from foveate.paper.cards import card, overview
+from foveate.paper.tables import find_rows
+from foveate.sweeps.jobs import Outcome
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.presets import PRESETS

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import increment_version
 
-from foveate.models.native_passes import Backward, Forward, sides_of
-from foveate.models.plain import Block, plain_blocks
+from foveate.execution.exact import Block, plain_blocks
+from foveate.execution.native.passes import Backward, Forward, sides_of
 from foveate.native.build import library
 from foveate.tracing import watched
 

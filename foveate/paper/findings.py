@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from foveate.experiments.summary import IncompleteError
+from foveate.paper.summary import IncompleteError
 
 Verdict = Literal["holds", "fails", "not yet"]
 Relation = Literal["<", "≤", "≥", ">"]

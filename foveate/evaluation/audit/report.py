@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from foveate import __version__
 from foveate.data.large_scale import check_scale
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.audit import MEASURES, SCALES, Audit, audit_together
-from foveate.evaluation.audit_data import Pictures
-from foveate.evaluation.audit_images import Beyond, Look, Recipe
-from foveate.evaluation.audit_models import Model, fitting_channels, in_channels
+from foveate.evaluation.audit.data import Pictures
+from foveate.evaluation.audit.images import Beyond, Look, Recipe
+from foveate.evaluation.audit.measure import MEASURES, SCALES, Audit, audit_together
 from foveate.evaluation.invariance import measuring
+from foveate.evaluation.models import Model, fitting_channels, in_channels
 from foveate.files import write_text
 from foveate.models.channels import PAPER_SCALES
 from foveate.models.pooling import Pool

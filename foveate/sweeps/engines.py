@@ -2,7 +2,7 @@
 
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
-from foveate.experiments.runner import SIDE_BY_SIDE, Engine, LocalEngine
+from foveate.sweeps.runner import SIDE_BY_SIDE, Engine, LocalEngine
 from foveate.training.data import Load
 from foveate.training.session import Watch
 
@@ -31,7 +31,7 @@ def make_engine(
             raise ConfigError("--address is of a Ray cluster; add --engine ray")
         return LocalEngine(device=device, together=together, cpus=cpus, watch=watch, load=load)
     if name == "ray":
-        from foveate.experiments.ray_engine import RayEngine
+        from foveate.sweeps.ray_engine import RayEngine
 
         part = gpus or 1 / (together or SIDE_BY_SIDE)
         return RayEngine(device=device, address=address, cpus=cpus, gpus=part if on_gpu else 0.0)

@@ -37,11 +37,11 @@ import torch
 from foveate.data.shards import is_shards, open_shards
 from foveate.data.sources import load_source
 from foveate.data.store import ScaledFile
-from foveate.experiments.jobs import Job, source_of_tests
-from foveate.experiments.paper import SCALES
-from foveate.experiments.settings import Setting, check_keys, check_kind, configure, read_settings
-from foveate.experiments.toml_lines import Keys, TomlFile, read_toml
+from foveate.paper.tables import SCALES
 from foveate.scales import as_scales
+from foveate.sweeps.jobs import Job, source_of_tests
+from foveate.sweeps.settings import Setting, check_keys, check_kind, configure, read_settings
+from foveate.sweeps.toml_lines import Keys, TomlFile, read_toml
 from foveate.training.config import TrainConfig
 from foveate.training.data import Load, fitted, is_file, is_made
 from foveate.training.network import build_net

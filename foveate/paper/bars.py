@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from statistics import mean
 
-from foveate.experiments.findings import Finding, Measured, check, largest, smallest
-from foveate.experiments.paper import SCALES
-from foveate.experiments.records import Record
-from foveate.experiments.summary import IncompleteError, Summaries, Summary, effort
+from foveate.paper.findings import Finding, Measured, check, largest, smallest
+from foveate.paper.summary import IncompleteError, Summaries, Summary, effort
+from foveate.paper.tables import SCALES
+from foveate.sweeps.records import Record
 
 MINUTES = 60
 

@@ -10,10 +10,10 @@ from itertools import pairwise
 from math import log2
 from statistics import mean
 
-from foveate.experiments.findings import Finding, Measured, check, largest, smallest
-from foveate.experiments.paper import MIDDLE, SCALES
-from foveate.experiments.records import Winners
-from foveate.experiments.summary import SEEDS, IncompleteError, Summaries
+from foveate.paper.findings import Finding, Measured, check, largest, smallest
+from foveate.paper.summary import SEEDS, IncompleteError, Summaries
+from foveate.paper.tables import MIDDLE, SCALES
+from foveate.sweeps.records import Winners
 
 TRAINED = {"tr1": 1.0, "tr2": 2.0, "tr4": 4.0}
 """The training sets of one scale, and that scale."""

@@ -25,9 +25,9 @@ import torch
 
 from foveate.data.sources import Source, load_source
 from foveate.errors import ConfigError, FoveateError
-from foveate.experiments.jobs import Job, Outcome, outcome_of, perform
-from foveate.experiments.runner import Done, Ended, Failure, ResourceError, reason_of
 from foveate.files import replacing, write_text
+from foveate.sweeps.jobs import Job, Outcome, outcome_of, perform
+from foveate.sweeps.runner import Done, Ended, Failure, ResourceError, reason_of
 from foveate.training.checkpoint import BusyError, RunFolder
 from foveate.trust import ALONE
 

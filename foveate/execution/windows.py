@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foveate.models.plain import plain_blocks
+from foveate.execution.exact import plain_blocks
 from foveate.tracing import exporting, watched
 
 

@@ -17,9 +17,9 @@ from foveate.data.shards import is_shards
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.curve import AtScale, accuracy_over_scale
-from foveate.experiments.paper import Row
-from foveate.experiments.records import Record, Winners
 from foveate.files import parse_json, read_text, write_text
+from foveate.paper.tables import Row
+from foveate.sweeps.records import Record, Winners
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import Precision, TrainConfig
 from foveate.training.data import Load, made_from

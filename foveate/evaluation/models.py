@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from foveate.data.store import ScaledFile
 from foveate.errors import ConfigError, FoveateError
-from foveate.evaluation.audit_formats import Shape, load_file, reason
+from foveate.evaluation.formats import Shape, load_file, reason
 from foveate.evaluation.invariance import measuring
 from foveate.models.channels import ScaleChannels
 from foveate.models.pooling import Pool

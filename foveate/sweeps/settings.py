@@ -10,9 +10,9 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from foveate.errors import ConfigError
-from foveate.experiments.toml_lines import Keys, TomlFile
 from foveate.models.zoo import ModelConfig
 from foveate.scales import ScaleGrid
+from foveate.sweeps.toml_lines import Keys, TomlFile
 from foveate.training.config import TrainConfig
 from foveate.training.presets import preset
 

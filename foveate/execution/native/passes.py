@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from foveate.models.native_stages import Buffers, Field, fresh, parts_of, stage
-from foveate.models.plain import Block
+from foveate.execution.exact import Block
+from foveate.execution.native.stages import Buffers, Field, fresh, parts_of, stage
 
 GRADIENTS = ("weight_gradient", "bias_gradient", "norm_weight_gradient", "norm_bias_gradient")
 

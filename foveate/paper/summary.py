@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from statistics import mean, stdev
 from typing import cast, get_args
 
-from foveate.experiments.paper import MIDDLE, Row, paper_rows
-from foveate.experiments.records import Record
+from foveate.paper.tables import MIDDLE, Row, paper_rows
+from foveate.sweeps.records import Record
 from foveate.training.config import Precision
 
 SEEDS = 3

@@ -1,0 +1,1 @@
+"""How a classifier behaves over scale."""

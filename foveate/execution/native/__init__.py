@@ -1,0 +1,1 @@
+"""The trunk of a `ConvNet` in C."""

@@ -1,1 +1,0 @@
-"""Experiments: what is made of many finished runs."""

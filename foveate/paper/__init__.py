@@ -1,0 +1,1 @@
+"""All that is about the paper of Jansson and Lindeberg: its tables, its claims, its networks."""

@@ -1,0 +1,1 @@
+"""Many runs: jobs, and the engines that perform them."""
