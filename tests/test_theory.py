@@ -11,9 +11,8 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-import foveate.evaluation.theory.run as theory
 from foveate.cli.theory import verify as command
-from foveate.evaluation.theory import Finding, covariance, rates, verify
+from foveate.evaluation.theory import Finding, covariance, rates, statements, verify
 from foveate.evaluation.theory.covariance import (
     CASES,
     scale_covariance,
@@ -26,24 +25,25 @@ from foveate.evaluation.theory.derivatives import (
     kernel_scaling,
     scale_selection,
 )
-from foveate.evaluation.theory.duality import duality
-from foveate.evaluation.theory.invariance import (
-    invariance_ends,
-    local_invariance,
-    pooled_invariance,
-)
-from foveate.evaluation.theory.rates import density_order, resolution_order
+from foveate.evaluation.theory.duality import filter_duality
+from foveate.evaluation.theory.rates import resolution_order
+from foveate.evaluation.theory.scale_invariance import local_invariance, pooled_invariance
 from foveate.models import channels
 from foveate.resampling import foveate
 
 HERE = Path(__file__).parent
 DOCUMENT = HERE.parent / "docs" / "theory.md"
-every_seed = pytest.mark.parametrize("seed", [0, 1, 2])
+COUNTS = {  # of findings
+    "scale_covariance": 7, "translation_covariance": 3, "shifted_maps": 2,
+    "translation_per_channel": 2, "pooled_invariance": 6, "local_invariance": 2,
+    "invariance_ends": 2, "filter_duality": 2, "kernel_scaling": 3, "channel_derivatives": 1,
+    "scale_selection": 3, "resolution_order": 1, "density_order": 1,
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    with theory.one_thread():
+    with statements.one_thread():
         yield
 
 
@@ -52,89 +52,21 @@ def findings(statement, seed):
     return statement(seed)
 
 
-def check(request, statement, seed, count):
-    """All findings that name the running test hold, and there are that many."""
-    found = [f for f in findings(statement, seed) if f.test == request.node.originalname]
-    assert len(found) == count
-    for finding in found:
-        assert finding.holds, finding
-
-
 # --- the statements -----------------------------------------------------------------------------
 
 
-@every_seed
-def test_scale_covariance_of_every_layer(request, seed):
-    check(request, scale_covariance, seed, 7)
-
-
-@every_seed
-def test_scaling_and_translation_together(request, seed):
-    check(request, translation_covariance, seed, 3)
-
-
-@every_seed
-def test_feature_maps_shift(request, seed):
-    check(request, shifted_maps, seed, 2)
-
-
-@every_seed
-def test_translation_depends_on_the_channel(request, seed):
-    check(request, translation_per_channel, seed, 2)
-
-
-@every_seed
-def test_pools_are_invariant(request, seed):
-    check(request, pooled_invariance, seed, 5)
-
-
-@every_seed
-def test_concatenation_is_not_invariant(request, seed):
-    check(request, pooled_invariance, seed, 1)
-
-
-@every_seed
-def test_local_scale_invariance(request, seed):
-    check(request, local_invariance, seed, 2)
-
-
-@every_seed
-def test_invariance_ends_where_it_must(request, seed):
-    check(request, invariance_ends, seed, 2)
-
-
-@every_seed
-def test_scaling_the_filter_is_scaling_the_image(request, seed):
-    check(request, duality, seed, 2)
-
-
-@every_seed
-def test_scaled_gaussian_derivatives(request, seed):
-    check(request, kernel_scaling, seed, 3)
-
-
-@every_seed
-def test_derivatives_through_a_channel(request, seed):
-    check(request, channel_derivatives, seed, 1)
-
-
-@every_seed
-def test_scale_selection(request, seed):
-    check(request, scale_selection, seed, 3)
-
-
-@every_seed
-def test_the_error_falls_with_resolution(request, seed):
-    check(request, resolution_order, seed, 1)
-
-
-@every_seed
-def test_the_loss_falls_with_channel_density(request, seed):
-    check(request, density_order, seed, 1)
+@pytest.mark.parametrize("statement", statements.STATEMENTS, ids=lambda s: s.__name__)
+def test_statement_holds(statement):
+    for seed in range(3):
+        found = findings(statement, seed)
+        assert len(found) == COUNTS[statement.__name__]
+        for finding in found:
+            assert finding.holds, (seed, finding)
+            assert finding.breaks == finding.statement.startswith("breaks: ")
 
 
 def test_every_statement_is_measured_and_has_a_name():
-    names = [f.statement for statement in theory.STATEMENTS for f in findings(statement, 0)]
+    names = [f.statement for statement in statements.STATEMENTS for f in findings(statement, 0)]
     assert len(names) == len(set(names)) == 35
 
 
@@ -210,15 +142,15 @@ def run(monkeypatch):
     app = typer.Typer()
     app.command()(command)
 
-    def invoke(*arguments, statements=(duality, kernel_scaling)):
-        monkeypatch.setattr(theory, "STATEMENTS", statements)
+    def invoke(*arguments, chosen=(filter_duality, kernel_scaling)):
+        monkeypatch.setattr(statements, "STATEMENTS", chosen)
         return CliRunner().invoke(app, list(arguments))
 
     return invoke
 
 
 def wrong_statement(seed):
-    return [Finding(statement="up is down", error=2.0, bound=1.0, test="", note="")]
+    return [Finding(statement="up is down", error=2.0, bound=1.0, note="")]
 
 
 def test_the_command_prints_a_table(run):
@@ -229,14 +161,14 @@ def test_the_command_prints_a_table(run):
 
 
 def test_the_command_fails_when_a_statement_does(run):
-    result = run(statements=(wrong_statement, duality))
+    result = run(chosen=(wrong_statement, filter_duality))
     assert result.exit_code == 1
     assert re.search(r"up is down +2.00e\+00  ≤ 1.00e\+00  FAILS", result.stdout)
     assert "2 of 3 statements" in result.stdout
 
 
 def test_the_command_prints_json(run):
-    result = run("--json", statements=(wrong_statement,))
+    result = run("--json", chosen=(wrong_statement,))
     assert result.exit_code == 1
     (finding,) = json.loads(result.stdout)
     assert (finding["statement"], finding["holds"]) == ("up is down", False)
@@ -246,13 +178,10 @@ def test_the_help_has_an_example(run):
     assert "Example: foveate verify" in run("--help").stdout
 
 
-def test_the_number_of_threads_is_as_before():
+def test_the_number_of_threads_is_as_before(monkeypatch):
     torch.set_num_threads(2)
-    theory.STATEMENTS, before = (), theory.STATEMENTS
-    try:
-        assert verify() == []
-    finally:
-        theory.STATEMENTS = before
+    monkeypatch.setattr(statements, "STATEMENTS", ())
+    assert verify() == []
     assert torch.get_num_threads() == 2
 
 
@@ -269,5 +198,5 @@ def test_the_document_names_every_test_and_every_test_exists():
     for file in ("test_theory.py", "test_theory_tools.py", "test_gaussian_derivatives.py"):
         for test in functions_in(file):
             assert not test.startswith("test_") or (file, test) in named, f"{test} is not named"
-    measured = {f.test for statement in theory.STATEMENTS for f in findings(statement, 0)}
-    assert {("test_theory.py", test) for test in measured} <= named
+    shown = set(re.findall(r"test_theory\.py::test_statement_holds\[(\w+)\]", text))
+    assert shown == {statement.__name__ for statement in statements.STATEMENTS}

@@ -7,15 +7,21 @@ import torch
 from torch import nn
 
 from foveate.evaluation.theory import Blobs, Finding
-from foveate.evaluation.theory.images import blob, ring, scene
-from foveate.evaluation.theory.network import (
+from foveate.evaluation.theory.blobs import blob, centred, ring, scene
+from foveate.evaluation.theory.bounds import (
+    compare,
+    fitted_order,
+    grid_error,
+    order_uncertainty,
+)
+from foveate.evaluation.theory.probes import (
+    Patches,
     affine_parts,
-    layer_bounds,
+    layer_cases,
     logit_bounds,
     random_network,
 )
-from foveate.evaluation.theory.run import one_thread
-from foveate.evaluation.theory.sums import fitted_order, grid_error, order_uncertainty
+from foveate.evaluation.theory.statements import one_thread
 from foveate.models.zoo import create_model
 from foveate.resampling import foveate
 
@@ -28,9 +34,18 @@ def _one_thread():
 
 def test_a_finding_with_nan_never_holds():
     for breaks in (False, True):
-        finding = Finding(statement="", error=math.nan, bound=1.0, test="", note="", breaks=breaks)
+        finding = Finding(statement="", error=math.nan, bound=1.0, note="", breaks=breaks)
         assert not finding.holds
         assert finding.to_dict()["error"] is None
+
+
+def test_the_entry_closest_to_its_bound_is_reported():
+    zeros, bounds = torch.zeros(2).double(), torch.tensor([1.0, 0.5]).double()
+    first = zeros + torch.tensor([0.4, 0.3]).double(), zeros, bounds  # shares 0.4 and 0.6
+    second = zeros + torch.tensor([2.0, 0.0]).double(), zeros, 4.0  # shares 0.5 and 0
+    found = compare("", second, first, note="")
+    assert (found.error, found.bound) == (pytest.approx(0.3), 0.5) and found.holds
+    assert not compare("", first, (zeros + math.nan, zeros, bounds), note="").holds
 
 
 def test_blobs_are_their_formula():
@@ -58,8 +73,8 @@ def test_smoothing_a_blob_is_a_convolution():
 def test_interpolation_stays_within_its_local_bound(seed):
     image = blob(4.0) if seed == 0 else scene(seed)
     patch = foveate(image.sampled(160), [0.37], 200)[0, 0, 0]
-    at = (torch.arange(200, dtype=torch.float64) + 0.5 - 100) * 0.37
-    share = (patch - image.values(at, at)).abs() / image.interpolation_error(at, at)
+    at = 0.37 * centred(200)
+    share = (patch - image.values(at, at)).abs() / image.patch_error(0.37, 200)
     assert 0.3 < float(share.max()) <= 1
 
 
@@ -85,11 +100,14 @@ def lipschitz_bounds(net, error):
 def test_bounds_through_layers_are_attained_and_tighter_than_lipschitz_constants():
     net = random_network(0)
     one = torch.rand(1, 1, 28, 28, generator=torch.Generator().manual_seed(1)).double()
-    error = torch.full_like(one, 1e-3)
-    followed = layer_bounds(net, one, one, error)
+    sides = Patches(one, torch.full_like(one, 1e-3)), Patches(one, torch.zeros_like(one))
+    (_, _, error), *layers = layer_cases(net, *sides)
+    torch.testing.assert_close(error, sides[0].error)
+    followed = [bound for _, _, bound in layers]
     for ours, product in zip(followed, lipschitz_bounds(net, 1e-3), strict=True):
         assert float(ours.max()) <= product
-    torch.testing.assert_close(followed[-1], logit_bounds(net, one, one, error))
+    torch.testing.assert_close(followed[-1], logit_bounds(net, *sides))
+    torch.testing.assert_close(layers[-1][0], net(one))
     # For a linear piece the worst error is that with the signs of a logit's gradient.
     pixels = one.clone().requires_grad_()
     net(pixels)[0, 4].backward()

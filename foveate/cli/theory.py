@@ -1,5 +1,6 @@
 """The command about the theory: verify."""
 
+from json import dumps
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,24 +21,24 @@ def verify(
     ] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Measure every statement of the theory, and hold each error against its derived bound.
+    """Measure every statement of the theory and compare each error with its derived bound.
 
     Example: foveate verify
 
-    The exit code is 0 if all is as the theory says, and 1 if not. Some statements say that
-    invariance must break: there the error has to exceed the bound.
+    The exit code is 0 if every statement holds, and 1 if not. Some statements say that
+    invariance must break: their error has to exceed the bound.
     """
-    from foveate.evaluation.theory.run import STATEMENTS
-    from foveate.evaluation.theory.run import verify as measure
+    from foveate.evaluation.theory import statements
 
-    with progress("statements", len(STATEMENTS)) as advance:
-        findings = measure(seed, advance)
+    with progress("statements", len(statements.STATEMENTS)) as advance:
+        findings = statements.verify(seed, advance)
+    held = sum(finding.holds for finding in findings)
     if json:
-        _print_json(findings)
+        print(dumps([finding.to_dict() for finding in findings], indent=2, allow_nan=False))
     else:
         OUTPUT.print(_table(findings))
-        OUTPUT.print(_summary(findings))
-    if not all(finding.holds for finding in findings):
+        OUTPUT.print(f"{held} of {len(findings)} statements are as the theory says")
+    if held < len(findings):
         raise typer.Exit(1)
 
 
@@ -54,14 +55,3 @@ def _table(findings: "list[Finding]") -> "Table":
         bound = f"{relation} {finding.bound:.2e}"
         table.add_row(finding.statement, f"{finding.error:.2e}", bound, verdict)
     return table
-
-
-def _summary(findings: "list[Finding]") -> str:
-    held = sum(finding.holds for finding in findings)
-    return f"{held} of {len(findings)} statements are as the theory says"
-
-
-def _print_json(findings: "list[Finding]") -> None:
-    import json
-
-    print(json.dumps([finding.to_dict() for finding in findings], indent=2, allow_nan=False))

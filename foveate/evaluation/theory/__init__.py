@@ -1,7 +1,7 @@
 """The mathematics of scale channels as code that measures itself: statements, errors, bounds."""
 
-from foveate.evaluation.theory.finding import Finding
-from foveate.evaluation.theory.images import Blobs
-from foveate.evaluation.theory.run import verify
+from foveate.evaluation.theory.blobs import Blobs
+from foveate.evaluation.theory.bounds import Finding
+from foveate.evaluation.theory.statements import STATEMENTS, verify
 
-__all__ = ["Blobs", "Finding", "verify"]
+__all__ = ["STATEMENTS", "Blobs", "Finding", "verify"]

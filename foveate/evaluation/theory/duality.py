@@ -1,30 +1,32 @@
 """Scaling the filter against scaling the image: the same representation, seen from two sides."""
 # Shape letters: M blobs, U nodes of the sum, T terms of a kernel, X points.
 
-from __future__ import annotations
-
 from functools import cache
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.polynomial import Polynomial
 from torch import Tensor
 
-from foveate.evaluation.theory.finding import Finding, compare
-from foveate.evaluation.theory.images import Blobs, scene
-from foveate.evaluation.theory.sums import EPS, grid_error, product_error, product_norms
+from foveate.evaluation.theory.blobs import Blobs, scene
+from foveate.evaluation.theory.bounds import (
+    EPS,
+    Finding,
+    compare,
+    grid_error,
+    product_error,
+    product_norms,
+)
 
 RADIUS = 9.0  # of the kernel's support, in pixels
 SMOOTH = 8  # the kernel's derivative of this order still is bounded
 SCALES = (0.5, 2**0.25, 2.0)
 NODES = {"filter": 301, "image": 270}  # not multiples, so that the two sums share no nodes
 NOTE = "Poisson's formula bounds each sum by an integral of |derivative 8|, plus rounding"
-TEST = "test_scaling_the_filter_is_scaling_the_image"
 SKEWS = ((0.8, -0.3), (-0.5, 0.9))  # of the T = 2 products y-profile · x-profile
 
 
-def duality(seed: int = 0) -> list[Finding]:
+def filter_duality(seed: int = 0) -> list[Finding]:
     """L(x; s) = M(x / s; 1 / s), in one and in two dimensions.
 
     L convolves the image with h(x / s) / s^N, M the image scaled by 1 / s with h itself. The
@@ -40,63 +42,46 @@ def duality(seed: int = 0) -> list[Finding]:
 
 def _finding(statement: str, image: Blobs, at: Tensor) -> Finding:
     """The worst of SCALES, each evaluated at (X, N) points."""
-    axes, pairs, limits = at.shape[1], [], []
+    cases = []
     for scale in SCALES:
-        by_filter = _Sum(image, 1.0, scale, NODES["filter"])
-        by_image = _Sum(image.scaled(1 / scale), scale, 1.0, NODES["image"])
-        pairs.append(
-            [torch.stack([s.value(x / s.unit) for x in at]) for s in (by_filter, by_image)]
-        )
-        limits.append(by_filter.error(axes) + by_image.error(axes))
-    sides = [torch.stack(side) for side in zip(*pairs, strict=True)]
-    bound = torch.tensor(limits, dtype=torch.float64)[:, None]
-    return compare(statement, sides, bound, note=NOTE, test=TEST)
+        ours, error = _convolved(image, at, scale, NODES["filter"])
+        theirs, more = _convolved(image.scaled(1 / scale), at / scale, 1.0, NODES["image"])
+        cases.append((ours, theirs, error + more))
+    return compare(statement, *cases, note=NOTE)
 
 
-class _Sum(NamedTuple):
-    """The convolution of `image` with the kernel of scale `scale`, as a sum over a grid.
+def _convolved(image: Blobs, points: Tensor, scale: float, nodes: int) -> tuple[Tensor, float]:
+    """The image convolved with the kernel of that scale at (X, N) points, as a sum over a grid.
 
-    `unit` is the length of the image's coordinates in those of the original.
+    In one dimension, of the blobs' profiles along y. The second value is how far the sum can be
+    from the integral: for each term, by its derivatives along every axis, and by rounding.
     """
+    reach = RADIUS * scale
+    step = 2 * reach / nodes
+    at = torch.arange(nodes + 1, dtype=torch.float64) * step - reach
+    profiles = _kernel(at / scale) / scale  # (2, T, U)
+    values = torch.stack([_sum(image, point, at, profiles) for point in points])
+    total, rounding = 0.0, (nodes + 8) * EPS  # additions, and 8 roundings in each term
+    for term in range(len(SKEWS)):
+        norms = [_norms(image, axis, term, reach) for axis in range(points.shape[1])]
+        errors = [grid_error(step, n) + rounding * n[0] for n in norms]
+        total += product_error([n[0] for n in norms], errors)
+    return step ** points.shape[1] * values, float(image.amplitudes.abs().sum()) * total
 
-    image: Blobs
-    unit: float
-    scale: float
-    nodes: int
 
-    def value(self, point: Tensor) -> Tensor:
-        """The convolution at an (N,) point; in one dimension, of the blobs' profiles along y."""
-        at, step = self._grid()
-        profiles = _kernel(at / self.scale) / self.scale  # (2, T, U)
-        sides = [self.image.profiles(axis, x - at) for axis, x in enumerate(point)]
-        if len(sides) == 1:
-            return step * torch.einsum("m,um,tu->", self.image.amplitudes, sides[0], profiles[0])
-        values = torch.einsum("m,um,vm->uv", self.image.amplitudes, *sides)
-        return step**2 * (values * torch.einsum("tu,tv->uv", *profiles)).sum()
+def _sum(image: Blobs, point: Tensor, at: Tensor, profiles: Tensor) -> Tensor:
+    sides = [image.profiles(axis, x - at) for axis, x in enumerate(point)]
+    if len(sides) == 1:
+        return torch.einsum("m,um,tu->", image.amplitudes, sides[0], profiles[0])
+    values = torch.einsum("m,um,vm->uv", image.amplitudes, *sides)
+    return (values * torch.einsum("tu,tv->uv", *profiles)).sum()
 
-    def _grid(self) -> tuple[Tensor, float]:
-        """Nodes over the kernel's support, and their distance."""
-        reach = RADIUS * self.scale
-        step = 2 * reach / self.nodes
-        return torch.arange(self.nodes + 1, dtype=torch.float64) * step - reach, step
 
-    def error(self, axes: int) -> float:
-        """How far `value` can be from the integral, for that many axes."""
-        _, step = self._grid()
-        rounding = (self.nodes + 8) * EPS  # additions, and 8 roundings in each term
-        total = 0.0
-        for term in range(len(SKEWS)):
-            norms = [self._norms(axis, term) for axis in range(axes)]
-            errors = [grid_error(step, n) + rounding * n[0] for n in norms]
-            total += product_error([n[0] for n in norms], errors)
-        return float(self.image.amplitudes.abs().sum()) * total
-
-    def _norms(self, axis: int, term: int) -> list[float]:
-        """Bounds on the integrals of the integrand's derivatives along one axis."""
-        reach, orders = RADIUS * self.scale, range(SMOOTH + 1)
-        sups = [self.image.steepness(axis, p) for p in orders]
-        integrals = [_mass(axis, term, p) * reach**-p * RADIUS for p in orders]
-        return product_norms(sups, integrals)
+def _norms(image: Blobs, axis: int, term: int, reach: float) -> list[float]:
+    """Bounds on the integrals of the integrand's derivatives along one axis."""
+    orders = range(SMOOTH + 1)
+    sups = [image.steepness(axis, p) for p in orders]
+    return product_norms(sups, [_mass(axis, term, p) * reach**-p * RADIUS for p in orders])
 
 
 def _kernel(at: Tensor) -> Tensor:

@@ -1,16 +1,19 @@
 """How fast the errors fall: with the resolution of the image, and with the density of channels."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 from torch import Tensor
 
-from foveate.evaluation.theory.finding import Finding
-from foveate.evaluation.theory.images import Blobs, blob, scene
-from foveate.evaluation.theory.kernels import LAPLACIAN, SIGMA, SIZE, KernelNet, response_error
-from foveate.evaluation.theory.sums import fitted_order, order_uncertainty
+from foveate.evaluation.theory.blobs import Blobs, blob, centred, scene
+from foveate.evaluation.theory.bounds import Finding, fitted_order, order_uncertainty
+from foveate.evaluation.theory.probes import (
+    KERNEL_SIZE,
+    LAPLACIAN,
+    SIGMA,
+    KernelNet,
+    response_error,
+)
 from foveate.models.channels import ScaleChannels
 from foveate.resampling import foveate
 
@@ -38,7 +41,6 @@ def resolution_order(seed: int = 0) -> list[Finding]:
             bound=order_uncertainty(steps, leading, rest),
             note="distance of the order from 2; midway between pixels the error is "
             "h²/8 times the Laplacian, and the next term is bounded",
-            test="test_the_error_falls_with_resolution",
         )
     ]
 
@@ -53,7 +55,7 @@ def _covariance_error(image: Blobs, refinement: int) -> Tensor:
 
 def _laplacian(image: Blobs) -> Tensor:
     """The largest |f_yy + f_xx| over the points that the patch samples."""
-    at = torch.arange(PATCH, dtype=torch.float64) - PATCH // 2
+    at = centred(PATCH)
     return (image.values(at, at, (2, 0)) + image.values(at, at, (0, 2))).abs().max()
 
 
@@ -84,7 +86,6 @@ def density_order(seed: int = 0) -> list[Finding]:
             error=abs(fitted_order(spacing, torch.tensor(losses, dtype=torch.float64)) - 2),
             bound=abs(curve - 2) + noise,
             note="distance of the order from 2; that of the closed form, and the response's error",
-            test="test_the_loss_falls_with_channel_density",
         )
     ]
 
@@ -93,7 +94,7 @@ def _loss(width: float, density: int) -> tuple[float, float]:
     """By how much the pooled response to a blob halfway between channels is lower, and ±."""
     top = width / SIGMA
     scales = [top * 2 ** (k / density) for k in (-1, 0, 1)]
-    net = ScaleChannels(KernelNet(LAPLACIAN, sign=-1), scales, SIZE)
+    net = ScaleChannels(KernelNet(LAPLACIAN, sign=-1), scales, KERNEL_SIZE)
     on, between = blob(width), blob(width * 2 ** (0.5 / density))
     values = [float(net(b.sampled(FRAME))) for b in (on, between)]
     errors = [

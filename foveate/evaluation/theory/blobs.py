@@ -1,10 +1,8 @@
 """Images given by a formula, so that scaling, derivatives and bounds on them are exact."""
 # Shape letters: M blobs, H W pixels. Points are (y, x) in pixels from the centre of the frame.
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,43 +39,38 @@ class Blobs:
 
     def sampled(self, size: int) -> Tensor:
         """The image at the pixel centres of a square frame: (1, 1, size, size)."""
-        at = torch.arange(size, dtype=torch.float64) + (0.5 - size / 2)
-        return self.values(at, at)[None, None]
+        return self.values(centred(size), centred(size))[None, None]
 
-    def transform(self, t: float, x1: Sequence[float], x2: Sequence[float]) -> Blobs:
+    def transform(self, t: float, x1: Sequence[float], x2: Sequence[float]) -> "Blobs":
         """The image h with h(x') = f(x), x' = t (x - x1) + x2."""
         one, two = self.centres.new_tensor(x1), self.centres.new_tensor(x2)
         return Blobs(self.amplitudes, t * (self.centres - one) + two, t * self.deviations)
 
-    def scaled(self, t: float, about: Sequence[float] = ORIGIN) -> Blobs:
+    def scaled(self, t: float, about: Sequence[float] = ORIGIN) -> "Blobs":
         """The image scaled by t about a point."""
         return self.transform(t, about, about)
 
-    def smoothed(self, sigma: float) -> Blobs:
+    def smoothed(self, sigma: float) -> "Blobs":
         """The image convolved with a Gaussian: variances add, and the mass of each blob stays."""
         wider = (self.deviations**2 + sigma**2).sqrt()
         shrink = (self.deviations / wider).prod(1)
         return Blobs(self.amplitudes * shrink, self.centres, wider)
 
-    def interpolation_error(self, ys: Tensor, xs: Tensor) -> Tensor:
-        """How far bilinear interpolation between pixels 1 apart can be from f on a grid: (H, W).
+    def patch_error(self, scale: float, size: int, about: Sequence[float] = ORIGIN) -> Tensor:
+        """The error of bilinear interpolation at most, for a channel's patch (size, size).
 
         Along an axis a chord is off by at most max|f''| / 8 over its cell, and interpolating the
         other axis does not enlarge that. A cell reaches 1 pixel from the point at most.
         """
-        flat = [self._largest(axis, at, _bell) for axis, at in enumerate((ys, xs))]
-        bent = [self._largest(axis, at, _bend) for axis, at in enumerate((ys, xs))]
-        bent = [bent[axis] / self.deviations[:, axis] ** 2 for axis in range(2)]
-        heights = self.amplitudes.abs() / 8
-        product = "m,hm,wm->hw"
-        return torch.einsum(product, heights, bent[0], flat[1]) + torch.einsum(
-            product, heights, flat[0], bent[1]
-        )
-
-    def _largest(self, axis: int, at: Tensor, falling: Callable[[Tensor], Tensor]) -> Tensor:
-        """The largest value of a profile that falls with |z|, within 1 pixel of (L,) points."""
-        reach = ((at[:, None] - self.centres[:, axis]).abs() - 1).clamp_min(0)
-        return falling(reach / self.deviations[:, axis])
+        flat, bent = [], []
+        for axis in range(2):
+            at, width = about[axis] + scale * centred(size), self.deviations[:, axis]
+            z = ((at[:, None] - self.centres[:, axis]).abs() - 1).clamp_min(0) / width
+            flat.append(torch.exp(-(z**2) / 2))
+            bent.append(_bend(z) / width**2)
+        product, heights = "m,hm,wm->hw", self.amplitudes.abs() / 8
+        rows = torch.einsum(product, heights, bent[0], flat[1])
+        return rows + torch.einsum(product, heights, flat[0], bent[1])
 
     def steepness(self, axis: int, order: int) -> float:
         """A bound on the derivative of that order of every blob's profile along an axis."""
@@ -92,22 +85,22 @@ class Blobs:
         return float((self.amplitudes.abs() * torch.exp(-((gap / widest) ** 2) / 2)).sum())
 
 
-def _bell(z: Tensor) -> Tensor:
-    return torch.exp(-(z**2) / 2)
+def centred(size: int) -> Tensor:
+    """The centres of `size` pixels in a row, from the middle of the row: (size,)."""
+    return torch.arange(size, dtype=torch.float64) + (0.5 - size / 2)
 
 
 def _bend(z: Tensor) -> Tensor:
     """The largest |z² - 1| exp(-z²/2), a bell's second derivative, at z >= 0 and beyond."""
     hump = 2 * math.exp(-1.5)  # at z = sqrt(3); |second derivative| falls from there on
-    here = (z**2 - 1).abs() * _bell(z)
+    here = (z**2 - 1).abs() * torch.exp(-(z**2) / 2)
     return torch.where(z < math.sqrt(3), here.clamp_min(hump), here)
 
 
 def scene(seed: int, count: int = 5) -> Blobs:
     """Random blobs of deviation 10 to 20 pixels, their centres within 20 of the origin."""
     random = torch.Generator().manual_seed(seed)
-    centres = 40 * _uniform(random, count, 2) - 20
-    return Blobs(_amplitudes(random, count), centres, 10 + 10 * _uniform(random, count, 2))
+    return _random_blobs(random, 40 * _uniform(random, count, 2) - 20, 10, 20)
 
 
 def ring(seed: int, radius: float = 120.0, count: int = 4) -> Blobs:
@@ -117,8 +110,7 @@ def ring(seed: int, radius: float = 120.0, count: int = 4) -> Blobs:
     """
     random = torch.Generator().manual_seed(seed)
     angle = 2 * math.pi * _uniform(random, count)
-    centres = radius * torch.stack([angle.sin(), angle.cos()], 1)
-    return Blobs(_amplitudes(random, count), centres, 15 + 5 * _uniform(random, count, 2))
+    return _random_blobs(random, radius * torch.stack([angle.sin(), angle.cos()], 1), 15, 20)
 
 
 def blob(sigma: float) -> Blobs:
@@ -127,11 +119,12 @@ def blob(sigma: float) -> Blobs:
     return Blobs(one, torch.zeros(1, 2, dtype=torch.float64), torch.full((1, 2), sigma).double())
 
 
+def _random_blobs(random: torch.Generator, centres: Tensor, low: float, high: float) -> Blobs:
+    """Blobs with deviations of `low` to `high`, bright and dark in turn, 0.5 to 1 high."""
+    signs = 1 - 2 * (torch.arange(len(centres)) % 2).double()
+    heights = signs * (0.5 + 0.5 * _uniform(random, len(centres)))
+    return Blobs(heights, centres, low + (high - low) * _uniform(random, len(centres), 2))
+
+
 def _uniform(random: torch.Generator, *shape: int) -> Tensor:
     return torch.rand(shape, generator=random, dtype=torch.float64)
-
-
-def _amplitudes(random: torch.Generator, count: int) -> Tensor:
-    """Heights of 0.5 to 1 with signs in turn, so that some parts are bright and some dark."""
-    signs = 1 - 2 * (torch.arange(count) % 2).double()
-    return signs * (0.5 + 0.5 * _uniform(random, count))
