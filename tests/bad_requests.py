@@ -12,9 +12,9 @@ SEED = 15
 DIGIT = base64.b64encode(bytes(range(196)) * 4).decode()
 PICTURE = base64.b64encode(GOOD["grey.png"]).decode()
 VALID = {
-    "look": {"digit": DIGIT, "zoom": 2.0, "label": 4},
-    "take": {"data": PICTURE, "name": "seven.png", "zoom": 1},
-    "offer": {"turn": 3},
+    "predict": {"digit": DIGIT, "zoom": 2.0, "label": 4},
+    "upload": {"data": PICTURE, "name": "seven.png", "zoom": 1},
+    "samples": {"turn": 3},
     "scene": {"count": 2, "network": 0, "seed": 0},
 }
 
@@ -95,7 +95,7 @@ def bad_request(number, address):
         )  # fmt: skip
         length = chance.choice([length] * 4 + [str(2 * BYTES), "-1", "x", "1e3", "9" * 30])
         method = chance.choice(["POST", "POST", "GET", "PUT", "OPTIONS", "TRACE", "x" * 99, "HEAD"])
-        target = chance.choice([target, target, "/", "*", "/%ff%00", "//", "/look?" + "a" * 999])
+        target = chance.choice([target, target, "/", "*", "/%ff%00", "//", "/predict?" + "a" * 999])
         version = chance.choice(["1.1", "1.1", "1.1", "1.0", "2.0", "9"])
     head = "\r\n".join([f"{method} {target} HTTP/{version}", *headers, f"Content-Length: {length}"])
     request = head.encode("latin-1") + b"\r\n\r\n" + body

@@ -1,8 +1,32 @@
-"""Settings for all tests."""
+"""Settings for all tests, and a server of the page that several files of tests attack."""
 
+import pytest
 from hypothesis import settings
 from torchvision_ops import declare_missing
 
 settings.register_profile("steady", deadline=None)  # timings here are noisy
 settings.load_profile("steady")
 declare_missing()
+
+
+@pytest.fixture(scope="module")
+def fovmax_run(tmp_path_factory):
+    """The folder of a run of fovmax, trained for seconds."""
+    from demo_nets import made_runs
+
+    return made_runs(tmp_path_factory.mktemp("nets"), ["fovmax"])[0]
+
+
+@pytest.fixture(scope="module")
+def server_folder(tmp_path_factory):
+    """Home, temporary folder, cache and log of `server`."""
+    return tmp_path_factory.mktemp("served")
+
+
+@pytest.fixture(scope="module")
+def server(server_folder, fovmax_run):
+    """Host and port of a page served by the real command; its log may hold one line."""
+    from served_page import serving
+
+    with serving(server_folder, [fovmax_run]) as address:
+        yield address.removeprefix("http://")

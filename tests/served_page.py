@@ -1,13 +1,16 @@
 """The page, served by the real command in a process of its own, with nothing else in its home."""
 
+import http.client
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
+JSON = {"Content-Type": "application/json"}
 PLACES = {"HOME": "home", "TMPDIR": "tmp", "FOVEATE_CACHE": "cache"}
 
 
@@ -32,6 +35,17 @@ def serving(folder, specs, *options, end=signal.SIGINT):
             server.kill()
             server.wait()
     assert log.read_text().count("\n") == 1, log.read_text()  # the address, and no trouble
+
+
+def ask(server, method, path, body=None, headers=None, timeout=10):
+    """Send a request: the status of the reply, its body, and its headers by lower-case name."""
+    connection = http.client.HTTPConnection(server, timeout=timeout)
+    with closing(connection):
+        data = json.dumps(body).encode() if isinstance(body, dict | list) else body
+        connection.request(method, path, data, JSON if headers is None else headers)
+        reply = connection.getresponse()
+        found = {key.lower(): value for key, value in reply.getheaders()}
+        return reply.status, reply.read(), found
 
 
 def written(folder):

@@ -3,7 +3,6 @@
 import re
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 
@@ -18,12 +17,11 @@ from foveate.cli.app import run
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.demo import networks, scenes, uploads
-from foveate.demo.handlers import Handlers
-from foveate.demo.maps import scene_panels
-from foveate.demo.networks import ask, load_networks
-from foveate.demo.panels import LOW, accuracy, curves
+from foveate.demo.digit_page import DigitPage
+from foveate.demo.networks import load_networks, predict_digit
+from foveate.demo.panels import LOW, accuracy
 from foveate.demo.uploads import as_digit, pack, read_upload, unpack
-from foveate.errors import ConfigError, DataError
+from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.models.sliding import LocalMaps, local_maps
 from foveate.training.loop import train
 
@@ -44,8 +42,14 @@ def digits():
 
 
 @pytest.fixture(scope="module")
-def handlers(contenders, digits):
-    return Handlers(contenders, digits)
+def page(contenders, digits):
+    return DigitPage(contenders, digits)
+
+
+def refusal(work, *arguments, **options):
+    with pytest.raises(FoveateError) as caught:
+        work(*arguments, **options)
+    return str(caught.value)
 
 
 def test_networks_come_with_titles_and_what_they_scored(contenders, specs):
@@ -82,59 +86,60 @@ def test_networks_that_do_not_fit_the_page_are_refused(specs, tmp_path):
 def test_the_answers_are_the_networks(contenders, digits):
     digit = digits.images[7:8]
     for zoom in (0.5, 1.7, 8.0):
-        seen = ask(contenders, digit, zoom)
+        seen = predict_digit(contenders, digit, zoom)
         frame = rescale(digit, zoom, size=112)
         torch.testing.assert_close(seen.frame, frame[0, 0], rtol=0, atol=0)
-        for contender, answer in zip(contenders, seen.answers, strict=True):
+        for contender, answer in zip(contenders, seen.predictions, strict=True):
             with torch.no_grad():
-                logits = contender.network.net(frame)[0]
+                logits = contender.net(frame)[0]
             assert answer.probabilities == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
             assert answer.label == int(logits.argmax())
 
 
 def test_channels_show_what_they_see_and_the_strongest_is_marked(contenders, digits):
-    seen = ask(contenders, digits.images[3:4], 2.0)
-    frame, net = seen.frame[None, None], contenders[1].network.net
+    seen = predict_digit(contenders, digits.images[3:4], 2.0)
+    frame, net = seen.frame[None, None], contenders[1].net
     with torch.no_grad():
         torch.testing.assert_close(seen.patches, net.patches(frame)[0, :, 0], rtol=0, atol=0)
         said = net.channels(frame)[0]
         scale = float(net.select_scale(frame))
-    answer = seen.answers[1]
+    answer = seen.predictions[1]
     assert answer.strengths == pytest.approx(said[:, answer.label].tolist(), abs=1e-5)
     assert answer.channel == int(said[:, answer.label].argmax())
     assert answer.scale == pytest.approx(scale, rel=1e-4)
-    assert seen.answers[0].channel is None
+    assert seen.predictions[0].channel is None
 
 
-def test_a_reply_has_the_answers_of_all_and_one_winner_each(handlers, contenders, digits):
+def test_a_reply_has_the_answers_of_all_and_one_winner_each(page, contenders, digits):
     digit = digits.images[5:6]
-    reply = handlers.look(pack(digit), 2.5, int(digits.labels[5]))
-    seen = ask(contenders, digit, 2.5)
+    reply = page.predict(pack(digit), 2.5, int(digits.labels[5]))
+    seen = predict_digit(contenders, digit, 2.5)
     said = re.findall(r"<output>(\d)</output>", reply["cards"])
-    assert said == [str(answer.label) for answer in seen.answers]
-    for answer in seen.answers:
+    assert said == [str(answer.label) for answer in seen.predictions]
+    for answer in seen.predictions:
         right = answer.label == int(digits.labels[5])
         assert f'class="{"right" if right else "wrong"}"' in reply["cards"]
     rows = [re.findall(r'<i class="(best)?"', row) for row in reply["channels"].split("bars")[1:]]
-    assert [row.index("best") for row in rows] == [answer.channel for answer in seen.answers[1:]]
+    strongest = [prediction.channel for prediction in seen.predictions[1:]]
+    assert [row.index("best") for row in rows] == strongest
     assert reply["frame"].count("<rect") == 2
     places = re.findall(r"--at:(\d+)", reply["channels"])
-    assert places == [str(answer.channel) for answer in seen.answers[1:]]
+    assert places == [str(channel) for channel in strongest]
 
 
-def test_without_a_true_label_nothing_is_called_right(handlers, digits):
-    reply = handlers.look(pack(digits.images[:1]), 1.0)
+def test_without_a_true_label_nothing_is_called_right(page, digits):
+    reply = page.predict(pack(digits.images[:1]), 1.0)
     assert "right" not in reply["cards"] and "wrong" not in reply["cards"]
 
 
 @pytest.mark.parametrize("zoom", [0.49, 8.01, float("nan"), "2", None, True])
-def test_a_zoom_out_of_range_is_said(handlers, digits, zoom):
-    assert "zoom" in handlers.look(pack(digits.images[:1]), zoom)["error"]
+def test_a_zoom_out_of_range_is_said(page, digits, zoom):
+    assert "zoom must be" in refusal(page.predict, pack(digits.images[:1]), zoom)
 
 
 @pytest.mark.parametrize("digit", ["", "no base64!", base64_of(b"short"), None])
-def test_what_is_no_digit_is_said(handlers, digit):
-    assert "draw, upload or pick one" in handlers.look(digit, 1.0)["error"]
+def test_what_is_no_digit_is_said(page, digit):
+    assert "draw, upload or pick one" in refusal(page.predict, digit, 1.0)
 
 
 WHOLE = ("turn", "label", "count", "network", "seed")
@@ -142,34 +147,37 @@ WHOLE = ("turn", "label", "count", "network", "seed")
 
 @pytest.mark.parametrize("value", [-1, 2**31, 10**4000, 1.0, "1", True, [[1]], {}, float("nan")])
 @pytest.mark.parametrize("name", WHOLE)
-def test_integers_of_a_request_are_checked(handlers, digits, name, value):
+def test_integers_of_a_request_are_checked(page, digits, name, value):
     digit, scene = pack(digits.images[:1]), {"count": 2, "network": 0, "seed": 0}
     if name == "turn":
-        reply = handlers.offer(value)
+        reason = refusal(page.samples, value)
     elif name == "label":
-        reply = handlers.look(digit, 1.0, value)
+        reason = refusal(page.predict, digit, 1.0, value)
     else:
-        reply = handlers.scene(**{**scene, name: value})
-    assert f"{name} must be an integer from" in reply["error"] and len(reply["error"]) < 150
+        reason = refusal(page.scene, **{**scene, name: value})
+    assert f"{name} must be an integer from" in reason and len(reason) < 150
 
 
 def test_a_scene_needs_a_network_with_scale_channels(contenders, digits):
-    reply = Handlers(contenders[:1], digits).scene(count=2, network=0, seed=0)
-    assert reply["error"] == "none of these networks has scale channels; add one by --model"
+    plain = DigitPage(contenders[:1], digits)
+    assert (
+        refusal(plain.scene, count=2, network=0, seed=0)
+        == "none of these networks has scale channels; add one by --model"
+    )
 
 
 def test_a_network_that_was_not_tested_has_no_curve(contenders):
     untested = [replace(c, accuracy={}, tested="") for c in contenders]
-    assert "Not known" in accuracy(2.0, untested, curves(untested))
+    assert "Not known" in accuracy(2.0, untested)
     some = [contenders[0], untested[1]]
-    assert "not tested" in accuracy(2.0, some, curves(some))
+    assert "not tested" in accuracy(2.0, some)
 
 
 @pytest.mark.parametrize(
     ("zoom", "place", "nearest"), [(0.5, 0, 0.5), (8.0, 100, 8.0), (2.1, 51.8, 2.0)]
 )
 def test_the_cursor_stands_at_the_zoom(contenders, zoom, place, nearest):
-    drawn = accuracy(zoom, contenders, curves(contenders))
+    drawn = accuracy(zoom, contenders)
     assert f'class="cursor" style="left:{place:.1f}%"' in drawn
     assert place == pytest.approx(25 * np.log2(zoom / LOW), abs=0.05)
     share = 100 * contenders[0].accuracy[nearest]
@@ -178,7 +186,7 @@ def test_the_cursor_stands_at_the_zoom(contenders, zoom, place, nearest):
 
 def test_titles_are_escaped(contenders, digits):
     odd = [replace(c, title="<script>", tested="<b>") for c in contenders]
-    reply = Handlers(odd, digits).look(pack(digits.images[:1]), 1.0)
+    reply = DigitPage(odd, digits).predict(pack(digits.images[:1]), 1.0)
     assert "<script>" not in "".join(reply.values())
 
 
@@ -187,8 +195,8 @@ def test_a_digit_survives_the_way_to_the_page_and_back(digits):
     assert torch.equal(unpack(pack(digit)), digit)
 
 
-def test_ten_digits_are_offered_one_of_each_class_others_each_turn(handlers, digits):
-    first, second = (handlers.offer(turn)["html"] for turn in (0, 1))
+def test_ten_digits_are_offered_one_of_each_class_others_each_turn(page, digits):
+    first, second = (page.samples(turn)["html"] for turn in (0, 1))
     assert re.findall(r'data-label="(\d)"', first) == [str(k) for k in range(10)]
     found = re.findall(r'data-digit="([^"]+)"', first)
     assert len(found) == 10 and not set(found) & set(re.findall(r'data-digit="([^"]+)"', second))
@@ -207,17 +215,17 @@ def test_pictures_of_all_kinds_become_the_same_digit(name):
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_files_are_refused_in_one_line(handlers, name):
+def test_bad_files_are_refused_in_one_line(page, name):
     data, words = BAD[name]
-    said = handlers.take(base64_of(data), name, 1.0)["error"]
+    said = refusal(page.upload, base64_of(data), name, 1.0)
     assert words in said and "\n" not in said and "BytesIO" not in said
 
 
-def test_files_that_are_too_large_or_broken_on_the_way_are_refused(handlers, monkeypatch):
+def test_files_that_are_too_large_or_broken_on_the_way_are_refused(page, monkeypatch):
     monkeypatch.setattr(uploads, "BYTES", 2**20)
-    said = handlers.take(base64_of(b"x" * (2**20 + 9)), "large.png", 1.0)["error"]
+    said = refusal(page.upload, base64_of(b"x" * (2**20 + 9)), "large.png", 1.0)
     assert said == "large.png is larger than 1 MiB; choose a smaller file"
-    assert "did not arrive whole" in handlers.take("§", "odd.png", 1.0)["error"]
+    assert "did not arrive whole" in refusal(page.upload, "§", "odd.png", 1.0)
 
 
 def test_the_size_of_a_picture_is_known_before_it_is_decoded(monkeypatch):
@@ -253,32 +261,14 @@ def test_place_polarity_and_size_of_a_drawing_do_not_matter():
     assert (double.int() - same.int()).abs().float().mean() < 2
 
 
-def test_what_is_drawn_is_answered_like_an_upload(handlers):
-    reply = handlers.take(base64_of(saved(seven())), "the drawing", 3.0)
+def test_what_is_drawn_is_answered_like_an_upload(page):
+    reply = page.upload(base64_of(saved(seven())), "the drawing", 3.0)
     assert reply["note"] == ""
-    again = handlers.look(reply["digit"], 3.0)
+    again = page.predict(reply["digit"], 3.0)
     assert again["cards"] == reply["cards"]
 
 
-def test_twenty_at_once_are_all_answered(handlers, digits):
-    zooms = [0.5 * 16 ** (k / 19) for k in range(20)]
-    alone = [handlers.look(pack(digits.images[:1]), min(8.0, zoom)) for zoom in zooms]
-    found = [None] * 20
-    go = threading.Barrier(20)
-
-    def visit(k):
-        go.wait()
-        found[k] = handlers.look(pack(digits.images[:1]), min(8.0, zooms[k]))
-
-    visitors = [threading.Thread(target=visit, args=(k,)) for k in range(20)]
-    for visitor in visitors:
-        visitor.start()
-    for visitor in visitors:
-        visitor.join()
-    assert found == alone
-
-
-def test_a_reply_takes_at_most_five_times_the_networks_alone(handlers, contenders, digits):
+def test_a_reply_takes_at_most_five_times_the_networks_alone(page, contenders, digits):
     frame, digit = rescale(digits.images[:1], 2.0, size=112), pack(digits.images[:1])
 
     def quickest(work):
@@ -290,8 +280,8 @@ def test_a_reply_takes_at_most_five_times_the_networks_alone(handlers, contender
         return min(times)
 
     with torch.no_grad():
-        bare = quickest(lambda: [c.network.net(frame) for c in contenders])
-    assert quickest(lambda: handlers.look(digit, 2.0)) <= 5 * bare
+        bare = quickest(lambda: [c.net(frame) for c in contenders])
+    assert quickest(lambda: page.predict(digit, 2.0)) <= 5 * bare
 
 
 @pytest.mark.parametrize("largest", [scenes.LARGEST, 5.0])
@@ -329,22 +319,22 @@ def test_what_is_said_at_a_digit_is_read_at_its_place():
     logits, scales = torch.zeros(1, 10, 56, 80), torch.ones(1, 56, 80)
     logits[0, 7, 10, 30], scales[0, 10, 30] = 5.0, 3.0
     digit = scenes.Placed(y=42, x=121, scale=1.0, label=7)  # 42 // 4 = 10, 121 // 4 = 30
-    assert scenes.said_at(LocalMaps(logits, scales), digit) == (7, 3.0)
+    assert scenes.predicted_at(LocalMaps(logits, scales), digit) == (7, 3.0)
 
 
-def test_the_maps_of_a_scene_are_drawn(contenders, digits):
+def test_the_maps_of_a_scene_are_drawn(page, contenders, digits):
     scene, placed = scenes.compose(digits, 4, 0)
-    maps = scenes.explore(contenders[1], scene)
-    with torch.no_grad():
-        expected = local_maps(contenders[1].network.net, scene, scenes.STEP)
-    assert torch.equal(maps.logits, expected.logits)
-    drawn = scene_panels(contenders[1], scene, placed, maps)
+    drawn = scenes.draw(contenders[1], scene, placed)
     assert drawn.count("<img") == 3
-    said = [scenes.said_at(maps, digit)[0] for digit in placed]
-    assert drawn.count('<g class="right">') == sum(
-        answer == digit.label for answer, digit in zip(said, placed, strict=True)
-    )
-    assert [c.title for c in scenes.suitable(contenders)] == ["FovMax", "FovAvg"]
+    with torch.no_grad():
+        maps = local_maps(contenders[1].net, scene, scenes.STEP)
+    labels = [scenes.predicted_at(maps, digit)[0] for digit in placed]
+    found = re.findall(r'<g class="(right|wrong)">.*?>(\d)</text>', drawn)
+    assert found == [
+        ("right" if label == digit.label else "wrong", str(label))
+        for label, digit in zip(labels, placed, strict=True)
+    ]
+    assert [c.title for c in page.explorers] == ["FovMax", "FovAvg"]
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])

@@ -20,7 +20,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ANSWER = """async ([octave]) => {
   const root = document.querySelector(".explore"), slider = root.querySelector(".zoom input");
   const answered = new Promise((done) => new MutationObserver(done).observe(
-    root, { attributes: true, attributeFilter: ["data-answers"] }));
+    root, { attributes: true, attributeFilter: ["data-replies"] }));
   const begun = performance.now();
   slider.value = octave;
   slider.dispatchEvent(new Event("input", { bubbles: true }));
@@ -29,7 +29,7 @@ ANSWER = """async ([octave]) => {
 }"""
 AT_ONCE = """async (count) => {
   const digit = document.querySelector(".explore").dataset.digit;
-  const ask = (k) => fetch("look", {
+  const ask = (k) => fetch("predict", {
     method: "POST", headers: { "Content-Type": "application/json" },
     body: JSON.stringify({ digit, zoom: 0.5 + 0.3 * k, label: 4 }),
   }).then((reply) => reply.json());
@@ -93,12 +93,12 @@ def page(open_page):
 
 
 def answers(page):
-    return int(page.locator(".explore").get_attribute("data-answers") or 0)
+    return int(page.locator(".explore").get_attribute("data-replies") or 0)
 
 
 def answered(page, before):
     page.wait_for_function(
-        "before => Number(document.querySelector('.explore').dataset.answers || 0) > before",
+        "before => Number(document.querySelector('.explore').dataset.replies || 0) > before",
         arg=before,
     )
 
@@ -300,7 +300,7 @@ def contrast(one, other):
 
 def test_the_answer_to_a_zoom_takes_at_most_five_forward_passes(page, specs):
     """Both are taken in turn on the same machine, and their quickest times compared."""
-    nets = [c.network.net for c in load_networks(specs)]
+    nets = [c.net for c in load_networks(specs)]
     frame = rescale(load_source("mnist-5k").test.images[:1], 2.0, size=112)
     bare, whole = [], []
     for round_ in range(1, 7):

@@ -1,50 +1,23 @@
 """How the page is served: to this machine alone, in bounds, and with no file left behind."""
 
-import http.client
 import json
 import re
 import subprocess
 import sys
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import pytest
-from demo_nets import made_runs
-from served_page import serving, written
+from bad_requests import VALID
+from served_page import JSON, ask, written
 
 pytest.importorskip("uvicorn", reason="pip install 'foveate[demo]'")
-from foveate.demo.app import HERE as DEMO
-from foveate.demo.app import LIMIT
+from foveate.demo.web import HERE as DEMO
+from foveate.demo.web import LIMIT
 
 
-@pytest.fixture(scope="module")
-def specs(tmp_path_factory):
-    return made_runs(tmp_path_factory.mktemp("nets"), ["fovmax"])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("served")
-
-
-@pytest.fixture(scope="module")
-def address(folder, specs):
-    with serving(folder, specs) as found:
-        yield found
-
-
-def ask(address, method, path, headers=None, body=None):
-    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=20)
-    with closing(connection):
-        connection.request(method, path, body, headers or {})
-        reply = connection.getresponse()
-        found = {key.lower(): value for key, value in reply.getheaders()}
-        return reply.status, found, reply.read()
-
-
-def test_browsers_are_told_to_fetch_nothing_from_elsewhere(address):
-    _, headers, _ = ask(address, "GET", "/")
+def test_browsers_are_told_to_fetch_nothing_from_elsewhere(server):
+    _, _, headers = ask(server, "GET", "/")
     policy = headers["content-security-policy"]
     assert "default-src 'none'; script-src 'self'; style-src 'self';" in policy
     assert "frame-ancestors 'none'" in policy
@@ -54,28 +27,28 @@ def test_browsers_are_told_to_fetch_nothing_from_elsewhere(address):
     assert headers["cross-origin-resource-policy"] == "same-origin"
 
 
-def test_every_file_of_the_page_is_served(address):
-    _, _, page = ask(address, "GET", "/")
+def test_every_file_of_the_page_is_served(server):
+    _, page, _ = ask(server, "GET", "/")
     names = re.findall(r'(?:src|href)="([a-z.]+)"', page.decode())
     assert len(names) == 4
     for name in names:
-        status, headers, body = ask(address, "GET", f"/{name}")
+        status, body, headers = ask(server, "GET", f"/{name}")
         assert status == 200 and body == (DEMO / name).read_bytes()
         kind = "css" if name.endswith(".css") else "javascript"
         assert headers["content-type"] == f"text/{kind}; charset=utf-8"
 
 
-def test_requests_that_are_too_large_are_refused(address):
-    headers = {"Content-Length": str(LIMIT + 1), "Content-Type": "application/json"}
-    assert ask(address, "POST", "/take", headers)[0] == 413
+def test_requests_that_are_too_large_are_refused(server):
+    headers = {**JSON, "Content-Length": str(LIMIT + 1)}
+    assert ask(server, "POST", "/upload", headers=headers)[0] == 413
 
 
-def test_a_body_of_unknown_length_is_read_up_to_the_limit(address):
+def test_a_body_of_unknown_length_is_read_up_to_the_limit(server):
     def parts():
         for _ in range(LIMIT // 2**20 + 1):
             yield b" " * 2**20
 
-    assert ask(address, "POST", "/take", {"Content-Type": "application/json"}, parts())[0] == 413
+    assert ask(server, "POST", "/upload", parts())[0] == 413
 
 
 @pytest.mark.parametrize(
@@ -90,27 +63,38 @@ def test_a_body_of_unknown_length_is_read_up_to_the_limit(address):
         (b"\xff\xfe", "not valid JSON"),
     ],
 )
-def test_a_request_of_the_wrong_form_gets_a_reason(address, body, words):
-    headers = {"Content-Type": "application/json"}
-    status, _, reply = ask(address, "POST", "/look", headers, body)
+def test_a_request_of_the_wrong_form_gets_a_reason(server, body, words):
+    status, reply, _ = ask(server, "POST", "/predict", body)
     assert status == 400 and words in json.loads(reply)["error"]
 
 
-def test_it_listens_on_loopback_alone(address):
-    port = urlsplit(address).port
+def test_twenty_at_once_are_all_answered(server):
+    questions = [{**VALID["predict"], "zoom": 0.5 * 16 ** (k / 20)} for k in range(20)]
+
+    def reply(question):
+        return ask(server, "POST", "/predict", question)[:2]
+
+    alone = [reply(question) for question in questions]
+    with ThreadPoolExecutor(20) as visitors:
+        assert list(visitors.map(reply, questions)) == alone
+    assert len(set(alone)) == 20 and {status for status, _ in alone} == {200}
+
+
+def test_it_listens_on_loopback_alone(server):
+    port = int(server.split(":")[1])
     lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
     listening = [line[1] for line in lines if line[3] == "0A" and int(line[1][-4:], 16) == port]
     assert listening == [f"0100007F:{port:04X}"]
 
 
-def test_a_port_that_is_taken_is_said(address, specs):
-    command = [sys.executable, "-m", "foveate", "demo", "--model", specs[0]]
-    command += ["--port", str(urlsplit(address).port)]
+def test_a_port_that_is_taken_is_said(server, fovmax_run):
+    command = [sys.executable, "-m", "foveate", "demo", "--model", fovmax_run]
+    command += ["--port", server.split(":")[1]]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert "choose another --host or --port" in done.stderr
 
 
-def test_nothing_is_written_outside_the_cache(address, folder):
-    assert ask(address, "GET", "/")[0] == 200
-    assert written(folder) == []
+def test_nothing_is_written_outside_the_cache(server, server_folder):
+    assert ask(server, "GET", "/")[0] == 200
+    assert written(server_folder) == []

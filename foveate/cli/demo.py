@@ -30,13 +30,15 @@ def demo(
     several digits. Only this machine can open the page unless --host says otherwise. It needs no
     network connection. Needs foveate[demo].
     """
+    from foveate.data.sources import load_source
+    from foveate.demo.digit_page import DigitPage
     from foveate.demo.networks import load_networks
     from foveate.demo.server import serve
 
     with ERRORS.status("loading ..."):
-        contenders = load_networks(model or (), trust)
+        page = DigitPage(load_networks(model or (), trust), load_source("mnist-5k").test)
     serve(
-        contenders,
+        page,
         host,
         port,
         lambda address: OUTPUT.print(f"{address} (Ctrl-C ends it)", markup=False),

@@ -12,6 +12,16 @@ PER_CLIENT, TOTAL = 32, 64  # open connections of one client address, and of all
 PATIENCE = {"head": 8.0, "body": 20.0, "reply": 20.0}
 
 
+def _watched(method: Callable[[H11Protocol], None]) -> Callable[["Connection"], None]:
+    """A method that runs uvicorn's, and then starts the clock if the server waits."""
+
+    def call(self: "Connection") -> None:
+        method(self)
+        self._watch()
+
+    return call
+
+
 class Connection(H11Protocol):
     """A connection that is closed when its client takes too long, or when others need its place."""
 
@@ -36,25 +46,10 @@ class Connection(H11Protocol):
         self.connections.discard(self)
         self.transport.abort()
 
-    def handle_events(self) -> None:
-        """Process what was received."""
-        super().handle_events()
-        self._watch()
-
-    def pause_writing(self) -> None:
-        """Wait until the client reads."""
-        super().pause_writing()
-        self._watch()
-
-    def resume_writing(self) -> None:
-        """Go on sending."""
-        super().resume_writing()
-        self._watch()
-
-    def on_response_complete(self) -> None:
-        """Wait for the next request."""
-        super().on_response_complete()
-        self._watch()
+    handle_events = _watched(H11Protocol.handle_events)
+    pause_writing = _watched(H11Protocol.pause_writing)
+    resume_writing = _watched(H11Protocol.resume_writing)
+    on_response_complete = _watched(H11Protocol.on_response_complete)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""

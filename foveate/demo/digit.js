@@ -5,20 +5,20 @@ const root = document.getElementById("digit");
 const find = (what) => root.querySelector(what);
 const pad = find(".pad"), ink = pad.getContext("2d");
 const slider = find(".zoom input"), file = find(".file input");
-const { ask, tell } = connect(root), offers = connect(root);
+const { ask, tell } = connect(root), samples = connect(root);
 let digit = root.dataset.digit;
 let label = Number(root.dataset.label);
 let turn = 0, drawing = false, fresh = true;
 
 const zoom = () => 2 ** Number(slider.value);
-const look = () => ask("look", () => ({ digit, zoom: zoom(), label }), show);
+const predict = () => ask("predict", () => ({ digit, zoom: zoom(), label }), show);
 
 function show(reply) {
   for (const part of ["frame", "cards", "channels", "accuracy"]) {
     find("." + part).innerHTML = reply[part];
   }
   if (reply.digit) [digit, label] = [reply.digit, null];
-  root.dataset.answers = Number(root.dataset.answers || 0) + 1;
+  root.dataset.replies = Number(root.dataset.replies || 0) + 1;
 }
 
 function clear() {
@@ -48,7 +48,7 @@ function stroke(event) {
   ink.lineTo(...place(event));
   ink.stroke();
   const data = () => pad.toDataURL("image/png").split(",")[1];
-  ask("take", () => ({ data: data(), name: "the drawing", zoom: zoom() }), show);
+  ask("upload", () => ({ data: data(), name: "the drawing", zoom: zoom() }), show);
 }
 
 pad.addEventListener("pointerdown", (event) => {
@@ -76,7 +76,7 @@ function upload(chosen) {
   const reader = new FileReader();
   reader.onload = () => {
     const data = reader.result.split(",")[1] || "";
-    ask("take", () => ({ data, name: chosen.name, zoom: zoom() }), (reply) => {
+    ask("upload", () => ({ data, name: chosen.name, zoom: zoom() }), (reply) => {
       paint(reply.digit);
       show(reply);
     });
@@ -96,19 +96,19 @@ pad.addEventListener("drop", (event) => {
 
 slider.addEventListener("input", () => {
   find(".zoom output").textContent = "× " + zoom().toFixed(2);
-  look();
+  predict();
 });
 find(".clear").addEventListener("click", () => { clear(); tell(""); });
 find(".more").addEventListener("click", () => {
   const question = { turn: ++turn };
-  offers.ask("offer", () => question, (reply) => { find(".picks").innerHTML = reply.html; });
+  samples.ask("samples", () => question, (reply) => { find(".picks").innerHTML = reply.html; });
 });
 find(".picks").addEventListener("click", (event) => {
   const picked = event.target.closest("button");
   if (!picked) return;
   [digit, label] = [picked.dataset.digit, Number(picked.dataset.label)];
   paint(digit);
-  look();
+  predict();
 });
 
 clear();

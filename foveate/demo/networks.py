@@ -1,18 +1,18 @@
-"""The networks of the page: loaded once, and asked about one digit at one zoom."""
+"""The networks that the page compares: loaded once, each with its accuracy over scale."""
 # Shape letters: S scale channel, P patch pixels, K classes.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from foveate.data.large_scale import rescale
+from foveate.data.large_scale import Border, rescale
 from foveate.data.sources import DIGITS
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.predict import Network, find_network
+from foveate.evaluation.predict import find_network
 from foveate.evaluation.results import read_results
 from foveate.models.answers import answers, seen_at, strongest_channel
 from foveate.models.channels import ScaleChannels
@@ -27,25 +27,37 @@ MOST = 4  # networks that have room beside each other
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contender:
-    """A network with its title, and its accuracy over scale as far as that was measured.
+    """A network of the page: where it came from, how to call it, and how accurate it is.
 
-    `tested` says on what.
+    Channel s covers `window` · s pixels of its input frame of `size` by `size`. `source` and
+    `border` are those of its training data, `accuracy` is by test scale, measured on `tested`.
     """
 
+    name: str
     title: str
-    network: Network
+    net: nn.Module
+    window: int
+    size: int
+    border: Border
+    source: str
     accuracy: Mapping[float, float]
     tested: str
 
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """Scales of its channels; empty for a network without any."""
+        return tuple(getattr(self.net, "scales", ()))
 
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What one network says: the probability of each class, and of networks with channels more.
 
-    `strengths` is what each channel said about the predicted class, `channel` where that was
-    strongest, and `scale` where between the channels.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DigitPrediction:
+    """A network's prediction for a digit.
+
+    `strengths` has the logit of the predicted class in each channel, `channel` the index of the
+    largest, and `scale` the estimated object scale; they are empty without scale channels.
     """
 
+    contender: Contender
     probabilities: tuple[float, ...]
     strengths: tuple[float, ...] = ()
     channel: int | None = None
@@ -58,94 +70,66 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Seen:
-    """A digit in its frame (pixels), the patches (S, P, P) that channels see, and the answers."""
+class DigitView:
+    """A digit at a zoom: its frame of pixels, and the prediction of every network.
+
+    `patches` (S, P, P) are those of the first network with scale channels, of these `scales`.
+    """
 
     zoom: float
     frame: Tensor
-    patches: Tensor | None
-    answers: tuple[Answer, ...]
+    predictions: tuple[DigitPrediction, ...]
+    patches: Tensor | None = None
+    scales: tuple[float, ...] = ()
 
 
-def load_networks(specs: Sequence[str] = (), trust: bool = False) -> list[Contender]:
-    """Load networks by name or run folder, without `specs` those that come with the package."""
-    if not specs and not set(USUAL) <= set(pretrained_names()):
+def load_networks(refs: Sequence[str] = (), trust: bool = False) -> list[Contender]:
+    """Load networks by name or run folder; without `refs`, those that come with the package."""
+    if not refs and not set(USUAL) <= set(pretrained_names()):
         raise ConfigError(
             "no trained networks come with this version: run 'foveate quickstart', then 'foveate "
             "demo --model quickstart/cnn --model quickstart/fovmax --model quickstart/fovavg'"
         )
-    if len(specs) > MOST:
-        raise ConfigError(f"the page has room for {MOST} networks, got {len(specs)}")
-    found = [find_network(spec, trust) for spec in specs or USUAL]
-    _check_alike(found)
-    titles = [_title(network) for network in found]
+    if len(refs) > MOST:
+        raise ConfigError(f"the page has room for {MOST} networks, got {len(refs)}")
+    found = [load_contender(ref, trust) for ref in refs or USUAL]
+    first, titles = found[0], [contender.title for contender in found]
+    for other in found:
+        if (other.size, other.border) != (first.size, first.border):
+            raise ConfigError(
+                f"{first.name} and {other.name} see frames of {first.size} and {other.size} "
+                f"pixels, border {first.border} and {other.border}; choose networks that agree"
+            )
     return [
-        Contender(
-            title=title if titles.count(title) == 1 else f"{title} ({network.name})",
-            network=network,
-            accuracy=scored[0],
-            tested=scored[1],
-        )
-        for title, network, scored in zip(titles, found, map(_scored, found), strict=True)
+        c if titles.count(c.title) == 1 else replace(c, title=f"{c.title} ({c.name})")
+        for c in found
     ]
 
 
-@torch.no_grad()
-def ask(contenders: Sequence[Contender], digit: Tensor, zoom: float) -> Seen:
-    """Show a digit (1, 1, 28, 28) of 0 to 255 to all networks, at the scale `zoom`."""
-    first = contenders[0].network
-    frame = rescale(digit, zoom, size=first.size, border=first.border)
-    with_channels = [c.network.net for c in contenders if isinstance(c.network.net, ScaleChannels)]
-    return Seen(
-        zoom=zoom,
-        frame=frame[0, 0],
-        patches=with_channels[0].patches(frame)[0, :, 0] if with_channels else None,
-        answers=tuple(_answer(c.network, frame) for c in contenders),
+def load_contender(ref: str, trust: bool) -> Contender:
+    """Load one network; the rest of the page knows only the `Contender`."""
+    network = find_network(ref, trust)
+    if network.model.channels != 1 or network.classes != DIGITS:
+        raise ConfigError(f"the page is about digits, and {ref} was not trained on any")
+    accuracy, tested = _evaluated(ref)
+    return Contender(
+        name=ref,
+        title=network_title(model_name(TrainConfig(model=network.model))),
+        net=network.net,
+        window=network.model.size,
+        size=network.size,
+        border=network.border,
+        source=network.source,
+        accuracy=accuracy,
+        tested=tested,
     )
 
 
-def channel_scales(contenders: Sequence[Contender]) -> tuple[float, ...]:
-    """The scales of the channels whose patches `ask` gives; none if no network has any."""
-    nets = [c.network for c in contenders if isinstance(c.network.net, ScaleChannels)]
-    return nets[0].scales if nets else ()
-
-
-def _answer(network: Network, frame: Tensor) -> Answer:
-    said = answers(network.net, frame)
-    probabilities = tuple(said.logits[0].double().softmax(0).tolist())
-    if said.channels is None:
-        return Answer(probabilities=probabilities)
-    return Answer(
-        probabilities=probabilities,
-        strengths=tuple(said.channels[0, :, int(said.logits[0].argmax())].tolist()),
-        channel=int(strongest_channel(said)),
-        scale=float(seen_at(said, network.scales)),
-    )
-
-
-def _check_alike(networks: Sequence[Network]) -> None:
-    first = networks[0]
-    for network in networks:
-        if network.model.channels != 1 or network.classes != DIGITS:
-            raise ConfigError(
-                f"the page is about digits, and {network.name} was not trained on any"
-            )
-        if (network.size, network.border) != (first.size, first.border):
-            raise ConfigError(
-                f"{first.name} and {network.name} see frames of {first.size} and {network.size} "
-                f"pixels, border {first.border} and {network.border}; choose networks that agree"
-            )
-
-
-def _title(network: Network) -> str:
-    return network_title(model_name(TrainConfig(model=network.model)))
-
-
-def _scored(network: Network) -> tuple[Mapping[float, float], str]:
-    """The accuracy over scale that was stored with the network, and on what it was measured."""
-    folder = Path(network.name)
+def _evaluated(ref: str) -> tuple[Mapping[float, float], str]:
+    """The accuracy over scale that was stored with a network, and the images it was measured on."""
+    folder = Path(ref)
     if not folder.is_dir():
-        info = pretrained_info(network.name)
+        info = pretrained_info(ref)
         return info.accuracy, f"{info.tested:,} test images of {info.source}"
     try:
         (result,) = read_results(folder)
@@ -155,3 +139,28 @@ def _scored(network: Network) -> tuple[Mapping[float, float], str]:
         return {}, ""
     tested = f"{result.scales[0].count:,} {about['split']} images of {sources}"
     return {at.scale: at.accuracy for at in result.scales}, tested
+
+
+@torch.no_grad()
+def predict_digit(contenders: Sequence[Contender], digit: Tensor, zoom: float) -> DigitView:
+    """Show a digit (1, 1, 28, 28) of 0 to 255 to all networks, at the scale `zoom`."""
+    frame = rescale(digit, zoom, size=contenders[0].size, border=contenders[0].border)
+    predictions = tuple(_predict(contender, frame) for contender in contenders)
+    view = DigitView(zoom=zoom, frame=frame[0, 0], predictions=predictions)
+    for net in (c.net for c in contenders if isinstance(c.net, ScaleChannels)):
+        return replace(view, patches=net.patches(frame)[0, :, 0], scales=net.scales)
+    return view
+
+
+def _predict(contender: Contender, frame: Tensor) -> DigitPrediction:
+    said = answers(contender.net, frame)
+    probabilities = tuple(said.logits[0].double().softmax(0).tolist())
+    if said.channels is None:
+        return DigitPrediction(contender=contender, probabilities=probabilities)
+    return DigitPrediction(
+        contender=contender,
+        probabilities=probabilities,
+        strengths=tuple(said.channels[0, :, int(said.logits[0].argmax())].tolist()),
+        channel=int(strongest_channel(said)),
+        scale=float(seen_at(said, contender.scales)),
+    )

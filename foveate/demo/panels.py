@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from foveate.data.large_scale import BACKGROUND
-from foveate.demo.networks import Answer, Contender, Seen, channel_scales
+from foveate.demo.networks import Contender, DigitPrediction, DigitView
 
 LOW, HIGH = 0.5, 8.0  # of the zoom, and of the curves' scale axis
 TICKS = {0.5: "½", 1.0: "1", 2.0: "2", 4.0: "4", 8.0: "8"}
@@ -38,49 +38,45 @@ def image(drawn: Image.Image, alt: str = "", kind: str = "") -> str:
     )
 
 
-def frame(seen: Seen, contenders: Sequence[Contender]) -> str:
-    """The digit in its frame, with the window in which each network saw it best."""
-    size = seen.frame.shape[-1]
+def frame(view: DigitView) -> str:
+    """The digit in its frame, with the window of each network's strongest channel."""
+    size = view.frame.shape[-1]
     windows = []
-    for k, (contender, answer) in enumerate(zip(contenders, seen.answers, strict=True)):
-        if answer.channel is not None:
-            side = contender.network.model.size * contender.network.scales[answer.channel]
+    for k, prediction in enumerate(view.predictions):
+        if prediction.channel is not None:
+            contender = prediction.contender
+            side = contender.window * contender.scales[prediction.channel]
             side = min(side, size - 1.0)  # a larger one is drawn at the edge of the frame
             corner = (size - side) / 2
             windows.append(
                 f'<rect class="net{k}" stroke-dashoffset="{DASH * k}" x="{corner:.1f}" '
                 f'y="{corner:.1f}" width="{side:.1f}" height="{side:.1f}"/>'
             )
-    shown = picture(seen.frame, f"the digit at scale {seen.zoom:.2f}")
+    shown = picture(view.frame, f"the digit at scale {view.zoom:.2f}")
     return f'{shown}<svg viewBox="0 0 {size} {size}" aria-hidden="true">{"".join(windows)}</svg>'
 
 
-def cards(seen: Seen, contenders: Sequence[Contender], label: int | None) -> str:
-    """A card for each network: its answer, how sure it is, and the probability of each class."""
-    pairs = enumerate(zip(contenders, seen.answers, strict=True))
-    return "".join(_card(k, c, answer, label) for k, (c, answer) in pairs)
+def cards(view: DigitView, label: int | None) -> str:
+    """A card for each network: its prediction, and the probability of each class."""
+    return "".join(_card(k, prediction, label) for k, prediction in enumerate(view.predictions))
 
 
-def _card(k: int, contender: Contender, answer: Answer, label: int | None) -> str:
-    sure = max(answer.probabilities)
+def _card(k: int, prediction: DigitPrediction, label: int | None) -> str:
     verdict = ""
     if label is not None:
-        right = answer.label == label
-        verdict = (
-            f'<span class="{"right" if right else "wrong"}">{"right" if right else "wrong"}</span>'
-        )
+        word = "right" if prediction.label == label else "wrong"
+        verdict = f'<span class="{word}">{word}</span>'
     bars = "".join(
-        f'<i class="{"best" if n == answer.label else ""}" style="--h:{_bar(share)}%" '
+        f'<i class="{"best" if n == prediction.label else ""}" style="--h:{_bar(share)}%" '
         f'title="{n}: {100 * share:.1f} %"><b>{n}</b></i>'
-        for n, share in enumerate(answer.probabilities)
+        for n, share in enumerate(prediction.probabilities)
     )
-    seen_at = "sees the whole frame"
-    if answer.scale is not None:
-        seen_at = f"strongest at scale {answer.scale:.2f}"
+    scale = prediction.scale
+    seen_at = "sees the whole frame" if scale is None else f"strongest at scale {scale:.2f}"
     return (
-        f'<article class="card net{k}"><h3>{escape(contender.title)}</h3>'
-        f'<p class="said"><output>{answer.label}</output>'
-        f"<span>{100 * sure:.1f} %{verdict}</span></p>"
+        f'<article class="card net{k}"><h3>{escape(prediction.contender.title)}</h3>'
+        f'<p class="said"><output>{prediction.label}</output>'
+        f"<span>{100 * max(prediction.probabilities):.1f} %{verdict}</span></p>"
         f'<div class="classes">{bars}</div><p class="quiet">{seen_at}</p></article>'
     )
 
@@ -89,22 +85,21 @@ def _bar(share: float) -> str:
     return f"{max(LEAST, 100 * share):.0f}"
 
 
-def channels(seen: Seen, contenders: Sequence[Contender]) -> str:
-    """What each channel sees, and below how strongly it said each network's answer."""
-    scales = channel_scales(contenders)
-    if seen.patches is None:
+def channels(view: DigitView) -> str:
+    """The patch of each channel, and below how strongly it responds for each network."""
+    if view.patches is None:
         return '<p class="quiet">None of these networks has scale channels.</p>'
-    pairs = enumerate(zip(contenders, seen.answers, strict=True))
-    alike = [(k, c, answer) for k, (c, answer) in pairs if c.network.scales == scales]
-    won = {k: answer.channel for k, _, answer in alike if answer.channel is not None}
-    rows = [_patches(seen.patches, scales, won)]
-    rows += [_responses(k, contender, answer, scales) for k, contender, answer in alike]
-    axis = "".join(f"<span>{TICKS.get(scale, '')}</span>" for scale in scales)
-    rows.append(f'<div class="line axis" style="--s:{len(scales)}">{axis}</div>')
-    return "".join(rows)
+    predictions = enumerate(view.predictions)
+    alike = {k: p for k, p in predictions if p.contender.scales == view.scales}
+    axis = "".join(f"<span>{TICKS.get(scale, '')}</span>" for scale in view.scales)
+    return (
+        _patches(view.patches, view.scales, {k: p.channel for k, p in alike.items()})
+        + "".join(_responses(k, prediction) for k, prediction in alike.items())
+        + f'<div class="line axis" style="--s:{len(view.scales)}">{axis}</div>'
+    )
 
 
-def _patches(patches: Tensor, scales: Sequence[float], won: Mapping[int, int]) -> str:
+def _patches(patches: Tensor, scales: Sequence[float], won: Mapping[int, int | None]) -> str:
     """All patches as one picture, quicker than 17; `won` is the channel of each network."""
     count, size = patches.shape[0], patches.shape[-1]
     strip = patches.movedim(0, 1).reshape(size, count * size)
@@ -117,42 +112,26 @@ def _patches(patches: Tensor, scales: Sequence[float], won: Mapping[int, int]) -
     return f'<div class="strip" style="--s:{count}">{shown}{marks}</div>'
 
 
-def _responses(k: int, contender: Contender, answer: Answer, scales: Sequence[float]) -> str:
-    low, high = min(answer.strengths), max(answer.strengths)
-    span = max(high - low, 1e-9)
+def _responses(k: int, prediction: DigitPrediction) -> str:
+    scales, strengths = prediction.contender.scales, prediction.strengths
+    assert prediction.channel is not None
+    low = min(strengths)
+    span = max(max(strengths) - low, 1e-9)
     bars = "".join(
-        f'<i class="{"best" if n == answer.channel else ""}" '
+        f'<i class="{"best" if n == prediction.channel else ""}" '
         f'style="--h:{_bar((strength - low) / span)}%" title="scale {scale:.3g}: {strength:.1f}">'
         "</i>"
-        for n, (strength, scale) in enumerate(zip(answer.strengths, scales, strict=True))
+        for n, (strength, scale) in enumerate(zip(strengths, scales, strict=True))
     )
-    assert answer.channel is not None
-    title = escape(contender.title)
-    told = f"{title}: “{answer.label}”, strongest in channel {scales[answer.channel]:.3g}"
+    strongest = f"strongest in channel {scales[prediction.channel]:.3g}"
     return (
-        f'<p class="quiet">{told}</p>'
-        f'<div class="line bars net{k}" style="--s:{len(scales)}">{bars}</div>'
+        f'<p class="quiet">{escape(prediction.contender.title)}: “{prediction.label}”, '
+        f'{strongest}</p><div class="line bars net{k}" style="--s:{len(scales)}">{bars}</div>'
     )
 
 
-def curves(contenders: Sequence[Contender]) -> str:
-    """Accuracy over scale of all networks, to be put below the cursor of `cursor`."""
-    width, height = CURVE
-    lines = []
-    for k, contender in enumerate(contenders):
-        points = " ".join(
-            f"{width * _across(scale):.2f},{height * (1 - share):.2f}"
-            for scale, share in contender.accuracy.items()
-        )
-        lines.append(f'<polyline class="net{k}" points="{points}"/>')
-    return (
-        f'<svg viewBox="0 0 {width} {height}" preserveAspectRatio="none" aria-hidden="true">'
-        f"{''.join(lines)}</svg>"
-    )
-
-
-def accuracy(zoom: float, contenders: Sequence[Contender], drawn: str) -> str:
-    """The panel of accuracy over scale, `drawn` by `curves`, with a cursor at the zoom."""
+def accuracy(zoom: float, contenders: Sequence[Contender]) -> str:
+    """The accuracy of all networks over scale, with a cursor at the zoom."""
     if not any(contender.accuracy for contender in contenders):
         return (
             '<p class="quiet">Not known: these networks were not tested yet '
@@ -169,9 +148,23 @@ def accuracy(zoom: float, contenders: Sequence[Contender], drawn: str) -> str:
     values = "".join(_value(k, c, zoom) for k, c in enumerate(contenders))
     tested = " and ".join(dict.fromkeys(c.tested for c in contenders if c.tested))
     return (
-        f'<div class="plot">{levels}{drawn}{cursor}{marks}</div><ul class="values">{values}</ul>'
-        f'<p class="quiet">At the tested scale nearest to the zoom, in % of {escape(tested)}.</p>'
+        f'<div class="plot">{levels}{_curves(contenders)}{cursor}{marks}</div>'
+        f'<ul class="values">{values}</ul><p class="quiet">'
+        f"At the tested scale nearest to the zoom, in % of {escape(tested)}.</p>"
     )
+
+
+def _curves(contenders: Sequence[Contender]) -> str:
+    width, height = CURVE
+    lines = []
+    for k, contender in enumerate(contenders):
+        points = " ".join(
+            f"{width * _across(scale):.2f},{height * (1 - share):.2f}"
+            for scale, share in contender.accuracy.items()
+        )
+        lines.append(f'<polyline class="net{k}" points="{points}"/>')
+    size = f'viewBox="0 0 {width} {height}" preserveAspectRatio="none"'
+    return f'<svg {size} aria-hidden="true">{"".join(lines)}</svg>'
 
 
 def _value(k: int, contender: Contender, zoom: float) -> str:

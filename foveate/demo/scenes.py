@@ -1,16 +1,20 @@
-"""Scenes with several digits of different sizes, and what a network says at every place."""
-# Shape letters: B batch, K classes, h w places, H W pixels.
+"""Scenes with several digits of different sizes, and a network's prediction at every place."""
+# Shape letters: K classes, h w places, H W pixels.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from PIL import Image
 from torch import Tensor
 
 from foveate.data.large_scale import BACKGROUND, rescale
 from foveate.data.sources import Split
 from foveate.demo.networks import Contender
+from foveate.demo.panels import TICKS, image, picture
 from foveate.errors import ConfigError
 from foveate.models.channels import ScaleChannels
 from foveate.models.sliding import LocalMaps, local_maps
@@ -22,6 +26,14 @@ FEWEST, MOST = 2, 10
 HALF = 14  # pixels from the middle of a source image to its edge
 REACH = 11  # pixels from the middle of a digit of scale 1 to the end of its strokes
 TRIES = 40
+# Ten colours that stay apart from each other on black, one for each class.
+CLASSES = (
+    "#4e9af1", "#ff8c2a", "#43c565", "#f25f5c", "#b388eb",
+    "#c08a6e", "#f48fd0", "#b0b7bf", "#d6d640", "#36cfd6",
+)  # fmt: skip
+SMALL, LARGE = "#3f51d6", "#ffe14d"  # of scales: from blue to yellow, told apart by all eyes
+DIM = 0.45  # of the scene's light below a map
+Colours = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,20 +85,85 @@ def _places(count: int, chance: np.random.Generator) -> list[tuple[int, int, flo
     return found
 
 
-def suitable(contenders: Sequence[Contender]) -> list[Contender]:
-    """The networks that can be asked at every place: all that have scale channels."""
-    return [c for c in contenders if isinstance(c.network.net, ScaleChannels)]
-
-
 @torch.no_grad()
-def explore(contender: Contender, scene: Tensor) -> LocalMaps:
-    """Ask the network at every place of a scene (1, 1, H, W), `STEP` pixels apart."""
-    net = contender.network.net
-    assert isinstance(net, ScaleChannels)
-    return local_maps(net, scene, STEP)
+def draw(contender: Contender, scene: Tensor, placed: Sequence[Placed]) -> str:
+    """Three pictures: the scene with the predictions, the class map, and the scale map."""
+    assert isinstance(contender.net, ScaleChannels)
+    maps = local_maps(contender.net, scene, STEP)
+    boxes = "".join(_box(digit, maps, contender.window) for digit in placed)
+    height, width = scene.shape[-2:]
+    over = f'<svg viewBox="0 0 {width} {height}" aria-hidden="true">{boxes}</svg>'
+    classes = np.stack([_rgb(colour) for colour in CLASSES])[maps.logits[0].argmax(0).numpy()]
+    shades = _shade(maps.scales[0].numpy(), contender.scales)
+    legend = _scale_legend(contender.scales)
+    best = "What it says at each digit, and the window in which it saw it best"
+    figures = (
+        _figure(picture(scene[0, 0], "the scene") + over, best),
+        _figure(_overlay(scene, classes, maps), "Class, where it is sure", _class_legend()),
+        _figure(_overlay(scene, shades, maps), "Scale of the strongest channel", legend),
+    )
+    return f'<div class="maps">{"".join(figures)}</div>'
 
 
-def said_at(maps: LocalMaps, digit: Placed) -> tuple[int, float]:
-    """The class and the scale that the network gives for the middle of a digit."""
+def predicted_at(maps: LocalMaps, digit: Placed) -> tuple[int, float]:
+    """The predicted class and the estimated scale at the middle of a digit."""
     place = digit.y // STEP, digit.x // STEP
     return int(maps.logits[0, :, *place].argmax()), float(maps.scales[0, *place])
+
+
+def _figure(shown: str, caption: str, legend: str = "") -> str:
+    return (
+        f'<figure><div class="screen">{shown}</div>'
+        f"<figcaption>{escape(caption)}</figcaption>{legend}</figure>"
+    )
+
+
+def _box(digit: Placed, maps: LocalMaps, window: int) -> str:
+    label, scale = predicted_at(maps, digit)
+    side = window * scale
+    x, y = digit.x - side / 2, digit.y - side / 2
+    kind = "right" if label == digit.label else "wrong"
+    return (
+        f'<g class="{kind}"><rect x="{x:.1f}" y="{y:.1f}" width="{side:.1f}" height="{side:.1f}"/>'
+        f'<text x="{digit.x - 11 * digit.scale:.1f}" y="{digit.y - 9 * digit.scale:.1f}">{label}'
+        "</text></g>"
+    )
+
+
+def _overlay(scene: Tensor, colours: Colours, maps: LocalMaps) -> str:
+    """The scene in grey, with colours (h, w, 3) of 0 to 255 where the network is confident."""
+    first, second = maps.logits[0].topk(2, 0).values
+    sure = ((first - second - 1) / 4).clamp(0, 0.85)  # a margin of 5 is a probability of 99 %
+    grey = ((scene[0, 0] - BACKGROUND) * (255 * DIM / (-2 * BACKGROUND))).clamp(0, 255).numpy()
+    size = (scene.shape[-1], scene.shape[-2])
+    smooth = Image.fromarray(sure.numpy()).resize(size, Image.Resampling.BILINEAR)
+    alpha = np.asarray(smooth)[..., None]
+    flat = Image.fromarray(colours.astype(np.uint8)).resize(size, Image.Resampling.NEAREST)
+    mixed = alpha * np.asarray(flat) + (1 - alpha) * grey[..., None]
+    return image(Image.fromarray(mixed.astype(np.uint8)), "a map over the scene")
+
+
+def _shade(scales: npt.NDArray[np.float32], known: Sequence[float]) -> Colours:
+    """Colours (..., 3) from the smallest to the largest of the known scales."""
+    low, high = np.log2(known[0]), np.log2(known[-1])
+    along = (np.log2(scales) - low) / max(high - low, 1e-9)
+    small, large = _rgb(SMALL), _rgb(LARGE)
+    mixed: Colours = small + along[..., None] * (large - small)
+    return mixed
+
+
+def _rgb(colour: str) -> Colours:
+    return np.array([int(colour[k : k + 2], 16) for k in (1, 3, 5)], np.float64)
+
+
+def _class_legend() -> str:
+    items = "".join(
+        f'<span><i style="background:{colour}"></i>{k}</span>' for k, colour in enumerate(CLASSES)
+    )
+    return f'<p class="legend">{items}</p>'
+
+
+def _scale_legend(scales: Sequence[float]) -> str:
+    ends = [TICKS.get(scale, f"{scale:.3g}") for scale in (scales[0], scales[-1])]
+    bar = f'<i class="ramp" style="background:linear-gradient(90deg,{SMALL},{LARGE})"></i>'
+    return f'<p class="legend"><span>{ends[0]}{bar}{ends[1]}</span></p>'

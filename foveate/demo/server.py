@@ -3,14 +3,15 @@
 import ipaddress
 import re
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from foveate.data.sources import load_source
-from foveate.demo.handlers import Handlers
-from foveate.demo.networks import Contender
 from foveate.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foveate.demo.web import WebPage
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 BUSY = 96  # requests under way, of closed connections too; more get status 503
@@ -28,17 +29,17 @@ HEADERS = {
 
 
 def serve(
-    contenders: Sequence[Contender],
+    page: "WebPage",
     host: str,
     port: int,
     ready: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Serve the page until Ctrl-C; `ready` gets its address. Port 0 takes any that is free."""
+    """Serve a page until Ctrl-C; `ready` gets its address. Port 0 takes any that is free."""
     try:
         import uvicorn
 
-        from foveate.demo.app import make_app
         from foveate.demo.connections import Connection
+        from foveate.demo.web import make_app
     except ImportError:
         raise ConfigError(
             "the page needs starlette and uvicorn: pip install 'foveate[demo]'"
@@ -48,16 +49,16 @@ def serve(
         shown = f"[{host}]" if ":" in host else host
         # Another site cannot pretend that its name means this machine.
         names = (*LOOPBACK, shown) if ipaddress.ip_address(address).is_loopback else ()
-        handlers = Handlers(contenders, load_source("mnist-5k").test)
+        app = make_app(page, names)
         config = uvicorn.Config(
-            make_app(handlers, names), http=Connection, ws="none", lifespan="off",
+            app, http=Connection, ws="none", lifespan="off",
             log_level="error", headers=list(HEADERS.items()), server_header=False,
             proxy_headers=False, limit_concurrency=BUSY, timeout_graceful_shutdown=5,
         )  # fmt: skip
 
         class Server(uvicorn.Server):
             def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-                handlers.closing = True
+                app.state.closing = True
                 super().handle_exit(sig, frame)
 
         ready(f"http://{shown}:{used}")

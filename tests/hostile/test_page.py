@@ -1,6 +1,5 @@
 """Attacks on the page, against the real server: files, addresses, other sites, floods, noise."""
 
-import http.client
 import itertools
 import json
 import os
@@ -11,14 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 import pytest
 from bad_requests import VALID, bad_request
 from bait import Bait
-from demo_nets import made_runs
-from served_page import serving, written
+from served_page import JSON, ask, serving, written
 
 pytest.importorskip("uvicorn", reason="pip install 'foveate[demo]'")
 from foveate.demo.connections import PATIENCE, PER_CLIENT, TOTAL
@@ -26,35 +24,18 @@ from foveate.demo.server import serve
 from foveate.errors import ConfigError
 
 CASES = 2000
-JSON = {"Content-Type": "application/json"}
 FIELDS = [(name, field) for name, question in VALID.items() for field in question]
 
 
-@pytest.fixture(scope="module")
-def specs(tmp_path_factory):
-    return made_runs(tmp_path_factory.mktemp("nets"), ["fovmax"])
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("served")
-
-
-@pytest.fixture(scope="module")
-def address(folder, specs):
-    with serving(folder, specs) as found:  # whose log must hold the address and nothing else
-        yield urlsplit(found).netloc
-
-
 @pytest.fixture(scope="module", autouse=True)
-def drips(address):
+def drips(server):
     """Three clients that hold their connections; when the server closed each, in seconds."""
-    port, begun, closed = int(address.split(":")[1]), time.monotonic(), {}
-    head = f"POST /look HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
+    port, begun, closed = int(server.split(":")[1]), time.monotonic(), {}
+    head = f"POST /predict HTTP/1.1\r\nHost: {server}\r\nContent-Type: application/json\r\n"
     first = {
         "head": head.encode(),
         "body": f"{head}Content-Length: 9999\r\n\r\n".encode(),
-        "reply": f"GET / HTTP/1.1\r\nHost: {address}\r\n\r\n".encode() * 900,
+        "reply": f"GET / HTTP/1.1\r\nHost: {server}\r\n\r\n".encode() * 900,
     }
 
     def hold(kind):
@@ -78,28 +59,19 @@ def drips(address):
 
 
 @pytest.fixture
-def bait(tmp_path, folder, address):
+def bait(tmp_path, server_folder, server):
     made = Bait(tmp_path)
     with made.listener:
         yield made
         made.untouched()
-    assert written(folder) == []
-    for path in (folder / "cache").rglob("*"):
+    assert written(server_folder) == []
+    for path in (server_folder / "cache").rglob("*"):
         assert path.is_dir() or made.token not in path.read_bytes()
 
 
-def ask(address, method, path, body=None, headers=None, timeout=10):
-    connection = http.client.HTTPConnection(address, timeout=timeout)
-    with closing(connection):
-        data = json.dumps(body).encode() if isinstance(body, dict | list) else body
-        connection.request(method, path, data, JSON if headers is None else headers)
-        reply = connection.getresponse()
-        return reply.status, reply.read()
-
-
-def raw(address, data, complete=True, timeout=10):
+def raw(server, data, complete=True, timeout=10):
     """Send bytes as they are; what comes back until the server is done or closes."""
-    host, _, port = address.partition(":")
+    host, _, port = server.partition(":")
     with socket.create_connection((host, int(port)), timeout=timeout) as client:
         found = b""
         try:
@@ -131,33 +103,33 @@ def test_the_bait_notices(tmp_path, touch):
             bait.untouched()
 
 
-def test_the_exploit_of_gradio_finds_nothing(address, bait):
+def test_the_exploit_of_gradio_finds_nothing(server, bait):
     for name in bait.names:
         data = {"data": [6, {"path": name, "meta": {"_type": "gradio.FileData"}}, 0]}
-        status, reply = ask(address, "POST", "/gradio_api/call/draw", data)
+        status, reply, _ = ask(server, "POST", "/gradio_api/call/draw", data)
         assert status == 404 and bait.token not in reply
-        status, reply = ask(address, "GET", f"/gradio_api/file={name}")
+        status, reply, _ = ask(server, "GET", f"/gradio_api/file={name}")
         assert status == 404 and bait.token not in reply
-    assert ask(address, "POST", "/gradio_api/upload", b"x")[0] == 404
+    assert ask(server, "POST", "/gradio_api/upload", b"x")[0] == 404
 
 
 @pytest.mark.parametrize(("name", "field"), FIELDS)
-def test_no_field_opens_a_path_or_an_address(address, bait, name, field):
+def test_no_field_opens_a_path_or_an_address(server, bait, name, field):
     for value in bait.values:
-        status, reply = ask(address, "POST", f"/{name}", {**VALID[name], field: value})
+        status, reply, _ = ask(server, "POST", f"/{name}", {**VALID[name], field: value})
         shown_only = field == "name" and isinstance(value, str)
         assert status == (200 if shown_only else 400), (value, reply)
         assert bait.token not in reply
 
 
 @pytest.mark.parametrize("name", VALID)
-def test_no_other_field_is_accepted(address, bait, name):
+def test_no_other_field_is_accepted(server, bait, name):
     for field, value in itertools.product(("path", "url", "file", "orig_name"), bait.values):
-        status, reply = ask(address, "POST", f"/{name}", {**VALID[name], field: value})
+        status, reply, _ = ask(server, "POST", f"/{name}", {**VALID[name], field: value})
         assert status == 400 and f"'{field}'" in json.loads(reply)["error"]
 
 
-def test_only_the_files_of_the_page_are_served(address, bait):
+def test_only_the_files_of_the_page_are_served(server, bait):
     paths = [
         "/server.py", "/page.html", "/./page.css", "/page.css/", "/page.css/../server.py",
         "/..%2fserver.py", "/%2e%2e/networks.py", "/page.css%00.py", "//page.css", "/PAGE.CSS",
@@ -167,40 +139,40 @@ def test_only_the_files_of_the_page_are_served(address, bait):
         *(f"/{name}" for name in bait.names),
     ]  # fmt: skip
     for path in paths:
-        request = f"GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
-        reply = raw(address, request.encode())
+        request = f"GET {path} HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\n\r\n"
+        reply = raw(server, request.encode())
         assert re.match(rb"HTTP/1.1 40[04] ", reply), (path, reply)
         assert bait.token not in reply and b"root:" not in reply
 
 
-def test_other_sites_are_refused(address):
-    port = address.split(":")[1]
-    foreign = ["http://evil.example", "null", f"http://127.0.0.1:{int(port) + 1}", "", address]
-    foreign += [f"http://{address}.evil.example", f"http://evil.example/{address}"]
+def test_other_sites_are_refused(server):
+    port = server.split(":")[1]
+    foreign = ["http://evil.example", "null", f"http://127.0.0.1:{int(port) + 1}", "", server]
+    foreign += [f"http://{server}.evil.example", f"http://evil.example/{server}"]
     for origin in foreign:
-        assert ask(address, "GET", "/", headers={"Origin": origin})[0] == 403
+        assert ask(server, "GET", "/", headers={"Origin": origin})[0] == 403
         for name, question in VALID.items():
-            assert ask(address, "POST", f"/{name}", question, {**JSON, "Origin": origin})[0] == 403
+            assert ask(server, "POST", f"/{name}", question, {**JSON, "Origin": origin})[0] == 403
     for site in ("cross-site", "same-site", "same-origin, cross-site"):
         headers = {**JSON, "Sec-Fetch-Site": site}
-        assert ask(address, "POST", "/offer", VALID["offer"], headers)[0] == 403
+        assert ask(server, "POST", "/samples", VALID["samples"], headers)[0] == 403
     for host in ("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", ""):
-        assert ask(address, "GET", "/", headers={"Host": host})[0] == 400
-        assert ask(address, "POST", "/offer", VALID["offer"], {**JSON, "Host": host})[0] == 400
+        assert ask(server, "GET", "/", headers={"Host": host})[0] == 400
+        assert ask(server, "POST", "/samples", VALID["samples"], {**JSON, "Host": host})[0] == 400
     for name in ("127.0.0.1", "localhost"):
         own = {"Host": f"{name}:{port}", "Origin": f"http://{name}:{port}"}
         headers = {**JSON, **own, "Sec-Fetch-Site": "same-origin"}
-        assert ask(address, "POST", "/offer", VALID["offer"], headers)[0] == 200
+        assert ask(server, "POST", "/samples", VALID["samples"], headers)[0] == 200
 
 
-def test_only_json_is_accepted(address):
+def test_only_json_is_accepted(server):
     """Pages of other sites can send these without asking first."""
-    question = json.dumps(VALID["offer"]).encode()
+    question = json.dumps(VALID["samples"]).encode()
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
-        assert ask(address, "POST", "/offer", question, {"Content-Type": kind})[0] == 415
-    assert ask(address, "POST", "/offer", question, {})[0] == 415
-    assert ask(address, "OPTIONS", "/offer")[0] == 405
-    assert ask(address, "GET", "/offer?turn=1")[0] == 405
+        assert ask(server, "POST", "/samples", question, {"Content-Type": kind})[0] == 415
+    assert ask(server, "POST", "/samples", question, {})[0] == 415
+    assert ask(server, "OPTIONS", "/samples")[0] == 405
+    assert ask(server, "GET", "/samples?turn=1")[0] == 405
 
 
 @pytest.mark.parametrize("host", ["", " ", "127.0.0.1 ", "a b", "a\0b", "a\nb", "<broadcast>", "é"])
@@ -215,17 +187,17 @@ def test_a_host_that_cannot_be_bound_is_refused(host):
         serve([], host, 0)
 
 
-def test_the_command_refuses_an_empty_host_in_one_line(specs):
-    command = [sys.executable, "-m", "foveate", "demo", "--model", specs[0], "--host", ""]
+def test_the_command_refuses_an_empty_host_in_one_line(fovmax_run):
+    command = [sys.executable, "-m", "foveate", "demo", "--model", fovmax_run, "--host", ""]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.startswith("error: --host must") and done.stderr.count("\n") == 1
 
 
-def posted(address, name, more=""):
+def posted(server, name, more=""):
     """The bytes of a request."""
     body = json.dumps(VALID[name])
-    head = f"POST /{name} HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\n"
+    head = f"POST /{name} HTTP/1.1\r\nHost: {server}\r\nContent-Type: application/json\r\n"
     return f"{head}{more}Content-Length: {len(body)}\r\n\r\n{body}".encode()
 
 
@@ -251,18 +223,18 @@ def _ended(client):
         return True
 
 
-def test_a_server_for_others_refuses_other_sites_and_ends_on_sigterm(specs, tmp_path):
+def test_a_server_for_others_refuses_other_sites_and_ends_on_sigterm(fovmax_run, tmp_path):
     with (
         ExitStack() as left,
-        serving(tmp_path, specs, "--host", "0.0.0.0", end=signal.SIGTERM) as at,
+        serving(tmp_path, [fovmax_run], "--host", "0.0.0.0", end=signal.SIGTERM) as at,
     ):
         port = urlsplit(at).port
         here, box = f"127.0.0.1:{port}", f"box.example:{port}"
         for origin, status in ((f"http://{box}", 200), ("http://evil.example", 403)):
             headers = {**JSON, "Host": box, "Origin": origin}
-            assert ask(here, "POST", "/offer", VALID["offer"], headers)[0] == status
+            assert ask(here, "POST", "/samples", VALID["samples"], headers)[0] == status
         idle = flood(left, port, [f"127.0.0.{2 + k % 10}" for k in range(250)])
-        assert ask(here, "POST", "/offer", VALID["offer"])[0] == 200
+        assert ask(here, "POST", "/samples", VALID["samples"])[0] == 200
         assert len(open_sockets(idle)) <= TOTAL
         # What is left to do when it is told to end: queued scenes, and half a request.
         for _ in range(20):
@@ -272,40 +244,41 @@ def test_a_server_for_others_refuses_other_sites_and_ends_on_sigterm(specs, tmp_
         client.sendall(posted(here, "scene")[:-1])
 
 
-def test_idle_sockets_keep_nobody_out(address):
+def test_idle_sockets_keep_nobody_out(server):
     with ExitStack() as stack:
-        idle = flood(stack, int(address.split(":")[1]), ["127.0.0.1"] * 250)
+        idle = flood(stack, int(server.split(":")[1]), ["127.0.0.1"] * 250)
         begun = time.monotonic()
-        assert ask(address, "POST", "/look", VALID["look"])[0] == 200
+        assert ask(server, "POST", "/predict", VALID["predict"])[0] == 200
         assert time.monotonic() - begun < 2
         assert len(open_sockets(idle)) <= PER_CLIENT
         assert open_sockets(idle[-5:])  # the oldest had to go
 
 
-def test_requests_under_way_are_not_cut_off(address):
+def test_requests_under_way_are_not_cut_off(server):
     """Idle sockets beyond the limit take no place from a client that waits for its reply."""
-    names = ["scene"] * 3 + ["look"] * (PER_CLIENT - 3)
+    names = ["scene"] * 3 + ["predict"] * (PER_CLIENT - 3)
     with ExitStack() as stack:
-        busy = flood(stack, int(address.split(":")[1]), ["127.0.0.1"] * PER_CLIENT)
+        busy = flood(stack, int(server.split(":")[1]), ["127.0.0.1"] * PER_CLIENT)
         for client, name in zip(busy, names, strict=True):
-            client.sendall(posted(address, name, "Connection: close\r\n"))
+            client.sendall(posted(server, name, "Connection: close\r\n"))
         time.sleep(0.5)  # the server has read them all; the scenes take longer
-        flood(stack, int(address.split(":")[1]), ["127.0.0.1"] * 100)
+        flood(stack, int(server.split(":")[1]), ["127.0.0.1"] * 100)
         for client in busy:
             client.settimeout(30)
             assert client.recv(12) == b"HTTP/1.1 200"
 
 
-def test_half_a_surrogate_pair_is_answered(address):
-    status, reply = ask(address, "POST", "/take", {"data": "", "name": "\ud800", "zoom": 1})
+def test_half_a_surrogate_pair_is_answered(server):
+    status, reply, _ = ask(server, "POST", "/upload", {"data": "", "name": "\ud800", "zoom": 1})
     assert status == 400 and json.loads(reply)["error"].startswith("\ud800 is no picture")
 
 
-def test_garbage_after_a_reply_closes_the_connection(address, folder):
+def test_garbage_after_a_reply_closes_the_connection(server, server_folder):
     """The reply does not wait for the body, whose first chunk is then none."""
-    head = posted(address, "look", "Transfer-Encoding: chunked\r\n").partition(b"Content-Length")[0]
+    whole = posted(server, "predict", "Transfer-Encoding: chunked\r\n")
+    head = whole.partition(b"Content-Length")[0]
     with ExitStack() as stack:
-        (client,) = flood(stack, int(address.split(":")[1]), ["127.0.0.1"])
+        (client,) = flood(stack, int(server.split(":")[1]), ["127.0.0.1"])
         client.sendall(head.replace(b"application/json", b"text/plain") + b"\r\n")
         reply = client.recv(65536)
         while not reply.endswith(b"}"):  # its head and its body may come apart
@@ -313,24 +286,24 @@ def test_garbage_after_a_reply_closes_the_connection(address, folder):
         assert reply.startswith(b"HTTP/1.1 415")
         client.sendall(b"no chunk\r\n")
         assert client.recv(65536) == b""
-    assert (folder / "log").read_text().count("\n") == 1
+    assert (server_folder / "log").read_text().count("\n") == 1
 
 
-def test_random_bad_requests_are_refused_without_a_traceback(address, folder):
+def test_random_bad_requests_are_refused_without_a_traceback(server, server_folder):
     chosen = os.environ.get("PAGE_CASE")
     seen = {}
     for number in [int(chosen)] if chosen else range(CASES):
-        request, complete = bad_request(number, address)
-        reply = raw(address, request, complete)
+        request, complete = bad_request(number, server)
+        reply = raw(server, request, complete)
         again = f"PAGE_CASE={number} python -m pytest tests/hostile/test_page.py -k random"
         reply = reply.removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
         status = int(reply[9:12]) if reply.startswith(b"HTTP/1.1 ") else 0
         fine = status == 200 or 400 <= status < 500 or (reply == b"" and not complete)
         assert fine, f"{reply[:200]}; {again}"
-        log = (folder / "log").read_text()
+        log = (server_folder / "log").read_text()
         assert log.count("\n") == 1, f"{log}; {again}"
         seen[status] = seen.get(status, 0) + 1
-    assert ask(address, "POST", "/look", VALID["look"])[0] == 200
+    assert ask(server, "POST", "/predict", VALID["predict"])[0] == 200
     assert chosen or {200, 400, 403, 404, 405, 415} <= seen.keys(), seen
 
 
