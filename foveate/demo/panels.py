@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-import torch
 from PIL import Image
 from torch import Tensor
 
@@ -21,21 +20,18 @@ DASH = 7  # pixels, as in page.css: windows of two networks that coincide altern
 LEAST = 3  # percent of its height that a bar has at least, to be seen
 
 
-def picture(pixels: Tensor, alt: str = "", kind: str = "") -> str:
-    """An <img> of grey pixels (H, W) from the data set's black to its white."""
-    grey = ((pixels - BACKGROUND) * (255 / (-2 * BACKGROUND))).clamp(0, 255).to(torch.uint8)
-    return image(Image.fromarray(grey.numpy()), alt, kind)
+def grey(pixels: Tensor, light: float = 1.0) -> Image.Image:
+    """Pixels (H, W) of the data set in grey, from its background to `light` times white."""
+    values = ((pixels - BACKGROUND) * (255 * light / (-2 * BACKGROUND))).clamp(0, 255)
+    return Image.fromarray(values.byte().numpy())
 
 
-def image(drawn: Image.Image, alt: str = "", kind: str = "") -> str:
+def image(drawn: Image.Image, alt: str) -> str:
     """An <img> that carries its own data; decoded at once, so that nothing flickers."""
     buffer = io.BytesIO()
     drawn.save(buffer, "PNG", compress_level=1)
     data = base64.b64encode(buffer.getvalue()).decode()
-    return (
-        f'<img class="{kind}" alt="{escape(alt)}" decoding="sync" '
-        f'src="data:image/png;base64,{data}">'
-    )
+    return f'<img alt="{escape(alt)}" decoding="sync" src="data:image/png;base64,{data}">'
 
 
 def frame(view: DigitView) -> str:
@@ -52,7 +48,7 @@ def frame(view: DigitView) -> str:
                 f'<rect class="net{k}" stroke-dashoffset="{DASH * k}" x="{corner:.1f}" '
                 f'y="{corner:.1f}" width="{side:.1f}" height="{side:.1f}"/>'
             )
-    shown = picture(view.frame, f"the digit at scale {view.zoom:.2f}")
+    shown = image(grey(view.frame), f"the digit at scale {view.zoom:.2f}")
     return f'{shown}<svg viewBox="0 0 {size} {size}" aria-hidden="true">{"".join(windows)}</svg>'
 
 
@@ -104,7 +100,7 @@ def _patches(patches: Tensor, scales: Sequence[float], won: Mapping[int, int | N
     count, size = patches.shape[0], patches.shape[-1]
     strip = patches.movedim(0, 1).reshape(size, count * size)
     names = ", ".join(f"{scale:.2g}" for scale in scales)
-    shown = picture(strip, f"the patches of the channels of scale {names}")
+    shown = image(grey(strip), f"the patches of the channels of scale {names}")
     marks = "".join(
         f'<i class="net{k}" style="--at:{channel};--k:{place}"></i>'
         for place, (k, channel) in enumerate(won.items())

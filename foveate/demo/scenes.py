@@ -1,20 +1,20 @@
 """Scenes with several digits of different sizes, and a network's prediction at every place."""
 # Shape letters: K classes, h w places, H W pixels.
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from PIL import Image
+from PIL import Image, ImageColor, ImageOps
 from torch import Tensor
 
 from foveate.data.large_scale import BACKGROUND, rescale
 from foveate.data.sources import Split
 from foveate.demo.networks import Contender
-from foveate.demo.panels import TICKS, image, picture
+from foveate.demo.panels import TICKS, grey, image
 from foveate.errors import ConfigError
 from foveate.models.channels import ScaleChannels
 from foveate.models.sliding import LocalMaps, local_maps
@@ -33,11 +33,9 @@ CLASSES = (
 )  # fmt: skip
 SMALL, LARGE = "#3f51d6", "#ffe14d"  # of scales: from blue to yellow, told apart by all eyes
 DIM = 0.45  # of the scene's light below a map
-Colours = npt.NDArray[np.float64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Placed:
+class Placed(NamedTuple):
     """A digit in a scene: its middle in pixels from the top left, its scale and its class."""
 
     y: int
@@ -91,16 +89,17 @@ def draw(contender: Contender, scene: Tensor, placed: Sequence[Placed]) -> str:
     assert isinstance(contender.net, ScaleChannels)
     maps = local_maps(contender.net, scene, STEP)
     boxes = "".join(_box(digit, maps, contender.window) for digit in placed)
-    height, width = scene.shape[-2:]
-    over = f'<svg viewBox="0 0 {width} {height}" aria-hidden="true">{boxes}</svg>'
-    classes = np.stack([_rgb(colour) for colour in CLASSES])[maps.logits[0].argmax(0).numpy()]
-    shades = _shade(maps.scales[0].numpy(), contender.scales)
-    legend = _scale_legend(contender.scales)
+    over = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true">{boxes}</svg>'
     best = "What it says at each digit, and the window in which it saw it best"
+    classes, scales = _class_map(maps), _scale_map(maps, contender.scales)
     figures = (
-        _figure(picture(scene[0, 0], "the scene") + over, best),
+        _figure(image(grey(scene[0, 0]), "the scene") + over, best),
         _figure(_overlay(scene, classes, maps), "Class, where it is sure", _class_legend()),
-        _figure(_overlay(scene, shades, maps), "Scale of the strongest channel", legend),
+        _figure(
+            _overlay(scene, scales, maps),
+            "Scale of the strongest channel",
+            _scale_legend(contender.scales),
+        ),
     )
     return f'<div class="maps">{"".join(figures)}</div>'
 
@@ -130,30 +129,28 @@ def _box(digit: Placed, maps: LocalMaps, window: int) -> str:
     )
 
 
-def _overlay(scene: Tensor, colours: Colours, maps: LocalMaps) -> str:
-    """The scene in grey, with colours (h, w, 3) of 0 to 255 where the network is confident."""
+def _overlay(scene: Tensor, colours: Image.Image, maps: LocalMaps) -> str:
+    """The scene in grey, with the colours of a map where the network is confident."""
     first, second = maps.logits[0].topk(2, 0).values
     sure = ((first - second - 1) / 4).clamp(0, 0.85)  # a margin of 5 is a probability of 99 %
-    grey = ((scene[0, 0] - BACKGROUND) * (255 * DIM / (-2 * BACKGROUND))).clamp(0, 255).numpy()
-    size = (scene.shape[-1], scene.shape[-2])
-    smooth = Image.fromarray(sure.numpy()).resize(size, Image.Resampling.BILINEAR)
-    alpha = np.asarray(smooth)[..., None]
-    flat = Image.fromarray(colours.astype(np.uint8)).resize(size, Image.Resampling.NEAREST)
-    mixed = alpha * np.asarray(flat) + (1 - alpha) * grey[..., None]
-    return image(Image.fromarray(mixed.astype(np.uint8)), "a map over the scene")
+    below = grey(scene[0, 0], DIM).convert("RGB")
+    mask = Image.fromarray((255 * sure).byte().numpy())
+    mask = mask.resize(below.size, Image.Resampling.BILINEAR)
+    above = colours.convert("RGB").resize(below.size, Image.Resampling.NEAREST)
+    return image(Image.composite(above, below, mask), "a map over the scene")
 
 
-def _shade(scales: npt.NDArray[np.float32], known: Sequence[float]) -> Colours:
-    """Colours (..., 3) from the smallest to the largest of the known scales."""
-    low, high = np.log2(known[0]), np.log2(known[-1])
-    along = (np.log2(scales) - low) / max(high - low, 1e-9)
-    small, large = _rgb(SMALL), _rgb(LARGE)
-    mixed: Colours = small + along[..., None] * (large - small)
-    return mixed
+def _class_map(maps: LocalMaps) -> Image.Image:
+    classes = Image.fromarray(maps.logits[0].argmax(0).byte().numpy())
+    classes.putpalette([value for colour in CLASSES for value in ImageColor.getrgb(colour)])
+    return classes
 
 
-def _rgb(colour: str) -> Colours:
-    return np.array([int(colour[k : k + 2], 16) for k in (1, 3, 5)], np.float64)
+def _scale_map(maps: LocalMaps, known: Sequence[float]) -> Image.Image:
+    """Colours from the smallest to the largest of the known scales."""
+    octaves = max(math.log2(known[-1] / known[0]), 1e-9)
+    along = 255 * (maps.scales[0] / known[0]).log2() / octaves
+    return ImageOps.colorize(Image.fromarray(along.clamp(0, 255).byte().numpy()), SMALL, LARGE)
 
 
 def _class_legend() -> str:
