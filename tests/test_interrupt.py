@@ -141,14 +141,20 @@ def interrupting(function, at, number=signal.SIGINT):
     return wrapped
 
 
+def interrupted(monkeypatch, folder, owner, name, replacement):
+    """Train with one function replaced by one that presses Ctrl-C; the folder of the run."""
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, replacement)
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(), folder)
+    return RunFolder(folder)
+
+
 @pytest.mark.parametrize("at", [1, STEPS, STEPS + 2])
 def test_ctrl_c_inside_a_step_waits_for_its_end(tmp_path, whole, monkeypatch, at):
     """Half of the weights moved and half not: that could not be gone on from."""
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "make_step", _interrupted_between_weights(at))
-        with pytest.raises(KeyboardInterrupt):
-            train(tiny(), tmp_path)
-    progress = RunFolder(tmp_path).load()[0]
+    step = _interrupted_between_weights(at)
+    progress = interrupted(monkeypatch, tmp_path, session, "make_step", step).load()[0]
     assert progress.epoch * STEPS + progress.step == at
     train(tiny(), tmp_path)
     assert_as_if_nothing_had_been(tmp_path, whole)
@@ -179,41 +185,29 @@ def test_a_handler_set_while_signals_wait_stays():
 
 
 def test_ctrl_c_in_validation_does_not_lose_the_epoch(tmp_path, whole, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "answer", interrupting(session.answer, 2))
-        with pytest.raises(KeyboardInterrupt):
-            train(tiny(), tmp_path)
-    progress = RunFolder(tmp_path).load()[0]
+    validating = interrupting(session.answer, 2)
+    progress = interrupted(monkeypatch, tmp_path, session, "answer", validating).load()[0]
     assert (progress.epoch, progress.step, len(progress.metrics)) == (1, STEPS, 1)
     train(tiny(), tmp_path)
     assert_as_if_nothing_had_been(tmp_path, whole)
 
 
 def test_ctrl_c_while_images_are_prepared_stops_at_once(tmp_path, whole, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "open_batches", interrupting(session.open_batches, 2))
-        with pytest.raises(KeyboardInterrupt):
-            train(tiny(), tmp_path)
-    assert not RunFolder(tmp_path).saved
+    preparing = interrupting(session.open_batches, 2)
+    assert not interrupted(monkeypatch, tmp_path, session, "open_batches", preparing).saved
     train(tiny(), tmp_path)
     assert_as_if_nothing_had_been(tmp_path, whole)
 
 
 def test_ctrl_c_while_saving_keeps_one_good_state(tmp_path, whole, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", interrupting(os.replace, 3))
-        with pytest.raises(KeyboardInterrupt):
-            train(tiny(), tmp_path)
+    interrupted(monkeypatch, tmp_path, os, "replace", interrupting(os.replace, 3))
     train(tiny(), tmp_path)
     assert_as_if_nothing_had_been(tmp_path, whole)
 
 
 def test_the_time_before_an_interruption_is_counted_too(tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(session, "make_step", _interrupted_between_weights(STEPS + 2))
-        with pytest.raises(KeyboardInterrupt):
-            train(tiny(), tmp_path)
-    before = RunFolder(tmp_path).load()[0].share
+    step = _interrupted_between_weights(STEPS + 2)
+    before = interrupted(monkeypatch, tmp_path, session, "make_step", step).load()[0].share
     entries = train(tiny(), tmp_path).metrics()
     assert 0 < entries[0]["share"] < before < entries[1]["share"] < entries[2]["share"]
 
