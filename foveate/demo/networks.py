@@ -14,8 +14,9 @@ from foveate.data.sources import DIGITS
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.predict import Network, find_network
 from foveate.evaluation.results import read_results
-from foveate.models.answers import answers, seen_at, strongest_channel
+from foveate.execution.plan import predict
 from foveate.models.channels import ScaleChannels
+from foveate.models.outputs import selected_scale, strongest_channel
 from foveate.models.pretrained import pretrained_info, pretrained_names
 from foveate.paper.tables import network_title
 from foveate.training.config import TrainConfig
@@ -111,7 +112,7 @@ def channel_scales(contenders: Sequence[Contender]) -> tuple[float, ...]:
 
 
 def _answer(network: Network, frame: Tensor) -> Answer:
-    said = answers(network.net, frame)
+    said = predict(network.net, frame)
     probabilities = tuple(said.logits[0].double().softmax(0).tolist())
     if said.channels is None:
         return Answer(probabilities=probabilities)
@@ -119,7 +120,7 @@ def _answer(network: Network, frame: Tensor) -> Answer:
         probabilities=probabilities,
         strengths=tuple(said.channels[0, :, int(said.logits[0].argmax())].tolist()),
         channel=int(strongest_channel(said)),
-        scale=float(seen_at(said, network.scales)),
+        scale=float(selected_scale(said, network.scales)),
     )
 
 

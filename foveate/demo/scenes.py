@@ -12,8 +12,9 @@ from foveate.data.large_scale import BACKGROUND, rescale
 from foveate.data.sources import Split
 from foveate.demo.networks import Contender
 from foveate.errors import ConfigError
+from foveate.execution.plan import local_maps
 from foveate.models.channels import ScaleChannels
-from foveate.models.sliding import LocalMaps, local_maps
+from foveate.models.sliding import LocalMaps
 
 HEIGHT, WIDTH = 224, 320
 STEP = 4  # pixels from one place to the next

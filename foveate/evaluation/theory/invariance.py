@@ -128,7 +128,7 @@ def _measure(net: ScaleChannels, seed: int, about: tuple[float, float] = ORIGIN)
         net.patches(picture.transform(1.0, ORIGIN, about).sampled(FRAME), centre)
         for picture in (image, image.scaled(FACTOR))
     ]
-    ours, theirs = (net.answer(view)[0] for view in views)
+    ours, theirs = (net.forward_patches(view)[0] for view in views)
     steps = sum(scale * FACTOR > GRID.high for scale in GRID)
     error = _pixel_error(image) + _pixel_error(image.scaled(FACTOR)).roll(-steps, 0)
     backbone = net.backbone
