@@ -187,7 +187,7 @@ def of_a_run() -> Table:
         run.save(Progress(), state)
         checkpoint = run.resume.stat().st_size
     with torch.no_grad():
-        patches = net.patches(torch.zeros(1, 1, 112, 112))
+        (patches,) = prepare(net, torch.zeros(1, 1, 112, 112)).inputs
         windows = cut_windows(patches.flatten(0, 1))  # what is prepared on a GPU
     return {
         "weights, kB": weights / 1e3,
