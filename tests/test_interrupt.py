@@ -180,7 +180,7 @@ def test_a_handler_set_while_signals_wait_stays():
 
 def test_ctrl_c_in_validation_does_not_lose_the_epoch(tmp_path, whole, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(session, "answer", interrupting(session.answer, 2))
+        patch.setattr(session, "logits", interrupting(session.logits, 2))
         with pytest.raises(KeyboardInterrupt):
             train(tiny(), tmp_path)
     progress = RunFolder(tmp_path).load()[0]

@@ -163,9 +163,7 @@ def test_a_folder_streams_the_images_that_a_resident_run_has(tmp_path, picture_f
             for one, other in zip(streamed(order, 16), resident(order, 16), strict=True):
                 (some, tags), (same, labels) = one.pick(), other.pick()
                 assert torch.equal(tags, labels)
-                torch.testing.assert_close(
-                    some.inputs[0], same.inputs[0], atol=5e-5, rtol=0
-                )  # as for tars
+                torch.testing.assert_close(some.inputs[0], same.inputs[0], atol=5e-5, rtol=0)
     opened.clear()
     run = train(replace(config, epochs=1), tmp_path / "run", stream=True)
     assert len(opened) == 2 + 50 + 11  # the first for either split, then each once
