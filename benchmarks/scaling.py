@@ -25,8 +25,9 @@ from channels import Step
 from scaling_tables import DOC, RESULTS, refresh
 
 from foveate.data.sources import load_source
-from foveate.execution import windows as fast
-from foveate.execution.captured import plain_step, prepare
+from foveate.execution.captured import Batch, plain_step
+from foveate.execution.plan import prepare
+from foveate.execution.windows import cut_windows
 from foveate.models.zoo import ModelConfig, model_config
 from foveate.scales import ScaleGrid
 from foveate.sweeps.jobs import Job, Outcome, perform, records_of, winners_of
@@ -57,18 +58,18 @@ def medians(steps: dict[str, Step], rounds: int = ROUNDS) -> Table:
     return {name: median(times) for name, times in taken.items()}
 
 
-def step_of(model: ModelConfig, batch: int = 32) -> Step:
+def step_of(model: ModelConfig, count: int = 32) -> Step:
     """A training step on prepared random images."""
     torch.manual_seed(0)
     config = TrainConfig(model=model)
     net = model.build()
-    images, labels = torch.randn(batch, 1, 112, 112), torch.randint(0, 10, (batch,))
+    images, labels = torch.randn(count, 1, 112, 112), torch.randint(0, 10, (count,))
     with torch.no_grad():
-        inputs = prepare(net, images, "float32")
+        batch = Batch(prepare(net, images), labels)
     train_on = plain_step(net, adam(net, config, CPU), "float32")
 
     def step() -> None:
-        train_on(inputs, labels)
+        train_on(batch)
 
     return step
 
@@ -186,8 +187,8 @@ def of_a_run() -> Table:
         run.save(Progress(), state)
         checkpoint = run.resume.stat().st_size
     with torch.no_grad():
-        (patches,) = prepare(net, torch.zeros(1, 1, 112, 112), "float32")
-        windows = fast.windows(patches.flatten(0, 1))  # what is prepared on a GPU
+        (patches,) = prepare(net, torch.zeros(1, 1, 112, 112)).inputs
+        windows = cut_windows(patches.flatten(0, 1))  # what is prepared on a GPU
     return {
         "weights, kB": weights / 1e3,
         "checkpoint, kB": checkpoint / 1e3,

@@ -24,7 +24,8 @@ from channels import captured, fovavg, milliseconds, obvious, plainly, training_
 
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
-from foveate.execution.captured import CapturedStep, plain_step, prepare
+from foveate.execution.captured import Batch, CapturedStep, plain_step
+from foveate.execution.plan import prepare
 from foveate.training.checkpoint import Progress, RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.loop import train_together
@@ -39,11 +40,11 @@ def one_step() -> dict[str, float]:
     net, loop = fovavg("cuda"), plainly(fovavg("cuda"))
     adam = torch.optim.Adam(net.parameters(), 3e-3, fused=True, capturable=True)
     with torch.no_grad():
-        inputs = prepare(net, images, "bf16")
+        batch = Batch(prepare(net, images, "bf16"), labels)
     step = CapturedStep(net, adam, "bf16", batch=128, compiled=True)
     slow = training_step(lambda: obvious(loop, images), loop, labels)
     return {
-        "step, ms": milliseconds(lambda: step(inputs, labels)),
+        "step, ms": milliseconds(lambda: step(batch)),
         "obvious loop, ms": milliseconds(slow, 20),
         "obvious loop captured, ms": milliseconds(captured(slow), 20),
     }
@@ -66,10 +67,10 @@ def one_epoch() -> dict[str, float]:
         other.step()
     middle = time.perf_counter()
     with torch.no_grad():
-        (patches,) = prepare(net, shown, "float32")
+        ready = prepare(net, shown)
     step = plain_step(net, adam, "float32")
     for chosen in order:
-        step((patches[chosen],), labels[chosen])
+        step(Batch(ready, labels, chosen))
     ours, slow = time.perf_counter() - middle, middle - start
     return {"ours, s": ours, "obvious loop, s": slow, "ratio": slow / ours}
 

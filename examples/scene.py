@@ -65,7 +65,8 @@ def train(split: Split, epochs: int) -> ScaleChannels:
     for epoch in range(epochs):
         total = 0.0
         for batch in torch.randperm(len(split)).split(64):
-            loss = F.cross_entropy(net.combine(net.answer(patches[batch])), split.labels[batch])
+            logits = net.combine(net.forward_patches(patches[batch]))
+            loss = F.cross_entropy(logits, split.labels[batch])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from tiny_runs import MODEL, same_bits, tiny, weights
 from torch import nn
 
-from foveate.execution.captured import plain_step
+from foveate.execution import definition, patches
+from foveate.execution.captured import Batch, plain_step
+from foveate.execution.plan import Prepared
 from foveate.models.channels import ScaleChannels
 from foveate.models.zoo import ModelConfig
 from foveate.training.checkpoint import RunFolder
@@ -36,8 +38,9 @@ def steps_of(net, batches, make):
     step = make(net, torch.optim.Adam(net.parameters(), lr=3e-3))
     losses = []
     for images, labels in batches:
-        patches = net.patches(images) if isinstance(net, ScaleChannels) else images
-        losses.append(float(step((patches,), labels)))
+        plan = patches if isinstance(net, ScaleChannels) else definition
+        ready = Prepared(plan, plan.prepare(net, images, images.dtype))
+        losses.append(float(step(Batch(ready, labels))))
     return torch.tensor(losses, dtype=torch.float64)
 
 

@@ -4,8 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from foveate.execution import windows as fast
-from foveate.execution.captured import answer
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
 
@@ -31,42 +29,25 @@ def draws(outputs):
 def test_an_average_leaves_out_the_same_units_in_all_channels_of_an_image(recompute):
     averaging = net()
     averaging.recompute = recompute
-    among, within = draws(averaging.answer(PATCHES))
+    among, within = draws(averaging.forward_patches(PATCHES))
     assert among > IMAGES / 2
     assert within == 1
 
 
 @pytest.mark.parametrize("pool", ["max", "logsumexp", "concat"])
 def test_with_other_pools_every_channel_draws(pool):
-    assert draws(net(pool).answer(PATCHES))[1] == len(SCALES)
+    assert draws(net(pool).forward_patches(PATCHES))[1] == len(SCALES)
 
 
 def test_a_backbone_of_ones_own_draws_as_it_will():
     own = nn.Sequential(nn.Flatten(), nn.Linear(SIZE**2, 20), nn.Dropout(0.5), nn.Linear(20, 10))
-    assert draws(net(backbone=own).answer(PATCHES))[1] == len(SCALES)
+    assert draws(net(backbone=own).forward_patches(PATCHES))[1] == len(SCALES)
 
 
 def test_nothing_is_left_out_in_evaluation_or_where_dropout_is_off():
-    plain = net(dropout=0.0).answer(PATCHES)
+    plain = net(dropout=0.0).forward_patches(PATCHES)
     assert draws(plain)[0] == 1
-    torch.testing.assert_close(net().eval().answer(PATCHES), plain, atol=1e-12, rtol=0)
+    torch.testing.assert_close(net().eval().forward_patches(PATCHES), plain, atol=1e-12, rtol=0)
     frozen = net()
     frozen.backbone.dropout.eval()
-    torch.testing.assert_close(frozen.answer(PATCHES), plain, atol=1e-12, rtol=0)
-
-
-@pytest.mark.parametrize("pool", ["avg", "max"])
-def test_prepared_images_meet_the_dropout_of_the_network(pool):
-    """The form that trains on a GPU, with the windows and moments of random patches."""
-    backbone = ConvNet((4, 4), SIZE, hidden=20, dropout=0.5)
-    both = net(pool, backbone=backbone)
-    patches = torch.randn(IMAGES, len(SCALES), 1, SIZE, SIZE, dtype=torch.float64)
-    cut = fast.windows(patches.flatten(0, 1)).unflatten(0, (IMAGES, -1))
-    mean, covariance = fast.window_moments(cut.flatten(1, 3))
-    square = covariance + mean[:, :, None] * mean[:, None, :]
-    torch.manual_seed(1)
-    prepared = answer(both, (cut, mean, square))
-    torch.manual_seed(1)
-    torch.testing.assert_close(prepared, answer(both, (patches,)), atol=1e-9, rtol=0)
-    torch.manual_seed(2)
-    assert not torch.allclose(prepared, answer(both, (patches,)))
+    torch.testing.assert_close(frozen.forward_patches(PATCHES), plain, atol=1e-12, rtol=0)

@@ -57,7 +57,7 @@ def test_a_random_network_is_invariant_up_to_interpolation(steps):
     constant = sensitivity(net.backbone, before.flatten(0, 1), after.flatten(0, 1))
     error = f.interpolation_error() + f.interpolation_error(factor)
     bound = constant.unflatten(0, before.shape[:2]) * error[:, None, None]
-    answers = [net.answer(p).detach() for p in patches]
+    answers = [net.forward_patches(p).detach() for p in patches]
     first, second = shifted(*answers, steps)
     assert bound.max() < first.std() / 10  # the bound is small against what the network says
     assert ((second - first).abs() <= bound).all()

@@ -30,7 +30,7 @@ def test_training_moves_weights_and_shares_batch_norm(pool):
 
 def test_answering_patches_that_were_cut_before_is_the_same():
     net, images = small_net(), random_images(3, 1, 24, 30, dtype=torch.float64)
-    torch.testing.assert_close(net.combine(net.answer(net.patches(images))), net(images))
+    torch.testing.assert_close(net.combine(net.forward_patches(net.patches(images))), net(images))
 
 
 @pytest.mark.parametrize("pool", ["max", "avg", "logsumexp", "concat"])

@@ -20,6 +20,7 @@ import foveate.training.distributed as distributed
 import foveate.training.session as session
 from foveate.cli.app import run as command_line
 from foveate.errors import ConfigError
+from foveate.execution.convnet import features
 from foveate.models.backbone import ConvNet
 from foveate.training.checkpoint import RunFolder
 from foveate.training.distributed import Team, joined
@@ -98,7 +99,7 @@ def test_a_batch_norm_of_another_kind_is_not_left_out():
 
     net, images = ConvNet((4, 8), 12).eval(), torch.randn(3, 1, 12, 12)
     net.trunk[1].__class__ = Other
-    torch.testing.assert_close(net.features(images), net.trunk(images))
+    torch.testing.assert_close(features(net, images), net.trunk(images))
 
 
 def test_usage_errors_are_said_by_the_first_process(monkeypatch, capsys):

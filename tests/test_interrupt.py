@@ -185,8 +185,8 @@ def test_a_handler_set_while_signals_wait_stays():
 
 
 def test_ctrl_c_in_validation_does_not_lose_the_epoch(tmp_path, whole, monkeypatch):
-    validating = interrupting(session.answer, 2)
-    progress = interrupted(monkeypatch, tmp_path, session, "answer", validating).load()[0]
+    validating = interrupting(session.logits, 2)
+    progress = interrupted(monkeypatch, tmp_path, session, "logits", validating).load()[0]
     assert (progress.epoch, progress.step, len(progress.metrics)) == (1, STEPS, 1)
     train(tiny(), tmp_path)
     assert_as_if_nothing_had_been(tmp_path, whole)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from native_trunks import assert_agrees, assert_near, forgotten, gradients, made, tolerance
 
+from foveate.execution import convnet
 from foveate.execution.native import stages as native_stages
 from foveate.execution.native import trunk as native_ops
 from foveate.execution.native.passes import fold
@@ -86,7 +87,7 @@ def test_it_agrees_for_every_length_of_vectors(target, monkeypatch, tmp_path):
 
 def outcome(net, images):
     net = copy.deepcopy(net)
-    features = net.features(images)
+    features = convnet.features(net, images)
     return [features.detach(), *gradients(net.trunk, features), *net.trunk.buffers()]
 
 
@@ -110,7 +111,7 @@ def test_graphs_that_live_at_the_same_time_do_not_share_their_maps():
     net, one, other = made(), torch.randn(8, 1, 28, 28), torch.randn(8, 1, 28, 28)
     expected = [outcome(net, one)[1:], outcome(net, other)[1:]]
     nets = [copy.deepcopy(net), copy.deepcopy(net)]
-    features = [n.features(i) for n, i in zip(nets, (one, other), strict=True)]
+    features = [convnet.features(n, i) for n, i in zip(nets, (one, other), strict=True)]
     slope = torch.randn(features[0].shape, generator=torch.Generator().manual_seed(3))
     for n, f in zip(nets, features, strict=True):
         for _ in range(2):
@@ -123,14 +124,14 @@ def test_graphs_that_live_at_the_same_time_do_not_share_their_maps():
 
 def test_nan_spoils_its_own_image_only():
     net, images = made().eval(), torch.randn(6, 1, 28, 28)
-    clean = net.features(images)
+    clean = convnet.features(net, images)
     images[2, 0, 11, 13] = torch.nan
-    found, plain = net.features(images), net.trunk(images)
+    found, plain = convnet.features(net, images), net.trunk(images)
     assert torch.equal(found.isnan(), plain.isnan()) and bool(found[2].isnan().any())
     others = [0, 1, 3, 4, 5]
     assert torch.equal(found[others], clean[others])
     infinite = images.nan_to_num(torch.inf)
-    assert torch.equal(net.features(infinite).isfinite(), net.trunk(infinite).isfinite())
+    assert torch.equal(convnet.features(net, infinite).isfinite(), net.trunk(infinite).isfinite())
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -141,7 +142,7 @@ def test_without_gradients_it_gives_the_same(training, monkeypatch):
     right = outcome(net, images)
     monkeypatch.setattr(native_ops, "CHUNK", 2)
     with torch.no_grad():
-        found = net.features(images)
+        found = convnet.features(net, images)
     assert torch.equal(found, right[0]) and not found.requires_grad
     assert all(torch.equal(a, b) for a, b in zip(net.trunk.buffers(), right[17:], strict=True))
 
@@ -156,7 +157,7 @@ def test_defaults_of_pytorch_do_not_matter(training):
     try:
         with torch.device("meta"):
             other = copy.deepcopy(net)
-            features = other.features(images)
+            features = convnet.features(other, images)
             features.backward(slope)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -172,7 +173,7 @@ def test_the_layout_of_weights_does_not_matter():
 def test_the_mode_on_the_way_forward_counts():
     net, images = made().train(), torch.randn(4, 1, 28, 28)
     right = outcome(net, images)[1:17]
-    features = net.features(images)
+    features = convnet.features(net, images)
     net.eval()
     assert all(torch.equal(*p) for p in zip(gradients(net.trunk, features), right, strict=True))
 
@@ -180,7 +181,7 @@ def test_the_mode_on_the_way_forward_counts():
 def test_autograd_hears_that_running_statistics_have_changed():
     net, images = made(), torch.randn(4, 1, 28, 28)
     plain = net.eval().trunk(images)  # keeps them for its way back
-    net.train().features(images)
+    convnet.features(net.train(), images)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         plain.sum().backward()
 
@@ -189,7 +190,7 @@ def test_frozen_weights_get_no_gradient():
     net = made()
     net.trunk[3].weight.requires_grad_(False)
     net.trunk[0].weight.requires_grad_(False)
-    net.features(torch.randn(3, 1, 28, 28)).sum().backward()
+    convnet.features(net, torch.randn(3, 1, 28, 28)).sum().backward()
     assert net.trunk[3].weight.grad is None and net.trunk[0].weight.grad is None
     assert net.trunk[6].weight.grad is not None
 

@@ -8,7 +8,9 @@ import torch
 from native_trunks import made, steps_aside
 from torch.autograd import forward_ad
 
+from foveate.execution import convnet
 from foveate.execution.native import trunk as native_ops
+from foveate.execution.plan import logits, predict, prepare
 
 _needs_a_compiler = native_trunks._needs_a_compiler  # a fixture for every test
 
@@ -50,26 +52,37 @@ def test_hooks_see_every_layer():
 
 def test_one_value_per_channel_is_refused_as_by_the_plain_trunk():
     with pytest.raises(ValueError, match="more than 1 value"):
-        made((16, 16), 5)(torch.randn(1, 1, 5, 5))
+        predict(made((16, 16), 5), torch.randn(1, 1, 5, 5))
 
 
 def test_images_that_want_gradients_get_them():
-    images = torch.randn(3, 1, 28, 28, requires_grad=True)
-    made()(images).sum().backward()
+    net, images = made(), torch.randn(3, 1, 28, 28, requires_grad=True)
+    logits(net, prepare(net, images)).sum().backward()
     assert float(images.grad.abs().sum()) > 0
 
 
 def test_compilers_and_transforms_see_the_plain_operations():
     net, images = made().eval(), torch.randn(3, 1, 28, 28)
-    right = net(images)
-    compiled = torch.compile(net, backend="eager", fullgraph=True)
+
+    def run(images):
+        return logits(net, prepare(net, images))
+
+    right = run(images)
+    compiled = torch.compile(run, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(images), right, atol=1e-4, rtol=0)
-    exported = torch.export.export(net, (images,)).module()
-    torch.testing.assert_close(exported(images), right, atol=1e-4, rtol=0)
     parameters = dict(net.named_parameters())
 
+    class Door(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = net
+
+        def forward(self, images):
+            return logits(self.net, prepare(self.net, images))
+
     def loss(values):
-        return torch.func.functional_call(net, values, (images,)).square().sum()
+        given = {f"net.{name}": value for name, value in values.items()}
+        return torch.func.functional_call(Door(), given, (images,)).square().sum()
 
     found = torch.func.grad(loss)(parameters)
     net(images).square().sum().backward()
@@ -80,7 +93,7 @@ def test_compilers_and_transforms_see_the_plain_operations():
 
 def test_no_second_derivatives():
     net = made()
-    out = net.features(torch.randn(2, 1, 28, 28)).square().sum()
+    out = convnet.features(net, torch.randn(2, 1, 28, 28)).square().sum()
     (slope,) = torch.autograd.grad(out, net.trunk[3].weight, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         slope.sum().backward()

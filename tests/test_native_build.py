@@ -10,6 +10,7 @@ import pytest
 import torch
 from native_trunks import assert_agrees, forgotten, made, steps_aside
 
+from foveate.execution import convnet
 from foveate.execution.native.stages import Job
 from foveate.native import build
 from foveate.native.calls import call
@@ -20,7 +21,7 @@ _needs_a_compiler = native_trunks._needs_a_compiler  # a fixture for every test
 def assert_plain_path_works():
     net, images = made().eval(), torch.randn(2, 1, 28, 28)
     assert build.library() is None and steps_aside(net.trunk, images)
-    torch.testing.assert_close(net.features(images), net.trunk(images), atol=1e-5, rtol=0)
+    torch.testing.assert_close(convnet.features(net, images), net.trunk(images), atol=1e-5, rtol=0)
 
 
 def test_without_because_it_was_switched_off(monkeypatch):

@@ -172,7 +172,7 @@ def test_dropout_draws_anew_in_every_step_and_group():
     first, second = net(images), net(images)
     assert not torch.equal(first, second)
     same = torch.ones(1, 1, 1, SIZE, SIZE, dtype=torch.float64).expand(6, 5, -1, -1, -1)
-    answers = net.answer(same)  # the same patch to every channel of every image
+    answers = net.forward_patches(same)  # the same patch to every channel of every image
     assert len(answers.detach().flatten(0, 1).unique(dim=0)) > 6
     torch.manual_seed(0)
     assert torch.equal(net(images), first)
@@ -235,7 +235,7 @@ def test_one_group_of_activations_is_kept_at_a_time():
         net.recompute = recompute
         patches = net.patches(images)
         with Kept() as kept:
-            F.cross_entropy(net.combine(net.answer(patches)), labels).backward()
+            F.cross_entropy(net.combine(net.forward_patches(patches)), labels).backward()
         assert kept.now == 0
         fixed = 4 * (patches.numel() + sum(p.numel() for p in net.parameters()))
         return kept.peak, fixed

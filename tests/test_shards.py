@@ -20,7 +20,6 @@ from foveate.data.shards import open_shards
 from foveate.data.sources import Split, load_source
 from foveate.data.store import FileSpec, ScaledFile, ScaleRange, write
 from foveate.errors import ConfigError, DataError
-from foveate.execution.captured import pick
 from foveate.training.checkpoint import RunFolder
 from foveate.training.data import fitted, made_from, open_batches
 from foveate.training.loop import train
@@ -161,10 +160,10 @@ def test_tars_are_shown_as_the_same_pictures_from_memory(tar_folder, scales):
     streamed = open_batches(config, *rest)(order, 16)
     resident = open_batches(replace(config, source="mnist-5k"), *rest)(order, 16)
     for one, other in zip(streamed, resident, strict=True):
-        (some, tags), (same, labels) = pick(*one), pick(*other)
+        (some, tags), (same, labels) = one.pick(), other.pick()
         # Values of 0 to 255 pass four products of at most 28 or 24 terms; 0.02 (2 / pi) scales
         # them down: 4 · 28 · 255 · 2^-24 · 0.013 is the largest error of rounding in either.
-        torch.testing.assert_close(some[0], same[0], atol=5e-5, rtol=0)
+        torch.testing.assert_close(some.inputs[0], same.inputs[0], atol=5e-5, rtol=0)
         assert torch.equal(tags, labels)
 
 

@@ -8,6 +8,8 @@ from formulas import blobs, sensitivity, shake
 from torch import nn
 
 from foveate.errors import ConfigError
+from foveate.execution import canvas
+from foveate.execution.plan import choose, logits, prepare
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import PAPER_SCALES, ScaleChannels
 from foveate.models.sliding import SlidingChannels, local_maps
@@ -122,22 +124,16 @@ def test_asking_the_winners_again_gives_the_logits_and_gradients_of_all_windows(
         (4, 4), SIZE, channels=2, classes=3, hidden=6, batch_norm=False, dropout=dropout
     )
     net = SlidingChannels(backbone.double(), [0.7, 1.0, 1.9]).train()
-    images = random_images(5, 2, *shape).requires_grad_()
+    images = random_images(5, 2, *shape)
     found = []
-    for logits in (net, lambda images: net.combine(net.channels(images))):
+    for compute in (net, lambda images: logits(net, prepare(net, images))):
         torch.manual_seed(1)
-        answers = logits(images)
+        answers = compute(images)
         loss = F.cross_entropy(answers, torch.tensor([0, 1, 2, 0, 1]))
-        found.append([answers, *torch.autograd.grad(loss, [images, *net.parameters()])])
+        found.append([answers, *torch.autograd.grad(loss, list(net.parameters()))])
     for winner, plain in zip(*found, strict=True):
         torch.testing.assert_close(winner, plain, atol=1e-12, rtol=0)
-    assert net.one_window_wins()
-
-
-def test_a_norm_over_the_batch_or_an_average_needs_all_windows():
-    plain, normed = ConvNet((4, 4), SIZE, batch_norm=False), ConvNet((4, 4), SIZE)
-    assert not SlidingChannels(normed).one_window_wins()
-    assert not SlidingChannels(plain, pool="avg").one_window_wins()
+    assert choose(net, images) is canvas
 
 
 def test_dropout_leaves_out_the_same_units_everywhere_in_an_image():

@@ -12,7 +12,6 @@ import foveate.training.session as session
 from foveate.data.sources import Source, Split, load_source
 from foveate.data.store import FileSpec, ScaledFile, ScaleRange, write
 from foveate.errors import ConfigError, DataError, FoveateError
-from foveate.execution.captured import pick
 from foveate.training.data import (
     Streamed,
     draw_scales,
@@ -31,9 +30,9 @@ def recorded_batches(config, folder, monkeypatch, stop=None):
     def recording(*arguments, **options):
         step = make(*arguments, **options)
 
-        def wrapped(*batch):
-            seen.append(pick(*batch)[1].tolist())
-            return step(*batch)
+        def wrapped(batch):
+            seen.append(batch.pick()[1].tolist())
+            return step(batch)
 
         return wrapped
 
@@ -162,9 +161,9 @@ def test_a_folder_streams_the_images_that_a_resident_run_has(tmp_path, picture_f
             resident = open_batches(config, split, *rest, False, load_source)
             assert len(streamed) == len(resident) == count
             for one, other in zip(streamed(order, 16), resident(order, 16), strict=True):
-                (some, tags), (same, labels) = pick(*one), pick(*other)
+                (some, tags), (same, labels) = one.pick(), other.pick()
                 assert torch.equal(tags, labels)
-                torch.testing.assert_close(some[0], same[0], atol=5e-5, rtol=0)  # as for tars
+                torch.testing.assert_close(some.inputs[0], same.inputs[0], atol=5e-5, rtol=0)
     opened.clear()
     run = train(replace(config, epochs=1), tmp_path / "run", stream=True)
     assert len(opened) == 2 + 50 + 11  # the first for either split, then each once

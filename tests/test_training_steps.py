@@ -11,9 +11,9 @@ from tiny_runs import MODEL
 
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
-from foveate.execution.captured import CapturedStep, answer, plain_step, prepare
-from foveate.execution.windows import applies
-from foveate.models.zoo import ModelConfig
+from foveate.execution import convnet
+from foveate.execution.captured import Batch, CapturedStep, plain_step
+from foveate.execution.plan import choose, prepare
 
 
 def data(count=160):
@@ -26,9 +26,9 @@ def fast_steps(net, images, labels):
     optimiser = torch.optim.Adam(net.parameters(), lr=3e-3)
     step = plain_step(net, optimiser, "float32")
     with torch.no_grad():
-        (patches,) = prepare(net, images, "float32")
+        ready = prepare(net, images)
     for chosen in torch.arange(160).split(16):
-        step((patches[chosen],), labels[chosen])
+        step(Batch(ready, labels, chosen))
 
 
 def obvious_steps(net, images, labels):
@@ -60,7 +60,7 @@ def twins(dropout, dtype, steps):
 
 def test_ten_steps_of_the_fast_path_are_ten_plain_steps_in_float64():
     fast, plain = twins(0.15, torch.float64, [fast_steps, obvious_steps])
-    assert applies(MODEL.build().backbone.trunk, data(1)[0])
+    assert choose(MODEL.build(), data(1)[0]) is convnet
     for key in plain:
         torch.testing.assert_close(fast[key], plain[key], atol=1e-9, rtol=0)
 
@@ -85,15 +85,6 @@ def test_ten_steps_of_the_fast_path_are_ten_plain_steps_in_float32():
     assert distance(fast) < 2 * distance(plain)
 
 
-def test_answers_of_prepared_images_are_the_networks():
-    images, _ = data(40)
-    for model in (MODEL, replace(MODEL, pool="max"), ModelConfig(form="plain", size=24)):
-        net = model.build().eval().double()
-        with torch.no_grad():
-            prepared = answer(net, prepare(net, images.double(), "float32"))
-            torch.testing.assert_close(prepared, net(images.double()), atol=1e-12, rtol=0)
-
-
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # compiling warns of torch's own code
 @pytest.mark.parametrize("compiled", [False, True])
@@ -113,10 +104,10 @@ def test_ten_captured_steps_are_ten_plain_steps(compiled):
         optimiser = torch.optim.Adam(net.parameters(), lr=rate, fused=True, capturable=True)
         step = make(net, optimiser)
         with torch.no_grad():
-            inputs = prepare(net, images, "float32")
+            ready = prepare(net, images)
         with torch.cuda.stream(torch.cuda.Stream()):
             for chosen in torch.arange(160, device="cuda").split(16):
-                step(inputs, labels, chosen)
+                step(Batch(ready, labels, chosen))
         torch.cuda.synchronize()
         return {key: value.cpu() for key, value in net.state_dict().items()}
 
@@ -144,12 +135,12 @@ def test_runs_side_by_side_do_not_disturb_each_other():
         optimiser = torch.optim.Adam(net.parameters(), lr=3e-3, fused=True, capturable=True)
         step, lane = CapturedStep(net, optimiser, "float32", 32, False), torch.cuda.Stream()
         with torch.no_grad():
-            inputs = prepare(net, images, "float32")
+            ready = prepare(net, images)
         torch.cuda.synchronize()
         for turn in range(300):
             chosen = torch.arange(32, device="cuda") * 5 + turn % 5
             with torch.cuda.stream(lane):
-                step(tuple(t[chosen] for t in inputs), labels[chosen])
+                step(Batch(ready[chosen], labels[chosen]))
             yield
         torch.cuda.synchronize()
         yield torch.cat([p.detach().flatten() for p in net.parameters()]).cpu()

@@ -14,8 +14,9 @@ from foveate.data.sources import DIGITS
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.predict import find_network
 from foveate.evaluation.results import read_results
-from foveate.models.answers import answers, seen_at, strongest_channel
+from foveate.execution.plan import predict
 from foveate.models.channels import ScaleChannels
+from foveate.models.outputs import selected_scale, strongest_channel
 from foveate.models.pretrained import pretrained_info, pretrained_names
 from foveate.paper.tables import network_title
 from foveate.training.config import TrainConfig
@@ -153,14 +154,14 @@ def predict_digit(contenders: Sequence[Contender], digit: Tensor, zoom: float) -
 
 
 def _predict(contender: Contender, frame: Tensor) -> DigitPrediction:
-    said = answers(contender.net, frame)
-    probabilities = tuple(said.logits[0].double().softmax(0).tolist())
-    if said.channels is None:
+    outputs = predict(contender.net, frame)
+    probabilities = tuple(outputs.logits[0].double().softmax(0).tolist())
+    if outputs.channels is None:
         return DigitPrediction(contender=contender, probabilities=probabilities)
     return DigitPrediction(
         contender=contender,
         probabilities=probabilities,
-        strengths=tuple(said.channels[0, :, int(said.logits[0].argmax())].tolist()),
-        channel=int(strongest_channel(said)),
-        scale=float(seen_at(said, contender.scales)),
+        strengths=tuple(outputs.channels[0, :, int(outputs.logits[0].argmax())].tolist()),
+        channel=int(strongest_channel(outputs)),
+        scale=float(selected_scale(outputs, contender.scales)),
     )

@@ -16,8 +16,9 @@ from foveate.data.sources import Split
 from foveate.demo.networks import Contender
 from foveate.demo.panels import TICKS, grey, image
 from foveate.errors import ConfigError
+from foveate.execution.plan import local_maps
 from foveate.models.channels import ScaleChannels
-from foveate.models.sliding import LocalMaps, local_maps
+from foveate.models.sliding import LocalMaps
 
 HEIGHT, WIDTH = 224, 320
 STEP = 4  # pixels from one place to the next
@@ -83,7 +84,6 @@ def _places(count: int, chance: np.random.Generator) -> list[tuple[int, int, flo
     return found
 
 
-@torch.no_grad()
 def draw(contender: Contender, scene: Tensor, placed: Sequence[Placed]) -> str:
     """Three pictures: the scene with the predictions, the class map, and the scale map."""
     assert isinstance(contender.net, ScaleChannels)

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from foveate.data.large_scale import Border, rescale
 from foveate.data.sources import Split
 from foveate.errors import ConfigError, DataError
-from foveate.execution.captured import CHUNK, cast
-from foveate.models.answers import answers, strongest_channel
-from foveate.training.config import Precision
+from foveate.execution.captured import CHUNK
+from foveate.execution.plan import predict
+from foveate.execution.precision import Precision
+from foveate.models.outputs import strongest_channel
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def _at_scale(
         torch.split(data.images, CHUNK), torch.split(data.labels, CHUNK), strict=True
     ):
         made = rescale(images.to(device), scale, size=size, border=border)
-        logits, winners = _answers(net, made, precision)
+        logits, winners = _outputs(net, made, precision)
         _check_labels(labels, logits.shape[1])
         tally.add(logits, winners, labels.to(device))
         advance(len(labels))
@@ -112,15 +113,13 @@ def _check_labels(labels: Tensor, classes: int) -> None:
         )
 
 
-@torch.no_grad()
-def _answers(net: nn.Module, images: Tensor, precision: Precision) -> tuple[Tensor, Tensor | None]:
-    """Logits (N, K), and for networks with channels the one that won, as (N, S) zeros and ones."""
-    with cast(precision, images.device):
-        said = answers(net, images)
-    if said.channels is None:
-        return said.logits.float(), None
-    won = strongest_channel(said)
-    return said.logits.float(), torch.nn.functional.one_hot(won, said.channels.shape[1])
+def _outputs(net: nn.Module, images: Tensor, precision: Precision) -> tuple[Tensor, Tensor | None]:
+    """Logits (N, K), and for networks with channels the strongest one, one-hot (N, S)."""
+    found = predict(net, images, precision)
+    if found.channels is None:
+        return found.logits.float(), None
+    won = strongest_channel(found)
+    return found.logits.float(), torch.nn.functional.one_hot(won, found.channels.shape[1])
 
 
 class _Tally:

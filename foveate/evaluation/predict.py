@@ -33,7 +33,8 @@ from foveate.data.large_scale import SMALLEST, Border, check_border, check_scale
 from foveate.data.picture import Pixels, read_picture
 from foveate.data.sources import CLOTHES, DIGITS
 from foveate.errors import ConfigError, DataError
-from foveate.models.answers import answers, seen_at, strongest_channel
+from foveate.execution.plan import predict as run
+from foveate.models.outputs import selected_scale, strongest_channel
 from foveate.models.pretrained import from_pretrained, pretrained_info
 from foveate.models.zoo import ModelConfig
 from foveate.training.checkpoint import RunFolder
@@ -175,7 +176,7 @@ def _padded(values: Pixels, side: float) -> Pixels:
 @torch.no_grad()
 def _answer(network: Network, image: Tensor, inverted: bool) -> Prediction:
     net = network.net
-    said = answers(net, image.to(next(net.parameters()).device))
+    said = run(net, image.to(next(net.parameters()).device))
     if not said.logits.isfinite().all():
         raise DataError(f"{network.name} answers with numbers that are none; train it again")
     shares = said.logits[0].double().softmax(0)
@@ -190,7 +191,7 @@ def _answer(network: Network, image: Tensor, inverted: bool) -> Prediction:
         return Prediction(**common)
     return Prediction(
         **common,
-        scale=float(seen_at(said, network.scales)),
+        scale=float(selected_scale(said, network.scales)),
         channel=int(strongest_channel(said)),
         channels=tuple(map(tuple, said.channels[0].tolist())),
     )

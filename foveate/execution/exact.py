@@ -1,4 +1,4 @@
-"""One rule for when another form may be computed in place of a network's own modules.
+"""The one rule for when a faster form may replace the modules of a network.
 
 A faster form knows the exact modules of torch and nothing else. A subclass, a parametrisation, a
 hook or a replaced `forward` may change what a module computes, so any of them rules it out.
@@ -7,8 +7,14 @@ hook or a replaced `forward` may change what a module computes, so any of them r
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
+
+from foveate.errors import ConfigError
+from foveate.models.backbone import ConvNet
+from foveate.models.channels import ScaleChannels
+from foveate.models.sliding import SlidingChannels
 
 Block: TypeAlias = tuple[nn.Conv2d, nn.BatchNorm2d | None]
 
@@ -27,11 +33,38 @@ def _untouched(module: nn.Module) -> bool:
     return not hooked and all(type(p) in (Tensor, nn.Parameter) for p in parameters)
 
 
-def plain_blocks(trunk: nn.Module) -> tuple[Block, ...]:
-    """Give the convolutions of a trunk, each with the norm behind it if there is one.
+def exact_convnet(net: nn.Module) -> ConvNet | None:
+    """Return the `ConvNet` of one of our networks if every module is what it was built of."""
+    if type(net) not in (ConvNet, ScaleChannels, SlidingChannels) or not untouched([net]):
+        return None
+    backbone = convnet_of(net)
+    if type(backbone) is not ConvNet or not untouched([backbone]):
+        return None
+    head = (backbone.hidden, backbone.dropout, backbone.head)
+    usual = [*map(type, head)] == [nn.Linear, nn.Dropout, nn.Linear] and untouched(head)
+    return backbone if usual and len(plain_blocks(backbone.trunk)) > 0 else None
 
-    Nothing is given unless the trunk is a sequence of exactly these: an unpadded 3 × 3 convolution
-    of stride 1 or 2, a batch norm with running statistics or none, a ReLU.
+
+def unchanged_convnet(net: nn.Module) -> ConvNet:
+    """Return the `ConvNet` of a network for which inputs were prepared, if it is still exact."""
+    if not torch.compiler.is_compiling() and exact_convnet(net) is None:
+        raise ConfigError(
+            f"the modules of this {type(net).__name__} changed after its inputs were prepared; "
+            "prepare them again"
+        )
+    return convnet_of(net)
+
+
+def convnet_of(net: Any) -> ConvNet:
+    """Return the network itself, or the backbone of scale channels."""
+    return net if isinstance(net, ConvNet) else net.backbone
+
+
+def plain_blocks(trunk: nn.Module) -> tuple[Block, ...]:
+    """Return the convolutions of a trunk, each with the norm behind it if there is one.
+
+    The result is empty unless the trunk is a sequence of exactly these: an unpadded 3 × 3
+    convolution of stride 1 or 2, a batch norm with running statistics or none, a ReLU.
     """
     if type(trunk) is not nn.Sequential or not untouched(trunk.modules()):
         return ()

@@ -7,9 +7,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foveate.errors import ConfigError
-from foveate.execution import windows as fast
-from foveate.execution.exact import plain_blocks, untouched
-from foveate.execution.native import trunk as native_ops
 
 
 class ConvNet(nn.Module):
@@ -47,80 +44,60 @@ class ConvNet(nn.Module):
         if not batch_norm:
             self.apply(_balance)
 
-    def forward(self, images: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Give the logits (N, K) of images of exactly `size` pixels.
+    def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map images of exactly `size` pixels to logits (N, K).
 
-        `kept` may say what dropout leaves of the hidden units, see `classify`.
+        Args:
+            images: Images or patches, (N, C, P, P).
+            mask: Dropout mask, see `classify`.
         """
-        return self.classify(self.features(images), kept)
+        return self.classify(self.trunk(images), mask)
 
-    def features(self, images: Tensor) -> Tensor:
-        """Run the convolutions, in a fast form where one applies."""
-        if native_ops.applies(self.trunk, images):
-            return native_ops.run(self.trunk, images)
-        if fast.applies(self.trunk, images):
-            return fast.run(self.trunk, fast.windows(images))
-        return self.trunk(images)  # type: ignore[no-any-return]
-
-    def classify(self, features: Tensor, kept: Tensor | None = None) -> Tensor:
+    def classify(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
         """Run the fully connected layers: the last feature map to logits (N, K).
 
-        `kept` (n, hidden) says what dropout leaves of the hidden units, a row for N / n features
-        that follow each other; without it, dropout draws for each.
+        Args:
+            features: Output of the trunk, (N, F, side, side).
+            mask: Dropout mask (n, hidden) from `draw_mask`; each row holds for N / n consecutive
+                features. By default, dropout draws for each.
         """
         hidden = F.relu(self.hidden(features.flatten(1)))
-        if kept is None:
+        if mask is None:
             hidden = self.dropout(hidden)
         else:
-            hidden = (hidden.unflatten(0, (kept.shape[0], -1)) * kept[:, None]).flatten(0, 1)
+            hidden = (hidden.unflatten(0, (mask.shape[0], -1)) * mask[:, None]).flatten(0, 1)
         return self.head(hidden)  # type: ignore[no-any-return]
 
-    def dense(self, images: Tensor, kept: Tensor | None = None) -> Tensor:
-        """Give the logits (N, K, h, w) of every window of `size` pixels, `stride` pixels apart.
+    def draw_mask(self, images: Tensor) -> Tensor | None:
+        """Draw a dropout mask (N, hidden) to share among all windows of an image.
 
-        The fully connected layers run as convolutions with the same weights, so the layers below
-        are computed once for all windows. Dropout leaves out the same units everywhere in an
-        image: those that `kept` says, or new ones. Fully connected layers with hooks or of another
-        type are called on one window after the other.
+        Returns None where dropout is off.
         """
-        rows, columns = (self._covered(length) for length in images.shape[-2:])
-        features = self.features(images[..., :rows, :columns])
-        if self.training and kept is None:
-            kept = self.draw_kept(images)
-        if not self._plain_head():
-            return self._classify_windows(features, kept)
-        kernel = self.hidden.weight.unflatten(1, (-1, self.side, self.side))
-        hidden = F.relu(F.conv2d(features, kernel, self.hidden.bias))
-        if self.training and kept is not None:
-            hidden = hidden * kept[..., None, None]
-        return F.conv2d(hidden, self.head.weight[..., None, None], self.head.bias)
-
-    def draw_kept(self, images: Tensor) -> Tensor:
-        """Draw what dropout leaves of each image's hidden units, as factors (N, hidden)."""
+        if not self.dropout.training:
+            return None
         return self.dropout(images.new_ones(images.shape[0], self.hidden.out_features))  # type: ignore[no-any-return]
 
-    def is_plain(self) -> bool:
-        """Whether all modules are those that a `ConvNet` is built of, without hooks."""
-        own = type(self) is ConvNet and untouched([self])
-        return own and len(plain_blocks(self.trunk)) > 0 and self._plain_head()
+    def dense(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Classify every window of `size` pixels, `stride` pixels apart: logits (N, K, h, w).
 
-    def _plain_head(self) -> bool:
-        head = (self.hidden, self.dropout, self.head)
-        return [*map(type, head)] == [nn.Linear, nn.Dropout, nn.Linear] and untouched(head)
-
-    def _classify_windows(self, features: Tensor, kept: Tensor | None) -> Tensor:
-        """Call `classify` on every window of the features (N, C, H, W): (N, K, h, w)."""
-        windows = features.unfold(2, self.side, 1).unfold(3, self.side, 1)  # (N, C, h, w, P, P)
+        The convolutions are computed once for all windows. Dropout leaves out the same units
+        everywhere in an image: those of `mask`, or of a new one.
+        """
+        features = self.trunk(self.covered(images))
+        mask = self.draw_mask(images) if mask is None else mask
+        windows = features.unfold(2, self.side, 1).unfold(3, self.side, 1)  # (N, F, h, w, P, P)
         count, _, tall, wide = windows.shape[:4]
-        outputs = self.classify(windows.permute(0, 2, 3, 1, 4, 5).flatten(0, 2), kept)
+        outputs = self.classify(windows.permute(0, 2, 3, 1, 4, 5).flatten(0, 2), mask)
         return outputs.unflatten(0, (count, tall, wide)).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
 
-    def _covered(self, length: int) -> int:
-        """Pixels that whole windows cover; in the rest the trunk would find one more, cut short."""
-        if length < self.size:
-            raise ConfigError(f"no window of {self.size} pixels fits into {length} pixels")
-        rest: int = (length - self.size) % self.stride
-        return length - rest
+    def covered(self, images: Tensor) -> Tensor:
+        """Crop images to the pixels that whole windows, `stride` pixels apart, cover."""
+        sides = []
+        for length in images.shape[-2:]:
+            if length < self.size:
+                raise ConfigError(f"no window of {self.size} pixels fits into {length} pixels")
+            sides.append(length - (length - self.size) % self.stride)
+        return images[..., : sides[0], : sides[1]]
 
 
 def _balance(layer: nn.Module) -> None:

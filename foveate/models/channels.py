@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from foveate.errors import ConfigError
-from foveate.models.backbone import ConvNet
 from foveate.models.pooling import Mixing, Pool, check_pool, pool_scales
 from foveate.models.recompute import answer_in_groups, by_batch
 from foveate.resampling import Padding, check_window, foveate
@@ -105,13 +104,13 @@ class ScaleChannels(nn.Module):
 
     def channels(self, images: Tensor, centres: Tensor | None = None) -> Tensor:
         """Give the output of every channel, (B, S, K), about the image centre or `centres`."""
-        return self.answer(self.patches(images, centres))
+        return self.forward_patches(self.patches(images, centres))
 
-    def answer(self, patches: Tensor) -> Tensor:
-        """Run the backbone on patches (B, S, C, P, P) that were cut before; gives (B, S, K)."""
-        kept, flat = self.draw_kept(patches), patches.flatten(0, 1)
-        ask = partial(self._ask, kept=kept)
-        if kept is None and self._is_separable(patches):
+    def forward_patches(self, patches: Tensor) -> Tensor:
+        """Run the backbone on patches (B, S, C, P, P) that were cut before: logits (B, S, K)."""
+        mask, flat = self.draw_mask(patches), patches.flatten(0, 1)
+        ask = partial(self._ask, mask=mask)
+        if mask is None and self._is_separable(patches):
             parts = flat.split(self._at_once(patches))
             outputs = torch.cat([ask(self.backbone, part) for part in parts])
         elif self.recompute and not torch.compiler.is_compiling():
@@ -120,15 +119,17 @@ class ScaleChannels(nn.Module):
             outputs = ask(self.backbone, flat)
         return outputs.unflatten(0, patches.shape[:2])  # type: ignore[no-any-return]
 
-    def draw_kept(self, images: Tensor) -> Tensor | None:
-        """Draw what dropout leaves of images' hidden units, (B, hidden), the same in all channels.
+    def draw_mask(self, images: Tensor) -> Tensor | None:
+        """Draw a dropout mask that all channels of an image share.
 
-        An average would undo dropout that each channel draws anew. Nothing is drawn here for
-        other pools, in evaluation, and for backbones other than a `ConvNet`: these draw themselves.
+        An average over channels would undo dropout that each channel draws anew. A backbone may
+        offer `draw_mask(images)` and take its result as the second argument of `forward`, as
+        `ConvNet` does. Returns None for other backbones and other pools: they apply their own
+        dropout.
         """
-        if self.training and self.pool == "avg" and isinstance(self.backbone, ConvNet):
-            return self.backbone.draw_kept(images)
-        return None
+        if self.pool != "avg" or not hasattr(self.backbone, "draw_mask"):
+            return None
+        return self.backbone.draw_mask(images)  # type: ignore[no-any-return, operator]
 
     def combine(self, outputs: Tensor) -> Tensor:
         """Pool the outputs (B, S, K) of the channels into logits (B, K)."""
@@ -173,9 +174,9 @@ class ScaleChannels(nn.Module):
             return max(1, CACHED // max(1, patches.shape[2:].numel()))
         return max(1, patches.shape[0] * (self.recompute or patches.shape[1]))
 
-    def _ask(self, backbone: Callable[..., Tensor], patches: Tensor, kept: Tensor | None) -> Tensor:
+    def _ask(self, backbone: Callable[..., Tensor], patches: Tensor, mask: Tensor | None) -> Tensor:
         """Run the backbone on patches (N, C, P, P), and check that it gives (N, K)."""
-        given = (patches,) if kept is None else (patches, kept)
+        given = (patches,) if mask is None else (patches, mask)
         try:
             outputs = backbone(*given)
         except (RuntimeError, ValueError, AssertionError) as error:

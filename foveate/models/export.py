@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from foveate import __version__
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.files import replacing
-from foveate.models.answers import answers
+from foveate.models.outputs import plain_outputs
 
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
@@ -80,7 +80,7 @@ class _Asked(nn.Module):
         self.net = copy.deepcopy(net).cpu().float()
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        return tuple(answer for answer in answers(self.net, images) if answer is not None)
+        return tuple(answer for answer in plain_outputs(self.net, images) if answer is not None)
 
 
 def _format(path: Path, format: str | None) -> Format:

@@ -2,24 +2,19 @@
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, K classes, h w positions.
 
 import math
-from collections.abc import Iterator, Sequence
-from operator import index
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from foveate.errors import ConfigError
-from foveate.execution.canvas import Layout, arrange, cut, paint, strongest, windows_at
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import PAPER_SCALES, ScaleChannels
 from foveate.resampling import Padding, check_images, sampling_matrices
 from foveate.scales import ScaleGrid, as_scales
 
 SlidingPool = Literal["max", "avg"]
-# By all that decides a layout. A dictionary, because a compiler cannot look into an lru_cache.
-LAYOUTS: dict[tuple[object, ...], Layout] = {}
-MOST_LAYOUTS = 256
 
 
 class SlidingChannels(nn.Module):
@@ -43,97 +38,45 @@ class SlidingChannels(nn.Module):
         super().__init__()
         if pool not in ("max", "avg"):
             raise ConfigError(f"pool must be max or avg for a sliding window, got {pool!r}")
-        if not hasattr(backbone, "dense"):
+        if not hasattr(backbone, "dense") or not hasattr(backbone, "draw_mask"):
             kind = type(backbone).__name__
-            raise ConfigError(f"a sliding window needs a backbone with dense(), {kind} has none")
+            raise ConfigError(
+                f"a sliding window needs a backbone with dense() and draw_mask(), {kind} has not"
+            )
         _check_padding(padding)
         self.backbone = backbone
         self.scales = as_scales(scales)
         self.pool, self.padding, self.antialias = pool, padding, antialias
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        """Give the answers at every position, (B, K, h, w) for each scale."""
+        """Return the logits at every position, (B, K, h, w) for each scale."""
         check_images(images)
-        kept = self.backbone.draw_kept(images)
-        return [self.backbone.dense(grid, kept) for grid in self._grids(images)]
+        mask = self.backbone.draw_mask(images)
+        return [self.backbone.dense(grid, mask) for grid in self.grids(images)]
 
-    def channels(self, images: Tensor) -> Tensor:
-        """Give the output of every channel, pooled over space: (B, S, K)."""
-        return self._stack(self.maps(images))
-
-    def canvas(self, images: Tensor) -> Tensor:
-        """Lay the images at all scales side by side; `answer` takes it from there.
-
-        Only for a network that is `seamless`.
-        """
-        return paint(list(self._grids(images)), self.layout(*images.shape[-2:]))
-
-    def layout(self, height: int, width: int) -> Layout:
-        """Give the places on the canvas of images of `height` by `width` pixels."""
-        sides, size, stride = (
-            (index(height), index(width)),
-            self.backbone.size,
-            self.backbone.stride,
-        )
-        key = (sides, self.scales, size, stride)
-        if key not in LAYOUTS:
-            if len(LAYOUTS) == MOST_LAYOUTS:
-                LAYOUTS.clear()
-            tall, wide = ([_extent(n / s, size, stride) for s in self.scales] for n in sides)
-            LAYOUTS[key] = arrange(list(zip(tall, wide, strict=True)))
-        return LAYOUTS[key]
-
-    def answer(self, canvas: Tensor, layout: Layout) -> Tensor:
-        """Give the output of every channel (B, S, K) from a canvas, in one pass of the network."""
-        size, stride = self.backbone.size, self.backbone.stride
-        return self._stack(cut(self.backbone.dense(canvas), layout, size, stride))
-
-    def winners(self, canvas: Tensor, layout: Layout) -> Tensor:
-        """Give the logits (B, K) from a canvas, for training: gradients cost next to nothing.
-
-        A maximum over space and scale is the answer of one window, and has its gradient. So all
-        windows are asked with nothing kept for the way back, and then the one that won for each
-        class is asked again.
-        """
-        backbone = self.backbone
-        size, stride, kept = backbone.size, backbone.stride, backbone.draw_kept(canvas)
-        with torch.no_grad():
-            chosen = strongest(backbone.dense(canvas, kept), layout, size, stride)
-        asked = windows_at(canvas, chosen, size, stride)
-        outputs = backbone.classify(backbone.features(asked.flatten(0, 1)), kept)
-        return outputs.unflatten(0, chosen.shape).diagonal(dim1=1, dim2=2)  # type: ignore[no-any-return]
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Give the logits (B, K)."""
-        if self.one_window_wins() and torch.is_grad_enabled() and self.training:
-            return self.winners(self.canvas(images), self.layout(*images.shape[-2:]))
-        return self.combine(self.channels(images))
-
-    def one_window_wins(self) -> bool:
-        """Whether the logits are answers of single windows: no average, no norm over the batch."""
-        return self.pool == "max" and self.seamless()
-
-    def seamless(self) -> bool:
-        """Whether one canvas can serve all scales.
-
-        Batch norm would see the seams between them, and a hook or a module of another type might.
-        """
-        normed = any(isinstance(layer, nn.BatchNorm2d) for layer in self.backbone.modules())
-        return not normed and isinstance(self.backbone, ConvNet) and self.backbone.is_plain()
-
-    def combine(self, outputs: Tensor) -> Tensor:
-        """Pool the outputs (B, S, K) of the channels into logits (B, K)."""
-        return outputs.max(1).values if self.pool == "max" else outputs.mean(1)
-
-    def _grids(self, images: Tensor) -> Iterator[Tensor]:
+    def grids(self, images: Tensor) -> Iterator[Tensor]:
+        """Rescale images (B, C, H, W) to each scale, on a grid that windows tile evenly."""
         for scale in self.scales:
             yield rescaled(images, scale, self.backbone, self.padding, self.antialias)
 
-    def _stack(self, maps: list[Tensor]) -> Tensor:
+    def channels(self, images: Tensor) -> Tensor:
+        """Return the logits of every channel, pooled over space: (B, S, K)."""
+        return self.pool_space(self.maps(images))
+
+    def pool_space(self, maps: Sequence[Tensor]) -> Tensor:
+        """Pool maps (B, K, h, w), one for each scale, over space: (B, S, K)."""
         over_space = [m.flatten(2) for m in maps]
         if self.pool == "max":
             return torch.stack([m.max(2).values for m in over_space], 1)
         return torch.stack([m.mean(2) for m in over_space], 1)
+
+    def combine(self, outputs: Tensor) -> Tensor:
+        """Pool the logits (B, S, K) of the channels over scale: (B, K)."""
+        return outputs.max(1).values if self.pool == "max" else outputs.mean(1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (B, C, H, W) to logits (B, K)."""
+        return self.combine(self.channels(images))
 
 
 class LocalMaps(NamedTuple):
@@ -143,7 +86,13 @@ class LocalMaps(NamedTuple):
     scales: Tensor
 
 
-def local_maps(net: ScaleChannels | SlidingChannels, images: Tensor, step: int = 4) -> LocalMaps:
+def local_maps(
+    net: ScaleChannels | SlidingChannels,
+    images: Tensor,
+    step: int = 4,
+    *,
+    dense: Callable[[ConvNet, Tensor], Tensor] | None = None,
+) -> LocalMaps:
     """Classify every place of images (B, C, H, W): logits (B, K, h, w) and scales (B, h, w).
 
     Place (i, j) is the image point ((i + ½) step, (j + ½) step). Its logits are the maximum over
@@ -151,8 +100,9 @@ def local_maps(net: ScaleChannels | SlidingChannels, images: Tensor, step: int =
     the image is scaled about that very point; its scale is where the strongest class answered.
     The network may have been trained on centred objects only. Answers come from `dense`, a window
     every `stride` pixels of the rescaled image, and are interpolated linearly between windows.
+    A function that computes the same faster may be passed as `dense`.
     """
-    backbone = net.backbone
+    backbone, dense = net.backbone, dense or ConvNet.dense
     if not isinstance(backbone, ConvNet):
         kind = type(backbone).__name__
         raise ConfigError(f"local_maps needs a backbone with dense(), {kind} has none")
@@ -162,7 +112,7 @@ def local_maps(net: ScaleChannels | SlidingChannels, images: Tensor, step: int =
     best, chosen = torch.tensor(-torch.inf).to(images), torch.tensor(0.0).to(images)
     for scale in net.scales:
         grid = rescaled(images, scale, backbone, net.padding, net.antialias)
-        answers = _at_places(backbone.dense(grid), images, scale * backbone.stride, step)
+        answers = _at_places(dense(backbone, grid), images, scale * backbone.stride, step)
         chosen = torch.where(answers > best, scale, chosen)
         best = torch.maximum(best, answers)
     winner = best.argmax(1, keepdim=True)
@@ -186,7 +136,7 @@ def rescaled(
         sampling_matrices(
             length,
             [scale],
-            _extent(length / scale, backbone.size, backbone.stride),
+            extent(length / scale, backbone.size, backbone.stride),
             padding,
             antialias,
             dtype=images.dtype,
@@ -198,7 +148,7 @@ def rescaled(
         return sides[0] @ (images @ sides[1].mT)
 
 
-def _extent(visible: float, size: int, stride: int) -> int:
+def extent(visible: float, size: int, stride: int) -> int:
     """Pixels of a grid with windows centred on both ends of `visible` pixels and on its middle."""
     return size + 2 * stride * math.ceil(visible / (2 * stride) - 1e-9)
 

@@ -4,17 +4,17 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any
 
 from foveate.checks import check_fields, check_keys, is_number
 from foveate.data.large_scale import Border, check_size
 from foveate.data.store import MAX_SEED, ScaleRange
 from foveate.errors import ConfigError
+from foveate.execution.precision import Precision as Precision
 from foveate.files import parse_json
 from foveate.models.zoo import ModelConfig, model_config
 from foveate.scales import ScaleGrid
 
-Precision = Literal["float32", "bf16"]
 MAX_EPOCHS = 1_000_000
 MAX_BATCH = 65_536
 MAX_RANGES = 1000  # training scales, or ranges of them

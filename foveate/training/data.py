@@ -18,7 +18,8 @@ from foveate.data.shards import H5Shard, Shards, is_shards, open_shards
 from foveate.data.sources import Source, Split
 from foveate.data.store import ScaledFile
 from foveate.errors import ConfigError
-from foveate.execution.captured import CHUNK, Batch, Inputs, prepare
+from foveate.execution.captured import CHUNK, Batch
+from foveate.execution.plan import Prepared, prepare
 from foveate.training.config import Precision, TrainConfig
 
 FOLDER = "folder:"
@@ -38,7 +39,7 @@ class Batches(Protocol):
 class Resident:
     """All prepared images on the device."""
 
-    inputs: Inputs
+    images: Prepared
     labels: Tensor
 
     def __len__(self) -> int:
@@ -47,7 +48,7 @@ class Resident:
     def __call__(self, order: Tensor, batch: int) -> Iterator[Batch]:
         """Hand out the images that `order` lists, `batch` at a time."""
         for chosen in _groups(order.to(self.labels.device), batch):
-            yield Batch(self.inputs, self.labels, chosen)
+            yield Batch(self.images, self.labels, chosen)
 
 
 class Pickable(Protocol):
@@ -94,8 +95,8 @@ class Streamed:
     def _ready(self, images: Tensor, labels: Tensor, chosen: Tensor) -> Batch:
         with torch.no_grad():
             shown = self.show(images.to(self.device), chosen)
-            inputs = prepare(self.net, shown, self.precision)
-        return Batch(inputs, labels.to(self.device))
+            ready = prepare(self.net, shown, self.precision)
+        return Batch(ready, labels.to(self.device))
 
 
 def open_batches(
@@ -297,7 +298,7 @@ def _made(
         yield rescale(some.to(device), factor, size=config.size, border=config.border)
 
 
-def _check_memory(config: TrainConfig, ready: Inputs, count: int, device: torch.device) -> None:
+def _check_memory(config: TrainConfig, ready: Prepared, count: int, device: torch.device) -> None:
     """Refuse images and a step of training that the memory of this machine cannot hold.
 
     Of each activation the step keeps the output of the convolution, that of the norm, and a
@@ -305,7 +306,7 @@ def _check_memory(config: TrainConfig, ready: Inputs, count: int, device: torch.
     """
     if device.type != "cpu":
         return
-    images = count * sum(t[0].numel() * t.element_size() for t in ready)
+    images = count * sum(t[0].numel() * t.element_size() for t in ready.inputs)
     step = 12 * min(config.batch, count) * config.model.activations()
     remedy = "use fewer samples or a smaller size; --stream reads a folder or file in parts"
     check_memory(images, f"{count} images of {config.size} pixels", remedy)
@@ -319,17 +320,19 @@ def _resident(
     chunks: Iterator[Tensor] | tuple[Tensor, ...],
     labels: Tensor,
 ) -> Resident:
-    held: Inputs = ()
+    held: Prepared | None = None
     at = 0
     with torch.no_grad():
         for chunk in chunks:
             ready = prepare(net, chunk.to(device), config.precision)
-            if not held:  # one allocation of the whole, filled piece by piece
+            if held is None:  # one allocation of the whole, filled piece by piece
                 _check_memory(config, ready, len(labels), device)
-                held = tuple(t.new_empty(len(labels), *t.shape[1:]) for t in ready)
-            for target, part in zip(held, ready, strict=True):
+                whole = tuple(t.new_empty(len(labels), *t.shape[1:]) for t in ready.inputs)
+                held = replace(ready, inputs=whole)
+            for target, part in zip(held.inputs, ready.inputs, strict=True):
                 target[at : at + len(part)] = part
             at += len(chunk)
+    assert held is not None
     resident = Resident(held, labels.to(device))
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # runs side by side read it on streams of their own

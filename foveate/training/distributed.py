@@ -43,7 +43,8 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from foveate.errors import ConfigError, FoveateError
-from foveate.execution.captured import Inputs, Step, loss_of, pick
+from foveate.execution.captured import Batch, Step, loss_of
+from foveate.execution.plan import Prepared
 from foveate.files import is_alive
 from foveate.training.config import Precision
 from foveate.training.interrupt import SIGNALS, stop
@@ -313,9 +314,9 @@ class _Objective(nn.Module):
         super().__init__()
         self.net, self.precision = net, precision
 
-    def forward(self, inputs: Inputs, labels: Tensor) -> Tensor:
+    def forward(self, images: Prepared, labels: Tensor) -> Tensor:
         """Mean loss of a part of a batch."""
-        return loss_of(self.net, inputs, labels, self.precision)
+        return loss_of(self.net, images, labels, self.precision)
 
 
 def team_step(
@@ -332,14 +333,14 @@ def team_step(
     together.broadcast_buffers = False
     _PARALLEL.add(together)
 
-    def step(inputs: Inputs, labels: Tensor, chosen: Tensor | None = None) -> Tensor:
-        inputs, labels = pick(inputs, labels, chosen)
+    def step(batch: Batch) -> Tensor:
+        ready, labels = batch.pick()
         count = images()
         apart = count < team.count  # then everyone has all of them
         set_apart(net, apart)
         weight = 1.0 if apart else len(labels) * team.count / count
         optimiser.zero_grad(set_to_none=True)
-        loss = weight * together(inputs, labels)
+        loss = weight * together(ready, labels)
         loss.backward()
         optimiser.step()
         if team.norms == "local":

@@ -71,7 +71,7 @@ def _call(spec: str, *, channels: int, classes: int) -> nn.Module:
 def _try_out(net: ScaleChannels, config: TrainConfig) -> None:
     """Show the backbone two empty patches, to hear of a wrong shape before the data is prepared."""
     model = config.model
-    outputs = net.eval().answer(torch.zeros(2, 1, model.channels, model.size, model.size))
+    outputs = net.eval().forward_patches(torch.zeros(2, 1, model.channels, model.size, model.size))
     net.train()
     if outputs.shape[-1] != model.classes:
         raise ConfigError(

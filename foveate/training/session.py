@@ -12,7 +12,9 @@ from torch import Tensor
 
 from foveate.data.folder import SplitName
 from foveate.errors import ConfigError, DataError, FoveateError
-from foveate.execution.captured import CHUNK, Batch, Step, answer, cast, make_step, pick, plain_step
+from foveate.execution.captured import CHUNK, Batch, Step, make_step, plain_step
+from foveate.execution.plan import logits
+from foveate.execution.precision import cast
 from foveate.models.pretrained import find_non_finite
 from foveate.training.checkpoint import Progress, RunFolder, pack, unpack
 from foveate.training.config import TrainConfig
@@ -163,6 +165,7 @@ class Session:
 
     def _open(self, split: SplitName) -> Batches:
         shared, key = self.shared, (split, replace(self.config, seed=0).digest())
+        self.net.train(split == "train")  # evaluation may need less of the images
         if key not in shared.batches:
             shared.batches[key] = open_batches(
                 self.config, split, self.net, self.device, shared.stream, shared.load
@@ -183,7 +186,7 @@ class Session:
         begun = progress.seconds
         for batch in self._batches(shuffled[progress.step * config.batch :]):
             self.team.seed(config.seed, progress.epoch, progress.step)
-            self.losses[progress.step] = self.step(*batch)
+            self.losses[progress.step] = self.step(batch)
             progress.step += 1
             now = time.perf_counter()
             progress.seconds = begun + now - start
@@ -248,9 +251,9 @@ class Session:
         self.net.eval()
         right = torch.zeros((), device=self.device)
         for batch in self.valid(self.team.part(torch.arange(len(self.valid))), CHUNK):
-            inputs, labels = pick(*batch)
+            images, labels = batch.pick()
             with cast(self.config.precision, self.device):
-                right += (answer(self.net, inputs).argmax(1) == labels).sum()
+                right += (logits(self.net, images).argmax(1) == labels).sum()
             yield
         return float(self.team.add_up(right)) / len(self.valid)
 

@@ -100,7 +100,7 @@ def _measure(
     outputs, seen = [], []
     for image in (ring(seed), ring(seed).scaled(FACTOR)):
         patches = net.patches(image.transform(1.0, ORIGIN, about).sampled(FRAME), centre)
-        outputs.append(net.answer(patches)[0])
+        outputs.append(net.forward_patches(patches)[0])
         seen.append(Patches(patches[0], _pixel_error(image)))
     steps = sum(scale * FACTOR > GRID.high for scale in GRID)
     paired = Patches(*(part.roll(-steps, 0) for part in seen[1]))

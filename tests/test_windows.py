@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from foveate.execution import windows as fast
+from foveate.execution import windows
 from foveate.models.backbone import ConvNet
 
 
@@ -20,8 +20,8 @@ def pair(**changes):
     return net, copy.deepcopy(net)
 
 
-def plain(net, images):
-    return net.classify(net.trunk(images))
+def fast(net, images):
+    return net.classify(windows.run(net.trunk, images))
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -31,9 +31,9 @@ def test_outputs_gradients_and_running_statistics_agree(channels, batch_norm, tr
     quick, slow = (n.train(training) for n in pair(channels=channels, batch_norm=batch_norm))
     images = torch.randn(7, channels, 28, 28).double() * 0.3 - 0.7
     labels = torch.randint(0, 10, (7,))
-    for step in (lambda i: quick(i), lambda i: plain(slow, i)):
+    for step in (lambda i: fast(quick, i), slow):
         F.cross_entropy(step(images), labels).backward()
-    torch.testing.assert_close(quick(images), plain(slow, images), atol=1e-10, rtol=0)
+    torch.testing.assert_close(fast(quick, images), slow(images), atol=1e-10, rtol=0)
     for one, other in zip(quick.parameters(), slow.parameters(), strict=True):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-10, rtol=1e-8)
     for one, other in zip(quick.buffers(), slow.buffers(), strict=True):
@@ -44,7 +44,7 @@ def test_outputs_gradients_and_running_statistics_agree(channels, batch_norm, tr
 def test_any_even_size_and_non_square_maps(size):
     quick, _ = pair(size=28)
     images = torch.randn(2, 1, size, size + 4).double()
-    made = fast.run(quick.trunk[:6], fast.windows(images))
+    made = windows.run(quick.trunk[:6], images)
     torch.testing.assert_close(made, quick.trunk[:6](images), atol=1e-10, rtol=0)
 
 
@@ -53,7 +53,7 @@ def test_images_far_from_zero_lose_no_precision_in_float32():
     net = net.float()
     images = torch.randn(32, 1, 28, 28) * 0.5 + 100
     exact = reference.trunk[:3](images.double())
-    made = fast.run(net.trunk[:4], fast.windows(images))
+    made = windows.run(net.trunk[:4], images)
     expected = reference.trunk[3](exact)
     # A pixel of 100 is known to 4e-6, a hundred-thousandth of its spread of 0.5; batch norm
     # divides by that spread and two convolutions of 9 and 144 weights add such errors up.
@@ -62,9 +62,6 @@ def test_images_far_from_zero_lose_no_precision_in_float32():
 
 def test_it_steps_aside_when_images_want_gradients_or_are_odd():
     net, _ = pair()
-    assert fast.applies(net.trunk, torch.zeros(1, 1, 28, 28))
-    assert not fast.applies(net.trunk, torch.zeros(1, 1, 27, 28))
-    assert not fast.applies(net.trunk, torch.zeros(1, 1, 28, 28, requires_grad=True))
-    images = torch.randn(3, 1, 28, 28, requires_grad=True)
-    net.float()(images).sum().backward()
-    assert float(images.grad.abs().sum()) > 0
+    assert windows.applies(net.trunk, torch.zeros(1, 1, 28, 28))
+    assert not windows.applies(net.trunk, torch.zeros(1, 1, 27, 28))
+    assert not windows.applies(net.trunk, torch.zeros(1, 1, 28, 28, requires_grad=True))

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foveate.execution import canvas
 from foveate.execution.canvas import arrange, cut, paint, strongest, windows_at
-from foveate.models import sliding
 from foveate.models.zoo import create_model
 
 sides = st.lists(st.tuples(st.integers(7, 30), st.integers(7, 30)), min_size=1, max_size=12)
@@ -28,8 +28,8 @@ def test_grids_lie_inside_the_canvas_and_apart(units):
 def test_painting_and_cutting_give_back_the_grids():
     grids = [torch.randn(2, 3, n, n + 4) for n in (28, 44, 36)]
     layout = arrange([(g.shape[2], g.shape[3]) for g in grids])
-    canvas = paint(grids, layout)
-    for grid, part in zip(grids, cut(canvas, layout, size=1, stride=1), strict=True):
+    painted = paint(grids, layout)
+    for grid, part in zip(grids, cut(painted, layout, size=1, stride=1), strict=True):
         assert torch.equal(grid, part)
 
 
@@ -37,65 +37,72 @@ def test_the_strongest_window_lies_within_a_grid_and_is_found_on_the_canvas():
     size, stride = 8, 4
     grids = [torch.randn(3, 2, n, n + 4) for n in (8, 24, 16)]
     layout = arrange([(g.shape[2], g.shape[3]) for g in grids])
-    canvas = paint(grids, layout)
-    tall, wide = ((n - size) // stride + 1 for n in canvas.shape[-2:])
+    painted = paint(grids, layout)
+    tall, wide = ((n - size) // stride + 1 for n in painted.shape[-2:])
     maps = torch.randn(3, 5, tall, wide)
     parts = cut(maps, layout, size, stride)
     chosen = strongest(maps, layout, size, stride)
     highest = torch.cat([part.flatten(2) for part in parts], 2).amax(2)
     assert torch.equal(maps.flatten(2).gather(2, chosen[..., None])[..., 0], highest)
-    found = windows_at(canvas, chosen, size, stride)
+    found = windows_at(painted, chosen, size, stride)
     for b in range(3):
         for k in range(5):
             top, left = int(chosen[b, k]) // wide * stride, int(chosen[b, k]) % wide * stride
-            expected = canvas[b, :, top : top + size, left : left + size]
+            expected = painted[b, :, top : top + size, left : left + size]
             assert torch.equal(found[b, k], expected)
 
 
 def test_the_papers_grids_waste_less_than_a_fifth():
-    net = create_model("swmax")
-    layout = net.layout(112, 112)
+    layout = canvas.layout_of(create_model("swmax"), 112, 112)
     used = sum(p.height * p.width for p in layout.places)
     assert used > 0.8 * layout.height * layout.width
+
+
+def logits_from(net, prepared):
+    return canvas.outputs(net, prepared).logits
 
 
 def test_equal_networks_share_canvases():
     one, other = create_model("swmax").eval(), create_model("swmax").eval()
     other.load_state_dict(one.state_dict())
     images = torch.randn(1, 1, 112, 112)
-    canvas, layout = one.canvas(images), one.layout(112, 112)
-    torch.testing.assert_close(
-        other.answer(canvas, layout), one.channels(images), atol=1e-5, rtol=0
-    )
+    prepared = canvas.prepare(one, images, torch.float32)
+    torch.testing.assert_close(logits_from(other, prepared), one(images), atol=1e-5, rtol=0)
 
 
 def test_two_shapes_of_images_may_share_the_shape_of_their_canvas():
     """97 and 100 pixels give canvases of one shape, on which the grids lie in other places."""
     net = create_model("swmax").double().eval()
     shapes = [(97, 100), (100, 100)]
-    assert len({net.layout(*shape)[:2] for shape in shapes}) == 1
-    assert net.layout(*shapes[0]) != net.layout(*shapes[1])
+    layouts = [canvas.layout_of(net, *shape) for shape in shapes]
+    assert layouts[0][:2] == layouts[1][:2] and layouts[0] != layouts[1]
     images = [torch.randn(2, 1, *shape).double() for shape in shapes]
-    canvases = [net.canvas(some) for some in images]
-    for some, canvas in zip(images, canvases, strict=True):
-        found = net.answer(canvas, net.layout(*some.shape[2:]))
-        torch.testing.assert_close(found, net.channels(some), atol=1e-12, rtol=0)
+    prepared = [canvas.prepare(net, some, torch.float64) for some in images]
+    for some, ready in zip(images, prepared, strict=True):
+        torch.testing.assert_close(logits_from(net, ready), net(some), atol=1e-12, rtol=0)
 
 
 def test_few_layouts_are_kept(monkeypatch):
-    monkeypatch.setattr(sliding, "MOST_LAYOUTS", 3)
+    monkeypatch.setattr(canvas, "MOST_LAYOUTS", 3)
     net = create_model("swmax")
     for height in range(40, 50):
-        net.layout(height, 40)
-        assert len(sliding.LAYOUTS) <= 3
+        canvas.layout_of(net, height, 40)
+        assert len(canvas._layouts) <= 3
 
 
 @pytest.mark.parametrize("pool", ["max", "avg"])
 @pytest.mark.parametrize("shape", [(112, 112), (61, 90)])
-def test_answers_from_a_canvas_are_those_of_every_scale_alone(pool, shape):
+def test_channels_from_a_canvas_are_those_of_every_scale_alone(pool, shape):
     net = create_model("swmax", pool=pool).double().eval()
     images = torch.randn(2, 1, *shape).double()
-    expected = net.channels(images)
-    found = net.answer(net.canvas(images), net.layout(*shape))
+    with torch.no_grad():
+        expected = net.channels(images)
+        found = canvas.outputs(net, canvas.prepare(net, images, torch.float64)).channels
     assert torch.equal(found.argmax(2), expected.argmax(2))
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+
+
+def test_batch_norm_keeps_off_the_canvas():
+    images = torch.randn(1, 1, 40, 40)
+    assert canvas.fits(create_model("swmax").train(), images)
+    assert not canvas.fits(create_model("swmax", batch_norm=True).train(), images)

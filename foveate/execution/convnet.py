@@ -1,0 +1,71 @@
+"""Networks on an exact `ConvNet`, its convolutions in the fastest form that applies."""
+# Shape letters: B batch, N patches, S scale channel, C image channel, H W pixels, K classes.
+
+from typing import TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foveate.execution import windows
+from foveate.execution.exact import exact_convnet, unchanged_convnet
+from foveate.execution.native import trunk as native
+from foveate.models.backbone import ConvNet
+from foveate.models.channels import ScaleChannels
+from foveate.models.outputs import Outputs
+from foveate.models.sliding import SlidingChannels
+
+DEVICES: tuple[str, ...] = ("cpu", "cuda")
+FORMS = (native, windows)
+"""Forms of a trunk, in order of preference."""
+
+Channels: TypeAlias = ScaleChannels | SlidingChannels
+
+
+def fits(net: nn.Module, images: Tensor) -> bool:
+    """Whether all modules are those of a `ConvNet` that accepts these images."""
+    backbone = exact_convnet(net)
+    if backbone is None or images.shape[1] != backbone.trunk[0].in_channels:
+        return False
+    if isinstance(net, ScaleChannels):
+        return net.size == backbone.size and not net.recompute
+    return isinstance(net, SlidingChannels) or images.shape[2:] == (backbone.size, backbone.size)
+
+
+def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor]:
+    """Cut the patches of scale channels; other networks keep the images."""
+    return (net.patches(images) if isinstance(net, ScaleChannels) else images,)
+
+
+def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
+    """Run the network."""
+    backbone, (images,) = unchanged_convnet(net), inputs
+    if isinstance(net, ScaleChannels):
+        logits = backbone.classify(features(backbone, images.flatten(0, 1)), net.draw_mask(images))
+        channels = logits.unflatten(0, images.shape[:2])
+    elif isinstance(net, SlidingChannels):
+        mask = backbone.draw_mask(images)
+        channels = net.pool_space([dense(backbone, grid, mask) for grid in net.grids(images)])
+    else:
+        return Outputs(backbone.classify(features(backbone, images)))
+    return Outputs(net.combine(channels), channels)
+
+
+def features(backbone: ConvNet, images: Tensor) -> Tensor:
+    """Run the convolutions on images (N, C, H, W)."""
+    for form in FORMS:
+        if form.applies(backbone.trunk, images):
+            found: Tensor = form.run(backbone.trunk, images)
+            return found
+    return backbone.trunk(images)  # type: ignore[no-any-return]
+
+
+def dense(backbone: ConvNet, images: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Compute `backbone.dense` with the fully connected layers as convolutions."""
+    found = features(backbone, backbone.covered(images))
+    kernel = backbone.hidden.weight.unflatten(1, (-1, backbone.side, backbone.side))
+    hidden = F.relu(F.conv2d(found, kernel, backbone.hidden.bias))
+    mask = backbone.draw_mask(images) if mask is None else mask
+    if mask is not None:
+        hidden = hidden * mask[..., None, None]
+    return F.conv2d(hidden, backbone.head.weight[..., None, None], backbone.head.bias)

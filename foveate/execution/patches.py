@@ -1,0 +1,29 @@
+"""Scale channels around any backbone: the patches are cut once, the rest is the network's own."""
+# Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels.
+
+import torch
+from torch import Tensor, nn
+
+from foveate.execution.exact import untouched
+from foveate.models.channels import ScaleChannels
+from foveate.models.outputs import Outputs
+
+DEVICES: tuple[str, ...] = ("cpu", "cuda")
+
+
+def fits(net: nn.Module, images: Tensor) -> bool:
+    """Whether `forward` is that of `ScaleChannels`; the backbone may be anything."""
+    return type(net) is ScaleChannels and untouched([net])
+
+
+def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor]:
+    """Cut the patches (B, S, C, P, P)."""
+    assert isinstance(net, ScaleChannels)
+    return (net.patches(images),)
+
+
+def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
+    """Run the backbone on the patches and pool."""
+    assert isinstance(net, ScaleChannels)
+    channels = net.forward_patches(*inputs)
+    return Outputs(net.combine(channels), channels)
