@@ -15,6 +15,7 @@ from foveate.cli.console import (
     progress,
     tell,
 )
+from foveate.scales import SCALES_HELP, as_scales
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,7 +47,7 @@ def train(
         typer.Option(help="mnist (default), mnist-5k (embedded), folder:, shards:, file.h5 ..."),
     ] = None,
     scales: Annotated[
-        str | None, typer.Option(help="Training scales: 2 (default), 1-4, or several as 1,2,4.")
+        str | None, typer.Option(help=f"Training scales; 2 by default. {SCALES_HELP}")
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Use only the first images.")] = None,
     epochs: Annotated[int | None, typer.Option(help="20 in the paper.")] = None,
@@ -172,7 +173,7 @@ def evaluate(
         Path | None, typer.Option(help="Folder for the results; the run's own if there is one.")
     ] = None,
     split: Annotated[str, typer.Option(help="test or val.")] = "test",
-    scales: Annotated[str, typer.Option(help="Scales as 0.5,1,2, or 'all' for 17.")] = "all",
+    scales: Annotated[str, typer.Option(help=f"Test scales. {SCALES_HELP}")] = "all",
     source: Annotated[
         str | None, typer.Option(help="Other images than the ones the run was trained on.")
     ] = None,
@@ -276,7 +277,6 @@ def _measure(
     changed_data: bool,
     trust: bool,
 ) -> "list[RunResult]":
-    from foveate.cli.data import read_scales
     from foveate.data.sources import Split
     from foveate.errors import ConfigError
     from foveate.evaluation.curve import accuracy_over_scale
@@ -286,7 +286,7 @@ def _measure(
 
     if split not in ("val", "test"):
         raise ConfigError(f"split must be val or test, got {split!r}")
-    factors = read_scales(scales)
+    factors = as_scales(scales)
     folders = [RunFolder(path) for path in dict.fromkeys(runs)]
     nets = [folder.net(trust).to(device) for folder in folders]
     if not changed_data:

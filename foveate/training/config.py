@@ -8,24 +8,23 @@ from typing import Any, Literal
 
 from foveate.checks import check_fields, check_keys, is_number
 from foveate.data.large_scale import Border, check_size
-from foveate.data.store import MAX_SEED, ScaleRange
+from foveate.data.store import MAX_SEED
 from foveate.errors import ConfigError
 from foveate.files import parse_json
 from foveate.models.zoo import ModelConfig, model_config
-from foveate.scales import ScaleGrid
+from foveate.scales import ScaleGrid, parse_scales
 
 Precision = Literal["float32", "bf16"]
 MAX_EPOCHS = 1_000_000
 MAX_BATCH = 65_536
-MAX_RANGES = 1000  # training scales, or ranges of them
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Everything that decides the weights a run ends with; the defaults are the paper's.
 
-    `scales` are the training scales: a factor, a range as 1-4, or several of these separated by
-    commas, one of which is drawn for each image, by `data_seed`: all seeds see the same images.
+    `scales` are the training scales, as text that `foveate.scales` describes. For each image one
+    of its items is drawn, by `data_seed`: all seeds see the same images.
     `samples` is how many of the first training images are used, 0 for all. The batch size is not
     in the paper; with 32 FovAvg reaches the paper's figures, with 128 it does not. `backbone` is
     package.module:factory, a network of one's own in the place of the paper's (see `build_net`).
@@ -59,14 +58,7 @@ class TrainConfig:
         for name in ("learning_rate", "smallest_rate", "epochs_per_decay"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name):g}")
-        self.ranges()
-
-    def ranges(self) -> tuple[ScaleRange, ...]:
-        """Read `scales`."""
-        items = self.scales.split(",")
-        if len(items) > MAX_RANGES:
-            raise ConfigError(f"{len(items):,} training scales, and the limit is {MAX_RANGES:,}")
-        return tuple(ScaleRange.parse(item) for item in items)
+        parse_scales(self.scales)
 
     def rate(self, epoch: int) -> float:
         """Learning rate of an epoch: divided by e every `epochs_per_decay` epochs, to a floor."""
@@ -112,7 +104,7 @@ def _read(key: str, text: str, now: Any) -> Any:
     if isinstance(now, str) and key != "padding":
         return text
     if isinstance(now, ScaleGrid):
-        return _read_grid(text)
+        return ScaleGrid.parse(text)
     try:
         value = parse_json(text.lower() if isinstance(now, bool) else text)
     except ValueError:
@@ -128,14 +120,3 @@ def _read(key: str, text: str, now: Any) -> Any:
 
 def _shown(value: Any) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value)
-
-
-def _read_grid(text: str) -> ScaleGrid:
-    """Read low,high,per_octave."""
-    try:
-        low, high, per_octave = map(float, text.split(","))
-    except ValueError:
-        raise ConfigError(
-            f"scales of a model must be low,high,per_octave as 0.5,8,4, got {text!r}"
-        ) from None
-    return ScaleGrid(low, high, per_octave=per_octave)

@@ -10,7 +10,7 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from foveate.data.folder import SplitName
+from foveate.data.splits import SplitName
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.execution.captured import CHUNK, Batch, Step, answer, cast, make_step, pick, plain_step
 from foveate.models.pretrained import find_non_finite
