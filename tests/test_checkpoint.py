@@ -17,9 +17,15 @@ from torch import nn
 import foveate
 from foveate.cli.app import run as command_line
 from foveate.errors import DataError, FoveateError
-from foveate.training.checkpoint import Progress, RunFolder, commit, hardware, read_tensors
+from foveate.training.checkpoint import (
+    Progress,
+    RunFolder,
+    commit,
+    hardware,
+    pack_tensors,
+    read_tensors,
+)
 from foveate.training.loop import train
-from foveate.training.tensors import pack_tensors
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from tiny_runs import tiny
 from foveate.errors import ConfigError
 from foveate.models.zoo import ZOO
 from foveate.scales import ScaleGrid
-from foveate.training.config import TrainConfig
-from foveate.training.network import build_net
+from foveate.training.config import TrainConfig, build_net
 from foveate.training.presets import PRESETS, model_name, preset
 
 

@@ -17,7 +17,7 @@ from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.execution.captured import pick, prepare
 from foveate.scales import ScaleRange
 from foveate.training.data import (
-    Streamed,
+    Batches,
     draw_scales,
     fitted,
     open_batches,
@@ -178,16 +178,14 @@ def test_a_folder_streams_the_images_that_a_resident_run_has(tmp_path, picture_f
 def test_a_folder_whose_pictures_differ_is_said_when_it_is_read(tmp_path, picture_folder):
     config = fitted(tiny(source=f"folder:{picture_folder}", samples=50), load_source, stream=True)
     Image.new("RGB", (28, 28)).save(picture_folder / "1" / "005.png")
-    with pytest.raises(
-        DataError, match=r"005\.png is \(3, 28, 28\), the first of all is \(1, 28, 28\)"
-    ):
+    with pytest.raises(DataError, match=r"005\.png is \(3, 28, 28\), the first of all"):
         train(config, tmp_path / "run", stream=True)
 
 
 def test_streaming_reads_ahead_by_one_batch_only(data_file):
     net, config = MODEL.build(), tiny()
     images, device = open_shards(str(data_file)), torch.device("cpu")
-    batches = Streamed(images, "train", 90, net, device, config.precision)
+    batches = Batches(images, "train", 90, net, device, config.precision)
     got = [len(batch.labels) for batch in batches(torch.arange(90), 32)]
     assert got == [32, 32, 26]
     assert list(batches(torch.arange(0), 32)) == []

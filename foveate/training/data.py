@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,34 +25,13 @@ Show = Callable[[Tensor, Tensor], Tensor]
 """Brings images (N, C, h, w) with their indices (N,) to their scales."""
 
 
-class Batches(Protocol):
-    """Prepared images with their labels, in any order that is asked for."""
-
-    def __len__(self) -> int: ...
-
-    def __call__(self, order: Tensor, batch: int) -> Iterator[Batch]:
-        """Hand out the images that `order` lists, `batch` at a time."""
-
-
 @dataclass(frozen=True, eq=False)
-class Resident:
-    """All prepared images on the device."""
+class Batches:
+    """The images of a split, prepared for a network and handed out in any order.
 
-    inputs: Inputs
-    labels: Tensor
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __call__(self, order: Tensor, batch: int) -> Iterator[Batch]:
-        """Hand out the images that `order` lists, `batch` at a time."""
-        for chosen in _groups(order.to(self.labels.device), batch):
-            yield Batch(self.inputs, self.labels, chosen)
-
-
-@dataclass(frozen=True, eq=False)
-class Streamed:
-    """Images that are read and prepared when needed, the next batch while this one is used."""
+    Either all are prepared once and `held` on the device, or each batch is read and prepared when
+    needed, the next one while this one is used.
+    """
 
     images: Source | Shards
     split: SplitName
@@ -61,13 +40,18 @@ class Streamed:
     device: torch.device
     precision: Precision
     show: Show = lambda images, chosen: images
+    held: Batch | None = None
 
     def __len__(self) -> int:
         return self.count
 
     def __call__(self, order: Tensor, batch: int) -> Iterator[Batch]:
         """Hand out the images that `order` lists, `batch` at a time."""
-        groups = _groups(order, batch)
+        groups = torch.split(order, batch) if len(order) else ()
+        if self.held is not None:
+            for chosen in groups:
+                yield self.held._replace(chosen=chosen.to(self.device))
+            return
         with ThreadPoolExecutor(1) as reader:
             reads = [reader.submit(self.images.pick, self.split, chosen) for chosen in groups[:1]]
             for number, chosen in enumerate(groups):
@@ -82,10 +66,9 @@ class Streamed:
             inputs = prepare(self.net, shown, self.precision)
         return Batch(inputs, labels.to(self.device))
 
-    def resident(self, config: TrainConfig) -> Resident:
-        """Prepare all images at once, and keep them on the device."""
+    def resident(self, config: TrainConfig) -> "Batches":
+        """Prepare all images at once, and hold them on the device."""
         held: Inputs = ()
-        labels = self.images.labels(self.split)[: self.count].to(self.device)
         for chosen in torch.arange(self.count).split(CHUNK):
             ready = self._prepared(*self.images.pick(self.split, chosen), chosen)[0]
             if not held:  # one allocation of the whole, filled piece by piece
@@ -93,9 +76,10 @@ class Streamed:
                 held = tuple(t.new_empty(self.count, *t.shape[1:]) for t in ready)
             for target, part in zip(held, ready, strict=True):
                 target[chosen[0] : chosen[-1] + 1] = part
+        labels = self.images.labels(self.split)[: self.count].to(self.device)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # runs side by side read it on their own streams
-        return Resident(held, labels)
+        return replace(self, held=Batch(held, labels))
 
 
 def open_batches(
@@ -111,11 +95,11 @@ def open_batches(
     labels = images.labels(split)
     _check_fit(config, images, labels)
     count = _count(config, len(labels), split)
-    streamed = Streamed(images, split, count, net, device, config.precision)
+    batches = Batches(images, split, count, net, device, config.precision)
     if not is_made(config.source):
         show = _rescaling(draw_scales(config, len(labels), split)[:count], config)
-        streamed = replace(streamed, show=show)
-    return streamed if stream or is_shards(config.source) else streamed.resident(config)
+        batches = replace(batches, show=show)
+    return batches if stream or is_shards(config.source) else batches.resident(config)
 
 
 def _rescaling(scales: Tensor, config: TrainConfig) -> Show:
@@ -180,11 +164,6 @@ def made_from(source: str) -> str | None:
     if not files:
         return source
     return str(files[0].manifest["source"]["name"]) if files[0].manifest else None
-
-
-def _groups(order: Tensor, batch: int) -> tuple[Tensor, ...]:
-    """Cut `order` into batches; of nothing `torch.split` would make one that is empty."""
-    return torch.split(order, batch) if len(order) else ()
 
 
 def _count(config: TrainConfig, there: int, split: SplitName) -> int:
