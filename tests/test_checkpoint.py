@@ -292,7 +292,7 @@ def test_older_files_have_no_history(finished):
     path.write_text(json.dumps(content))
     assert finished.history() == [start] and finished.about() == start
     path.write_text(json.dumps({**content, "history": 3}))
-    assert "config.json is damaged (history)" in error_of(finished.about)
+    assert "config.json is damaged ('int' object is not iterable)" in error_of(finished.about)
 
 
 # Damaged weights

@@ -150,7 +150,6 @@ def test_a_data_set_file_resident_and_streamed(tmp_path, capsys):
         ([*AS_TINY, "--source", "nothing"], "unknown data source 'nothing'"),
         ([*AS_TINY, "--source", "folder:/no/such"], "/no/such"),
         ([*AS_TINY, "--source", "none.h5", "--scales", "1"], "are made already"),
-        ([*AS_TINY, "--stream"], "only a data set file (.h5), a folder or shards can be"),
         ([*AS_TINY, "--samples", "9999"], "samples=9999, but there are 3500"),
         ([*AS_TINY, "--device", "abacus"], "no device is called 'abacus'"),
         ([*AS_TINY, "--backbone", "nonsense"], "written as package.module:factory"),

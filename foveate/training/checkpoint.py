@@ -53,6 +53,11 @@ class Progress:
     share: float = 0.0
     metrics: list[dict[str, float]] = field(default_factory=list)
 
+    @property
+    def reached(self) -> str:
+        """Where the run is, in words."""
+        return f"epoch {self.epoch + 1}, step {self.step}"
+
 
 class RunFolder:
     """The folder of one run."""
@@ -146,9 +151,9 @@ class RunFolder:
             found = parse_json(read_text(path))
             starts = found.get("history", [found])  # older files have no history
             history = [{key: str(start.get(key, "")) for key in MADE_WITH} for start in starts]
-            data = dict(found.get("data", {}))
-            if not isinstance(data.get("checksum", ""), str):
-                raise TypeError("the checksum of its data is not text")
+            data = found.get("data", {})
+            if not isinstance(data, dict) or not isinstance(data.get("checksum", ""), str):
+                raise TypeError("data")
             config = TrainConfig.from_dict(found["config"])
         except FileNotFoundError:
             raise DataError(f"{self.path} is not a run: it has no {CONFIG}") from None

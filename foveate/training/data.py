@@ -150,7 +150,7 @@ def is_file(source: str) -> bool:
 
 def is_made(source: str) -> bool:
     """Whether the source is data set files, whose images are at their scales already."""
-    return bool(made_files(source))
+    return is_file(source) or bool(made_files(source))
 
 
 def made_files(source: str) -> list[ScaledFile]:

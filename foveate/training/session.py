@@ -277,6 +277,5 @@ class Session:
         """What a process that died has not taken along."""
         with suppress(DataError):
             if found := self.folder.load():
-                reached = f"epoch {found[0].epoch + 1}, step {found[0].step}"
-                return f"the checkpoint at {reached} is kept in {self.folder.path}"
+                return f"the checkpoint at {found[0].reached} is kept in {self.folder.path}"
         return f"there is no checkpoint in {self.folder.path} yet"
