@@ -7,6 +7,7 @@ import typer
 
 from foveate.cli.console import ERRORS, OUTPUT, TrustOption, progress
 from foveate.cli.training import PICTURES, ChangedDataOption, DeviceOption, _loader
+from foveate.scales import SCALES_HELP, as_scales
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from foveate.evaluation.audit.measure import Estimate
     from foveate.evaluation.audit.report import AuditReport
     from foveate.models.pooling import Pool
-    from foveate.scales import ScaleGrid
 
 POOLS = ("max", "avg", "logsumexp", "none")
 
@@ -42,7 +42,7 @@ def audit(
         typer.Option(help="What the model answers, in order: a,b,c or a file with a name a line."),
     ] = None,
     scales: Annotated[
-        str | None, typer.Option(help="low,high,per_octave; 0.25,4,2, or the paper's 0.5,8,4.")
+        str | None, typer.Option(help=f"Scales. {SCALES_HELP} Default: 0.25:4:2, or the paper's.")
     ] = None,
     native: Annotated[
         float | None, typer.Option(help="The scale to compare with; 1, or a run's training scale.")
@@ -100,7 +100,7 @@ def audit(
     from foveate.training.loop import find_device
     from foveate.training.unchanged import check_unchanged
 
-    ways, grid, place = _pool(pool), _grid(scales), find_device(device)
+    ways, grid, place = _pool(pool), as_scales(scales) if scales else None, find_device(device)
     check_folder(out)
     check_size(size or 1)
     names = _classes(classes)
@@ -187,19 +187,6 @@ def _pool(name: str) -> "Pool | None":
     if name not in POOLS:
         raise ConfigError(f"pool must be one of {', '.join(POOLS)}, got {name!r}")
     return None if name == "none" else cast("Pool", name)
-
-
-def _grid(text: str | None) -> "ScaleGrid | None":
-    from foveate.errors import ConfigError
-    from foveate.scales import ScaleGrid
-
-    if text is None:
-        return None
-    try:
-        low, high, per_octave = map(float, text.split(","))
-    except ValueError:
-        raise ConfigError(f"scales must be low,high,per_octave as 0.25,4,2, got {text!r}") from None
-    return ScaleGrid(low, high, per_octave=per_octave)
 
 
 def _classes(text: str | None) -> list[str]:

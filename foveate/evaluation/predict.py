@@ -2,7 +2,7 @@
 
 How a picture becomes what the network was trained on:
 
-1. It is decoded as `foveate.data.picture` says, with transparency over white if what is drawn is
+1. It is decoded as `foveate.data.pictures` says, with transparency over white if what is drawn is
    dark, over black if it is light.
 2. A network of one channel gets it in grey (0.299 R + 0.587 G + 0.114 B); for one of three, a grey
    picture fills all three.
@@ -28,9 +28,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from foveate.data.folder import list_pictures
 from foveate.data.large_scale import SMALLEST, Border, check_border, check_scale, rescale
-from foveate.data.picture import Pixels, read_picture
+from foveate.data.pictures import Pixels, list_pictures, read_picture
 from foveate.data.sources import CLOTHES, DIGITS
 from foveate.errors import ConfigError, DataError
 from foveate.execution.plan import predict as run

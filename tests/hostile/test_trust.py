@@ -27,8 +27,8 @@ from foveate.evaluation.predict import find_network
 from foveate.sweeps.study import read_study
 from foveate.training import checkpoint
 from foveate.training.checkpoint import RunFolder, commit
+from foveate.training.config import build_net
 from foveate.training.loop import train
-from foveate.training.network import build_net
 
 
 @pytest.fixture

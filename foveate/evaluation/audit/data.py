@@ -11,8 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from foveate.data.folder import has_splits, list_pictures
-from foveate.data.picture import read_picture
+from foveate.data.pictures import has_splits, list_pictures, read_picture
 from foveate.data.sources import Source, load_source
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.audit.images import Look
