@@ -29,7 +29,7 @@ def scene_panels(
     contender: Contender, scene: Tensor, placed: Sequence[Placed], maps: LocalMaps
 ) -> str:
     """Three pictures: the scene with the answers, the class map, and the scale map."""
-    sure, window = _sure(maps), contender.network.model.size
+    sure, window = _sure(maps), contender.window
     boxes = "".join(_box(digit, *said_at(maps, digit), window) for digit in placed)
     height, width = scene.shape[-2:]
     over = f'<svg viewBox="0 0 {width} {height}" aria-hidden="true">{boxes}</svg>'

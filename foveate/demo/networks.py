@@ -5,18 +5,20 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foveate.data.large_scale import rescale
 from foveate.data.sources import DIGITS
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.predict import Network, find_network
+from foveate.evaluation.models import Model, load_model
 from foveate.evaluation.results import read_results
 from foveate.models.answers import answers, seen_at, strongest_channel
 from foveate.models.channels import ScaleChannels
 from foveate.models.pretrained import pretrained_info, pretrained_names
+from foveate.models.zoo import ModelConfig
 from foveate.paper.tables import network_title
 from foveate.training.config import TrainConfig
 from foveate.training.presets import model_name
@@ -33,9 +35,14 @@ class Contender:
     """
 
     title: str
-    network: Network
+    network: Model
     accuracy: Mapping[float, float]
     tested: str
+
+    @property
+    def window(self) -> int:
+        """Width and height of a patch in pixels."""
+        return self.network.config.size if self.network.config else self.network.size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +83,7 @@ def load_networks(specs: Sequence[str] = (), trust: bool = False) -> list[Conten
         )
     if len(specs) > MOST:
         raise ConfigError(f"the page has room for {MOST} networks, got {len(specs)}")
-    found = [find_network(spec, trust) for spec in specs or USUAL]
+    found = [load_model(spec, trust=trust) for spec in specs or USUAL]
     _check_alike(found)
     titles = [_title(network) for network in found]
     return [
@@ -110,8 +117,8 @@ def channel_scales(contenders: Sequence[Contender]) -> tuple[float, ...]:
     return nets[0].scales if nets else ()
 
 
-def _answer(network: Network, frame: Tensor) -> Answer:
-    said = answers(network.net, frame)
+def _answer(network: Model, frame: Tensor) -> Answer:
+    said = answers(cast(nn.Module, network.net), frame)
     probabilities = tuple(said.logits[0].double().softmax(0).tolist())
     if said.channels is None:
         return Answer(probabilities=probabilities)
@@ -123,10 +130,11 @@ def _answer(network: Network, frame: Tensor) -> Answer:
     )
 
 
-def _check_alike(networks: Sequence[Network]) -> None:
+def _check_alike(networks: Sequence[Model]) -> None:
     first = networks[0]
     for network in networks:
-        if network.model.channels != 1 or network.classes != DIGITS:
+        config = network.config
+        if config is None or config.channels != 1 or network.classes != DIGITS:
             raise ConfigError(
                 f"the page is about digits, and {network.name} was not trained on any"
             )
@@ -137,13 +145,15 @@ def _check_alike(networks: Sequence[Network]) -> None:
             )
 
 
-def _title(network: Network) -> str:
-    return network_title(model_name(TrainConfig(model=network.model)))
+def _title(network: Model) -> str:
+    return network_title(model_name(TrainConfig(model=network.config or ModelConfig())))
 
 
-def _scored(network: Network) -> tuple[Mapping[float, float], str]:
+def _scored(network: Model) -> tuple[Mapping[float, float], str]:
     """The accuracy over scale that was stored with the network, and on what it was measured."""
     folder = Path(network.name)
+    if not network.source:
+        return {}, ""
     if not folder.is_dir():
         info = pretrained_info(network.name)
         return info.accuracy, f"{info.tested:,} test images of {info.source}"

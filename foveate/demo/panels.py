@@ -44,7 +44,7 @@ def frame(seen: Seen, contenders: Sequence[Contender]) -> str:
     windows = []
     for k, (contender, answer) in enumerate(zip(contenders, seen.answers, strict=True)):
         if answer.channel is not None:
-            side = contender.network.model.size * contender.network.scales[answer.channel]
+            side = contender.window * contender.network.scales[answer.channel]
             side = min(side, size - 1.0)  # a larger one is drawn at the edge of the frame
             corner = (size - side) / 2
             windows.append(
