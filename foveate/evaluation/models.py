@@ -163,19 +163,20 @@ def load_model(
 def _find(
     ref: str, device: torch.device, trust: bool, pretrained: bool, changes: dict[str, Any]
 ) -> Model:
-    path = Path(os.path.expanduser(ref))
+    path = os.path.expanduser(ref)
     found = os.path.isdir(path) or os.path.isfile(path)
     if ref.startswith(TIMM):
         return _from_timm(ref, pretrained, changes)
     if ref in ZOO and not found:
-        return _of_config(ref, create_model(ref, **changes), model_config(ref, **changes))
+        config = model_config(ref, **changes)
+        return _of_config(ref, config.build(), config)
     if changes or pretrained:
         given = ", ".join(changes) or "pretrained"
         raise ConfigError(f"{given} cannot be set for {ref!r}, only for names of the zoo and timm")
     if os.path.isdir(path):
-        return _from_run(path, trust)
+        return _from_run(Path(path), trust)
     if found:
-        return _from_file(ref, path, device, trust)
+        return _from_file(ref, Path(path), device, trust)
     names = pretrained_names()
     if ref in names:
         return _from_pretrained(ref)

@@ -17,6 +17,7 @@ from foveate.resampling import Padding
 from foveate.scales import ScaleGrid
 
 Form = Literal["plain", "foveated", "sliding"]
+ALIASES = {"num_classes": "classes", "in_chans": "channels"}  # names of timm
 LIMITS = {"size": 4096, "hidden": 65_536, "channels": 1024, "classes": 100_000}
 """The largest value of each size of a network."""
 MAX_FEATURES = 4096  # of one convolution
@@ -118,7 +119,8 @@ ZOO = {
 
 
 def model_config(name: str, **changes: Any) -> ModelConfig:
-    """Look up a network of the paper by name, with changes."""
+    """Look up a network of the paper by name, with changes by our names or those of timm."""
+    changes = {ALIASES.get(key, key): value for key, value in changes.items()}
     if name not in ZOO:
         raise ConfigError(f"no model named {name!r}; there are {', '.join(ZOO)}")
     _check_names(changes)
