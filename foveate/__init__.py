@@ -6,26 +6,28 @@ if TYPE_CHECKING:
     from typing import Any
 
     from foveate.data.sources import load_source as load_source
-    from foveate.evaluation.audit.measure import audit as audit
+    from foveate.evaluation.audit import audit as audit
+    from foveate.evaluation.models import load_model as load_model
     from foveate.models.channels import ScaleChannels as ScaleChannels
-    from foveate.models.pretrained import from_pretrained as from_pretrained
     from foveate.models.sliding import SlidingChannels as SlidingChannels
     from foveate.models.sliding import local_maps as local_maps
     from foveate.models.zoo import create_model as create_model
+    from foveate.models.zoo import list_models as list_models
     from foveate.resampling import foveate as foveate
     from foveate.scales import ScaleGrid as ScaleGrid
 
 __version__ = "0.1.0"
 
-# Names are looked up on first use, so that `foveate --help` need not wait for torch.
+# Names are imported on first use, so that `foveate --help` does not wait for torch.
 _HOMES = {
     "ScaleChannels": "foveate.models.channels",
     "ScaleGrid": "foveate.scales",
     "SlidingChannels": "foveate.models.sliding",
-    "audit": "foveate.evaluation.audit.measure",
+    "audit": "foveate.evaluation.audit",
     "create_model": "foveate.models.zoo",
     "foveate": "foveate.resampling",
-    "from_pretrained": "foveate.models.pretrained",
+    "list_models": "foveate.models.zoo",
+    "load_model": "foveate.evaluation.models",
     "load_source": "foveate.data.sources",
     "local_maps": "foveate.models.sliding",
 }
@@ -38,3 +40,7 @@ def __getattr__(name: str) -> "Any":
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

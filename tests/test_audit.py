@@ -136,9 +136,15 @@ def test_a_network_is_asked_in_eval_mode_without_gradients_and_left_as_it_was():
             seen.append((self.training, torch.is_grad_enabled()))
             return super().forward(images.flatten(1))
 
-    net = Net(128, 4).train()
+    inner = Net(128, 4)
+    net = nn.Sequential(inner, nn.Dropout()).train()
+    net[1].eval()  # the mode of each part is restored, not one mode for all
     audit(net, *some(), GRID)
-    assert set(seen) == {(False, False)} and net.training and torch.is_grad_enabled()
+    assert set(seen) == {(False, False)} and torch.is_grad_enabled()
+    assert [module.training for module in net.modules()] == [True, True, False]
+    with pytest.raises(ConfigError):
+        audit(net, *some(), GRID, classes="abc")
+    assert [module.training for module in net.modules()] == [True, True, False]
 
 
 def test_probabilities_are_taken_for_what_they_are():
@@ -196,7 +202,7 @@ def test_what_a_model_may_not_answer():
         in words
     )
     some_nan = refused(lambda images: linear(images) / (images.amax((1, 2, 3)) < 0.99)[:, None])
-    assert "logits (30, 4) that are no numbers for" in some_nan and "at scale 1;" in some_nan
+    assert "returned non-finite logits for" in some_nan and "at scale 1;" in some_nan
 
 
 def test_what_data_may_not_be():

@@ -4,6 +4,7 @@ import logging
 import os
 import sys
 import zipfile
+from dataclasses import replace
 
 import audited_nets
 import pytest
@@ -14,16 +15,18 @@ from torch import nn
 
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.audit.data import open_pictures
-from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, audit_beside, fitted_look
-from foveate.evaluation.models import (
-    Classifier,
-    Model,
-    Training,
-    fitting_channels,
+from foveate.evaluation.audit.images import open_images
+from foveate.evaluation.audit.report import (
+    AS_IT_IS,
+    IN_CHANNELS,
+    audit_beside,
+    choose_transform,
+    classifier,
     in_channels,
-    load_model,
 )
+from foveate.evaluation.foreign import Classifier
+from foveate.evaluation.models import Model, load_model
+from foveate.models.zoo import ModelConfig
 from foveate.resampling import foveate_plain
 
 SCALES = (0.5, 1.0, 2.0)
@@ -46,12 +49,12 @@ def files(net, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory):
-    return open_pictures(f"folder:{write_pictures(tmp_path_factory.mktemp('digits'))}", "all")
+    return open_images(f"folder:{write_pictures(tmp_path_factory.mktemp('digits'))}", "all")
 
 
 def audited(spec, pictures):
     model = load_model(str(spec), trust=True)
-    return audit_beside(model, pictures, fitted_look(model, pictures), SCALES, batch=16)
+    return audit_beside(model, pictures, choose_transform(model, pictures), SCALES, batch=16)
 
 
 def test_every_format_gives_the_same_audit(net, files, pictures):
@@ -59,7 +62,7 @@ def test_every_format_gives_the_same_audit(net, files, pictures):
     first = audited("audited_nets:net", pictures)
     assert first.plain.at_native.accuracy.value > 0.5  # it has learned something
     assert set(first.audits) == {AS_IT_IS, IN_CHANNELS} and first.channels == SCALES
-    assert first.look.size == (SIZE, SIZE) and first.look.channels == 1
+    assert first.transform.size == (SIZE, SIZE) and first.transform.channels == 1
     for kind, path in files.items():
         other = audited(path, pictures)
         for name, audit in first.audits.items():
@@ -100,7 +103,7 @@ def test_python_names_of_all_kinds(name):
     images = random_images(2, 1, SIZE, SIZE)
     known = audited_nets.net() if name == "net" else audited_nets.instance
     with torch.no_grad():
-        asked = [m.eval() if isinstance(m, nn.Module) else m for m in (model.ask, known)]
+        asked = [m.eval() if isinstance(m, nn.Module) else m for m in (model.net, known)]
         torch.testing.assert_close(asked[0](images), asked[1](images))
 
 
@@ -112,25 +115,25 @@ def message(spec, kind=(ConfigError, DataError)):
 
 
 def test_models_that_cannot_be_found_are_said(tmp_path):
-    assert "no such file; a model is package.module:factory" in message(tmp_path / "net.onnx")
     assert "cannot import 'no_such_module' for the model" in message("no_such_module:net")
     assert "'missing' is not there in 'audited_nets'" in message("audited_nets:missing")
     assert "'NAMES' is no function in 'audited_nets'" in message("audited_nets:NAMES")
     assert "a model is written as package.module:factory" in message("audited_nets:")
     assert "needs 2 arguments" in message("audited_nets:with_two")
-    assert "must give a model that can be called, got int" in message("audited_nets:number")
+    assert "must return a callable model, got int" in message("audited_nets:number")
     failed = "audited_nets:failing failed (RuntimeError: no weights here)"
     assert failed in message("audited_nets:failing")
     assert "is not a run: it has no config.json" in message(tmp_path)
-    assert "no pretrained network 'nothing'" in message("pretrained:nothing")
 
 
 def test_files_that_are_no_models_are_said(files, tmp_path):
-    for name in ("net.pt", "net.ts", "net.pt2", "weights.safetensors"):
+    for name in ("net.pt", "net.ts", "net.pt2"):
         (tmp_path / name).write_bytes(b"something else")
         assert "holds no TorchScript, torch.export or ONNX model" in message(tmp_path / name)
     (tmp_path / "net.onnx").write_bytes(b"something else")
     assert "cannot load the model in" in message(tmp_path / "net.onnx")
+    (tmp_path / "net.safetensors").write_bytes(b"something else")
+    assert "is not a whole safetensors file" in message(tmp_path / "net.safetensors")
     whole = files["ts"].read_bytes()
     (tmp_path / "cut.ts").write_bytes(whole[: len(whole) // 2])
     assert "holds no TorchScript" in message(tmp_path / "cut.ts")
@@ -212,19 +215,19 @@ def test_a_model_is_asked_in_parts_and_a_fixed_graph_in_full_ones():
         outputs = Classifier(ask, 4, 3, exact=exact)(images)
         torch.testing.assert_close(outputs, images.flatten(1)[:, :4], rtol=0, atol=0)
         assert sizes == expected
-    assert Model(name="m", ask=ask, shape=(5, 1, 4, 4)).classifier(4, 100).batch == 5
-    assert not Model(name="m", ask=ask).classifier(4, 100).exact
+    assert classifier(Model(name="m", net=ask, shape=(5, 1, 4, 4)), 4, 100).batch == 5
+    assert not classifier(Model(name="m", net=ask), 4, 100).exact
 
 
-def test_the_number_of_channels_is_found_out():
-    grey, coloured = audited_nets.instance, audited_nets.coloured()
-    for own in (1, 3):
-        assert fitting_channels(Classifier(grey), (SIZE, SIZE), own) == 1
-        assert fitting_channels(Classifier(coloured), (SIZE, SIZE), own) == 3
-    either = Classifier(lambda images: images.mean((1, 2, 3))[:, None].repeat(1, 2))
-    assert [fitting_channels(either, (8, 8), own) for own in (1, 3)] == [1, 3]
+def test_the_number_of_channels_is_found_out(pictures):
+    def channels(net, **options):
+        return choose_transform(Model(name="m", net=net), pictures, **options).channels
+
+    assert channels(audited_nets.instance) == 1
+    assert channels(audited_nets.coloured()) == 3  # of grey pictures
+    assert channels(lambda images: images.mean((1, 2, 3))[:, None].repeat(1, 10)) == 1
     with pytest.raises(ConfigError, match=r"refused images of the shape \(2, 1, 9, 9\)"):
-        fitting_channels(Classifier(grey), (9, 9), 1)
+        channels(audited_nets.instance, size=9)
 
 
 @pytest.mark.parametrize("pool", ["max", "avg"])
@@ -246,25 +249,25 @@ def test_in_channels_is_the_loop_over_windows(net, pool):
 def test_wrong_numbers_of_classes_are_said_before_anything_is_read(pictures):
     model = load_model("audited_nets:few")
     with pytest.raises(ConfigError, match=r"shape \(2, 10\), one for each class; got \(2, 3\)"):
-        fitted_look(model, pictures)
+        choose_transform(model, pictures)
 
 
-def test_the_look_follows_model_and_pictures(pictures, net):
+def test_the_transform_follows_model_and_pictures(pictures, net):
     model = load_model("audited_nets:net")
-    usual = fitted_look(model, pictures)
+    usual = choose_transform(model, pictures)
     assert (usual.recipe, usual.size, usual.border) == ("frame", (SIZE, SIZE), "replicate")
-    assert fitted_look(model, pictures, size=32, border=0.5, mean=(0.5,)).size == (32, 32)
-    digits = open_pictures("mnist-5k", limit=3)
-    made = fitted_look(model, digits)
+    assert choose_transform(model, pictures, size=32, border=0.5, mean=(0.5,)).size == (32, 32)
+    digits = open_images("mnist-5k", limit=3)
+    made = choose_transform(model, digits)
     assert (made.recipe, made.size) == ("large-scale", (112, 112))
-    assert fitted_look(model, digits, recipe="frame").size == (28, 28)
-    training = Training(size=24, border="zero", scales="2", overlap=lambda source, split: None)
-    ours = Model(name="run", ask=net, training=training)
-    look = fitted_look(ours, pictures)
-    assert (look.recipe, look.size, look.border) == ("large-scale", (24, 24), "zero")
-    assert training.native == 2 and Training(**{**vars(training), "scales": "1-4"}).native == 1
-    fixed = Model(name="file", ask=net, shape=(None, 1, 36, 36))
-    assert fitted_look(fixed, pictures).size == (36, 36)
+    assert choose_transform(model, digits, recipe="frame").size == (28, 28)
+    known = {"source": "mnist", "trained_on": "2", "border": "zero", "config": ModelConfig()}
+    ours = Model(name="run", net=net, shape=(None, 1, 24, 24), **known)
+    transform = choose_transform(ours, pictures)
+    assert (transform.recipe, transform.size, transform.border) == ("large-scale", (24, 24), "zero")
+    assert ours.native == 2 and replace(ours, trained_on="1-4").native == 1
+    fixed = Model(name="file", net=net, shape=(None, 1, 36, 36))
+    assert choose_transform(fixed, pictures).size == (36, 36)
 
 
 def test_classes_in_the_order_of_the_model(net, pictures, tmp_path):
@@ -276,8 +279,8 @@ def test_classes_in_the_order_of_the_model(net, pictures, tmp_path):
         origin = pictures.source.removeprefix("folder:")
         (renamed / new).symlink_to(os.path.join(origin, name), target_is_directory=True)
     first = audited("audited_nets:net", pictures)
-    right = audited("audited_nets:net", open_pictures(f"folder:{renamed}", "all", classes=names))
-    wrong = audited("audited_nets:net", open_pictures(f"folder:{renamed}", "all"))
+    right = audited("audited_nets:net", open_images(f"folder:{renamed}", "all", classes=names))
+    wrong = audited("audited_nets:net", open_images(f"folder:{renamed}", "all"))
     for a, b in zip(first.plain.per_class, right.plain.per_class, strict=True):
         assert [c.right for c in a] == [c.right for c in b]
     assert not first.notes and not right.notes

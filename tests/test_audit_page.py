@@ -6,16 +6,15 @@ import re
 import pytest
 import torch
 
-from foveate.evaluation.audit.images import Look
+from foveate.evaluation.audit.images import Transform
 from foveate.evaluation.audit.measure import Audit, Counts
 from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, AuditReport
-from foveate.report.audit_page import CLASSES, audit_page, finetune_script, shown, summary
-from foveate.report.audit_plots import audit_curves
+from foveate.report.audit_page import CLASSES, audit_curves, audit_page, shown, summary
 
 SCALES = (0.5, 1.0, 2.0)
 ABOUT = {
     "source": "folder:my photos", "split": "test", "images": 100, "checksum": "abc", "pool": "max",
-    "reordered": False, "version": "1", "commit": "", "hardware": "a CPU",
+    "version": "1", "commit": "", "hardware": "a CPU",
 }  # fmt: skip
 PICTURES = [torch.full((1, 9, 9), 40, dtype=torch.uint8)]
 
@@ -41,7 +40,7 @@ def made(rights, classes=("a", "b"), scales=SCALES):
 def report(audits=None, about=None, **changes):
     usual = {
         "model": "mynet:net",
-        "look": Look(size=(9, 9), channels=1),
+        "transform": Transform(size=(9, 9), channels=1),
         "channels": SCALES,
         "audits": audits or {AS_IT_IS: made([30, 90, 50]), IN_CHANNELS: made([60, 80, 70])},
         "about": {**ABOUT, **(about or {})},
@@ -49,8 +48,8 @@ def report(audits=None, about=None, **changes):
     return AuditReport(**{**usual, **changes})
 
 
-def words(found, script="x = 1"):
-    page = audit_page(found, PICTURES, script).html()
+def words(found, trainable=True):
+    page = audit_page(found, PICTURES, trainable).html()
     inside = re.sub(r"<(style|svg)\b.*?</\1>", " ", page, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", inside)).split())
 
@@ -88,21 +87,22 @@ def test_the_summary_says_how_it_holds():
     assert f"at scale 0.5 it gets {shown(counts(30).accuracy)} % right" in text
     assert f"at scale 2 {shown(counts(50).accuracy)} %" in text
     assert "at most 5 points from scale 1 to 2;" in summary(made([30, 90, 87]))
-    assert shown(counts(90).accuracy) == "90.0 [82.6, 94.5]"  # Wilson's interval, from tables
+    assert shown(counts(90).accuracy) == "90.0 (83-94)"  # Wilson's interval, from tables
 
 
 def test_the_page_has_both_forms_and_their_difference():
     text = words(report())
     assert "accuracy changes by -10.0 points at the native scale and by +13.3 on average" in text
-    assert f"0.5 {shown(counts(30).accuracy)} {shown(counts(60).accuracy)}" in text
-    assert "+30.0" in text and "+20.0" in text
-    assert "x = 1 foveate audit finetune:tuned --source 'folder:my photos' --split test" in text
+    row = [getattr(counts(30), measure) for measure in ("accuracy", "agreement", "confidence")]
+    assert " ".join(["0.500", *map(shown, row), shown(counts(60).accuracy)]) in text
+    assert "load_model('mynet:net').net.train()" in text
+    assert "ScaleChannels(backbone, [0.5, 1, 2], size=9, pool='max')" in text
 
 
-def test_without_a_script_or_channels_the_page_says_so():
-    assert "name the PyTorch module" in words(report(), script=None)
+def test_without_weights_or_channels_the_page_says_so():
+    assert "name the PyTorch module" in words(report(), trainable=False)
     alone = report({AS_IT_IS: made([1, 2, 3])}, channels=())
-    assert "was not put into scale channels" in words(alone, script=None)
+    assert "was not put into scale channels" in words(alone, trainable=False)
 
 
 def test_notes_and_what_was_left_out_are_on_the_page():
@@ -135,16 +135,3 @@ def test_a_class_without_images_is_not_shown():
     )  # fmt: skip
     text = words(report({AS_IT_IS: audit}))
     assert "here" in text and "nowhere" not in text
-
-
-def test_the_program_holds_what_the_audit_was_made_with():
-    look = Look(size=(9, 9), channels=1, border=0.5, mean=(0.1,), recipe="frame")
-    script = finetune_script(report(look=look))
-    compile(script, "finetune.py", "exec")
-    assert "LOOK = Look(size=(9, 9), channels=1, border=0.5, mean=(0.1,))" in script
-    assert "SCALES = [0.5, 1, 2]" in script and "load_model('mynet:net')" in script
-    assert "open_pictures('folder:my photos', \"train\")" in script
-    assert "load_model('mynet:net', trust=True)" in finetune_script(report(look=look), trust=True)
-    named = finetune_script(report(about={"reordered": True}))
-    assert "\"train\", classes=['a', 'b'])" in named
-    assert "--classes a,b" in words(report(about={"reordered": True}))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from tiny_runs import MODEL, tiny
 
-import foveate.evaluation.models as audit_models
+import foveate.evaluation.models as models
 from foveate.cli.app import run
 from foveate.data.sources import load_source
 from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS
@@ -46,7 +46,8 @@ def test_a_run_gets_the_curve_that_evaluate_gives(runs, tmp_path, capsys, name, 
     expected = accuracy_over_scale(net, test, [0.5, 1.0, 2.0], size=24)
     found = content(tmp_path)
     points = found["audits"][AS_IT_IS]["scales"]
-    assert found["look"]["recipe"] == "large-scale" and found["look"]["size"] == [24, 24]
+    assert found["transform"]["recipe"] == "large-scale"
+    assert found["transform"]["size"] == [24, 24]
     assert [p["accuracy"]["value"] for p in points] == [at.accuracy for at in expected]
     assert found["audits"][AS_IT_IS]["native"] == native
     beside = {AS_IT_IS, IN_CHANNELS} if name == "cnn" else {AS_IT_IS}
@@ -60,10 +61,15 @@ def test_a_run_gets_the_curve_that_evaluate_gives(runs, tmp_path, capsys, name, 
     [
         ("mnist-5k", "mnist-5k", "test", False),
         ("mnist-5k", "mnist-5k", "train", True),
+        ("mnist-5k", "mnist-5k", "val", True),
         ("mnist-5k", "mnist-5k", "all", True),
+        ("mnist", "mnist", "test", False),
         ("mnist", "mnist-5k", "test", True),
+        ("mnist", "fashion-mnist", "train", False),
         ("mnist-5k", "mnist", "val", False),
+        ("mnist-5k", "mnist", "test", False),
         ("mnist-5k", "mnist", "train", True),
+        ("mnist-5k", "mnist", "all", True),
         ("mnist", "folder:photos", "train", False),
     ],
 )
@@ -71,10 +77,7 @@ def test_a_run_knows_what_it_has_seen(runs, tmp_path, trained_on, source, split,
     shutil.copytree(runs / "cnn", tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     path.write_text(path.read_text().replace('"mnist-5k"', f'"{trained_on}"'))
-    said = audit_models.load_model(str(tmp_path / "run")).training.overlap(source, split)
-    assert (said is not None) == seen
-    if seen:
-        assert f"was trained on {trained_on}" in said and source in said
+    assert models.load_model(tmp_path / "run").has_seen(source, split) == seen
 
 
 def test_images_that_a_run_was_trained_on_are_warned_of(runs, tmp_path, capsys):
@@ -95,19 +98,13 @@ def test_a_pretrained_network_by_its_name(tmp_path, monkeypatch, capsys):
         name="small", model=model, source="mnist", scales="2", samples=0, size=24, seed=0, seeds=1,
         recipe={"border": "zero"}, validation=0.9, accuracy={}, tested=0, **made,
     )  # fmt: skip
-    monkeypatch.setattr(audit_models, "pretrained_info", lambda name: info)
-    monkeypatch.setattr(audit_models, "from_pretrained", lambda name: model.build().eval())
-    asked = []
-
-    def overlap(name, source, split):
-        asked.append((name, source, split))
-        return "it has seen them"
-
-    monkeypatch.setattr(audit_models, "overlap", overlap)
-    command = ["audit", "pretrained:small", "--source", "mnist-5k", *SCALES, "--limit", "20"]
+    monkeypatch.setattr(models, "pretrained_names", lambda: ["small"])
+    monkeypatch.setattr(models, "pretrained_info", lambda name: info)
+    monkeypatch.setattr(models, "create_model", lambda name, pretrained: model.build().eval())
+    command = ["audit", "small", "--source", "mnist-5k", *SCALES, "--limit", "20"]
     assert run([*command, "--split", "all", "--out", str(tmp_path)]) == 0
-    assert asked == [("small", "mnist-5k", "train")]  # all of it is also its train split
-    assert "warning: it has seen them\n" in capsys.readouterr().err
+    warning = "warning: small was trained on mnist, so it has seen images of mnist-5k (all)\n"
+    assert warning in capsys.readouterr().err
     found = content(tmp_path)
     assert found["audits"][AS_IT_IS]["native"] == 2
-    assert (found["look"]["size"], found["look"]["border"]) == ([24, 24], "zero")
+    assert (found["transform"]["size"], found["transform"]["border"]) == ([24, 24], "zero")

@@ -140,10 +140,11 @@ def test_it_runs_in_an_empty_environment(bin_folder, tmp_path):
 
 def test_its_networks_load_in_an_empty_environment(bin_folder, tmp_path):
     code = (
-        "import json, torch; from foveate import from_pretrained; "
+        "import json, torch; from foveate import create_model; "
         "from foveate.models.pretrained import pretrained_names; "
         "images = torch.zeros(1, 1, 112, 112); "
-        "print(json.dumps({n: len(from_pretrained(n)(images)[0]) for n in pretrained_names()}))"
+        "nets = {n: create_model(n, pretrained=True) for n in pretrained_names()}; "
+        "print(json.dumps({name: len(net(images)[0]) for name, net in nets.items()}))"
     )
     found = json.loads(in_nowhere(tmp_path, bin_folder / "python", "-c", code))
     assert found == dict.fromkeys(pretrained_names(), 10)

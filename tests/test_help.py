@@ -57,6 +57,6 @@ def test_paragraphs_are_filled_to_the_width_of_the_terminal(capsys, monkeypatch)
     monkeypatch.setenv("COLUMNS", "70")
     assert run(["export", "--help"]) == 0
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    start = next(i for i, line in enumerate(lines) if line.startswith("The file takes images"))
+    start = next(i for i, line in enumerate(lines) if line.startswith("The file maps images"))
     paragraph = lines[start : lines.index("", start)]
     assert min(len(line) for line in paragraph[:-1]) > 50

@@ -14,9 +14,12 @@ from foveate.cli.app import run
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
+from foveate.evaluation import models
 from foveate.evaluation import predict as module
-from foveate.evaluation.predict import Network, find_network, predict, prepare
-from foveate.models.pretrained import from_pretrained, pretrained_info
+from foveate.evaluation.audit.images import zoom
+from foveate.evaluation.models import Model, load_model
+from foveate.evaluation.predict import predict, prepare
+from foveate.models.pretrained import from_pretrained, pretrained_info, pretrained_names
 from foveate.models.zoo import ModelConfig
 from foveate.paper.weights import ship
 from foveate.training.checkpoint import RunFolder
@@ -32,7 +35,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def network(folder):
-    return find_network(str(folder))
+    return load_model(folder)
 
 
 @pytest.fixture(scope="module")
@@ -158,12 +161,12 @@ def test_exif_orientation_is_applied(network, digit, tmp_path):
 
 
 def test_a_grey_picture_fills_the_channels_of_a_colour_network(network, digit, tmp_path):
-    colour = other(network, model=replace(MODEL, channels=3))
+    colour = other(network, shape=(None, 3, SIZE, SIZE))
     image, _ = shown(colour, save(tmp_path / "digit.png", digit))
     assert image.shape == (1, 3, SIZE, SIZE)
     for channel in range(3):
         torch.testing.assert_close(image[:, channel], as_source(digit, SIZE / 28)[:, 0])
-    two = other(network, model=replace(MODEL, channels=2))
+    two = other(network, shape=(None, 2, SIZE, SIZE))
     message = one_line(DataError, lambda: predict(two, tmp_path / "digit.png"))
     assert "takes images of 2 channels" in message
 
@@ -230,12 +233,10 @@ def test_other_forms_of_network_answer_too(digit, tmp_path, form):
     model = ModelConfig(form=form, size=size, features=(4, 8), hidden=8, batch_norm=False)
     torch.manual_seed(0)
     net = model.build().eval()
-    names = tuple("abcdefghij")
-    words = {"source": "mnist", "size": SIZE, "border": "replicate", "classes": names}
-    network = Network(name="x", net=net, model=model, **words)
+    network = Model(name="x", net=net, shape=(None, 1, SIZE, SIZE), config=model, source="mnist")
     said = predict(network, save(tmp_path / "digit.png", digit))
     best = int(by_hand(net, as_source(digit, SIZE / 28)).argmax())
-    assert said.label == names[best]
+    assert said.label == str(best)
     if form == "plain":
         assert (said.scale, said.channel, said.channels) == (None, None, ())
         return
@@ -250,7 +251,7 @@ def test_a_network_that_answers_nonsense_is_said(network, digit, tmp_path):
     broken = MODEL.build()
     torch.nn.init.constant_(broken.backbone.head.bias, float("nan"))
     path = save(tmp_path / "digit.png", digit)
-    assert "numbers that are none" in one_line(
+    assert "returns non-finite logits" in one_line(
         DataError, lambda: predict(other(network, net=broken.eval()), path)
     )
 
@@ -271,15 +272,19 @@ def test_pictures_that_cannot_be_shown_are_said_in_a_line(network, digit, tmp_pa
     assert message == f"image {path} has more than 700 pixels; resize it first"
 
 
-def test_classes_have_names_where_they_are_known(tmp_path):
-    assert module._class_names("fashion-mnist", 10)[9] == "Ankle boot"
-    assert module._class_names("mnist", 3) == ("0", "1", "2")
+def test_classes_have_names_where_they_are_known(network, tmp_path):
+    def names(source, classes):
+        return other(network, source=source, config=replace(MODEL, classes=classes)).classes
+
+    assert names("fashion-mnist", 10)[9] == "Ankle boot"
+    assert names("mnist", 3) == ("0", "1", "2")
     for name in ("cat", "ant"):
         (tmp_path / name).mkdir()
         save(tmp_path / name / "1.png", np.zeros((2, 2), np.uint8))
-    assert module._class_names(f"folder:{tmp_path}", 2) == ("ant", "cat")
-    assert module._class_names(f"folder:{tmp_path}/gone", 2) == ("0", "1")
-    assert module._class_names("shards:x", 2) == ("0", "1")
+    assert names(f"folder:{tmp_path}", 2) == ("ant", "cat")
+    assert names(f"folder:{tmp_path}/gone", 2) == ("0", "1")
+    assert names("shards:x", 2) == names("", 2) == ("0", "1")
+    assert other(network, config=None).classes == ()
 
 
 def test_networks_are_found_by_folder_and_by_name(folder, network, tmp_path, monkeypatch):
@@ -289,15 +294,34 @@ def test_networks_are_found_by_folder_and_by_name(folder, network, tmp_path, mon
     run_folder = RunFolder(folder)
     result = RunResult(run=str(folder), config=run_folder.config(), scales=(AtScale(1.0, ((1,),)),))
     ship([result], tmp_path / "cards", tmp_path, name=lambda config: "some-name")
-    for find in (from_pretrained, pretrained_info):
-        monkeypatch.setattr(module, find.__name__, partial(find, folder=tmp_path))
-    named = find_network("some-name")
+    for find in (pretrained_info, pretrained_names):
+        monkeypatch.setattr(models, find.__name__, partial(find, folder=tmp_path))
+    made = lambda name, pretrained: from_pretrained(name, tmp_path)  # noqa: E731
+    monkeypatch.setattr(models, "create_model", made)
+    named = load_model("some-name")
     assert (named.size, named.source, named.border) == (SIZE, "mnist-5k", "replicate")
     assert named.classes == network.classes == tuple("0123456789")
     images = torch.randn(2, 1, SIZE, SIZE)
-    assert torch.equal(named.net(images), network.net(images))
-    assert "is no folder of a run" in one_line(DataError, lambda: find_network("runs/none"))
-    assert "did you mean some-name" in one_line(ConfigError, lambda: find_network("some-nam"))
+    assert torch.equal(named(images), network(images))
+    assert "did you mean some-name" in one_line(ConfigError, lambda: load_model("some-nam"))
+
+
+def test_other_models_get_a_resized_and_normalised_picture(digit, tmp_path):
+    def net(images):
+        return images.flatten(1)[:, :3]
+
+    other_model = Model(name="x", net=net, shape=(None, 1, SIZE, SIZE), mean=(0.5,), std=(0.25,))
+    path = save(tmp_path / "digit.png", digit)
+    image, inverted = shown(other_model, path)
+    whole = torch.tensor(digit)[None, None] / 255
+    expected = (zoom(whole, SIZE / 28, (SIZE, SIZE)) - 0.5) / 0.25
+    torch.testing.assert_close(image, expected)
+    assert not inverted
+    said = predict(other_model, path)
+    assert said.label == str(int(net(image).argmax())) and said.scale is None
+    unknown = Model(name="mynet:net", net=net)
+    message = one_line(DataError, lambda: predict(unknown, path))
+    assert "mynet:net does not state the size of its input" in message
 
 
 def test_the_command_answers_what_it_can(folder, digit, tmp_path, capsys):
@@ -307,7 +331,7 @@ def test_the_command_answers_what_it_can(folder, digit, tmp_path, capsys):
     assert run(["predict", str(bad), str(good), str(good), "--model", str(folder)]) == 1
     out, err = capsys.readouterr()
     assert err.count("\n") == 1 and err.startswith(f"error: cannot read image {bad}")
-    said = predict(find_network(str(folder)), good)
+    said = predict(load_model(folder), good)
     head, line, again = out.splitlines()
     assert head.split() == ["class", "confidence", "scale", "channel", "image"]
     cells = [said.label, f"{100 * said.confidence:.1f}", "%", f"{said.scale:.2f}"]

@@ -20,7 +20,6 @@ from foveate.evaluation.results import RunResult
 from foveate.models.pretrained import (
     WEIGHTS,
     from_pretrained,
-    overlap,
     pretrained_info,
     pretrained_names,
     read_index,
@@ -251,31 +250,6 @@ def test_rows_of_table_one_have_names_and_other_runs_have_none():
         assert "no row of Table I" in one_line(ConfigError, lambda other=other: row_name(other))
 
 
-@pytest.mark.parametrize(
-    ("trained", "source", "split", "words"),
-    [
-        ("mnist", "mnist", "test", None),
-        ("mnist", "mnist", "train", "was trained on the train split of mnist"),
-        ("mnist", "mnist", "val", "was chosen by its accuracy on the val split"),
-        ("mnist", "mnist-5k", "test", "was trained on all images of mnist-5k"),
-        ("mnist", "mnist-5k", "train", "was trained on all images of mnist-5k"),
-        ("mnist", "fashion-mnist", "train", None),
-        ("mnist-5k", "mnist-5k", "test", None),
-        ("mnist-5k", "mnist-5k", "val", "was chosen by its accuracy on the val split"),
-        ("mnist-5k", "mnist", "train", "was trained on images of mnist's train split"),
-        ("mnist-5k", "mnist", "val", None),
-        ("mnist-5k", "mnist", "test", None),
-    ],
-)
-def test_overlap_of_training_and_test_images_is_said(
-    results, folder, trained, source, split, words
-):
-    path = folder / "index.json"
-    path.write_text(path.read_text().replace('"source": "mnist-5k"', f'"source": "{trained}"'))
-    found = overlap(TR2, source, split, folder)
-    assert (found is None) if words is None else (words in found and "\n" not in found)
-
-
 def test_the_card_says_what_the_index_knows(folder):
     info, text = pretrained_info(TR1, folder), (folder / "cards" / f"{TR1}.md").read_text()
     assert text == card(info)
@@ -286,7 +260,7 @@ def test_the_card_says_what_the_index_knows(folder):
     assert "the first 96 training images of mnist-5k at scale 1 alone" in text
     assert f"seed | {info.seed}, the median of 3" in text
     assert "part of MNIST's training set" in text
-    assert f'from_pretrained("{TR1}")' in text
+    assert f'create_model("{TR1}", pretrained=True)' in text
     listed = (folder / "cards" / "README.md").read_text()
     assert listed == overview(list(read_index(folder).values()))
     assert f"[{TR2}]({TR2}.md) | 2 |" in listed

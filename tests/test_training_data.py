@@ -14,7 +14,7 @@ from foveate.data.shards import open_shards
 from foveate.data.sources import Source, Split, load_source
 from foveate.data.store import FileSpec, ScaledFile, write
 from foveate.errors import ConfigError, DataError, FoveateError
-from foveate.execution.captured import prepare
+from foveate.execution.plan import prepare
 from foveate.scales import ScaleRange
 from foveate.training.data import (
     Batches,

@@ -5,41 +5,35 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT, TrustOption, progress
+from foveate.cli.console import ERRORS, OUTPUT, PretrainedOption, TrustOption, progress
+from foveate.cli.predict import MODELS
 from foveate.cli.training import PICTURES, ChangedDataOption, DeviceOption, _loader
 from foveate.scales import SCALES_HELP, as_scales
 
 if TYPE_CHECKING:
     from rich.table import Table
-    from torch import Tensor
 
-    from foveate.evaluation.audit.measure import Estimate
     from foveate.evaluation.audit.report import AuditReport
     from foveate.models.pooling import Pool
+    from foveate.report.html import Page
 
 POOLS = ("max", "avg", "logsumexp", "none")
 
 
 def audit(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="package.module:factory, a TorchScript, torch.export or ONNX file, the folder of "
-            "a run, or pretrained:NAME."
-        ),
-    ],
+    model: Annotated[str, typer.Argument(help=MODELS)],
     source: Annotated[
         str, typer.Option(help="folder:DIR with a sub-folder per class, mnist, mnist-5k, ...")
     ],
     split: Annotated[
         str | None,
         typer.Option(
-            help="test, val, train or all; test if not said, all of a folder without splits."
+            help="test, val, train or all; test by default, all of a folder without splits."
         ),
     ] = None,
     classes: Annotated[
         str | None,
-        typer.Option(help="What the model answers, in order: a,b,c or a file with a name a line."),
+        typer.Option(help="Classes in the order of the logits: a,b,c or a file with one per line."),
     ] = None,
     scales: Annotated[
         str | None, typer.Option(help=f"Scales. {SCALES_HELP} Default: 0.25:4:2, or the paper's.")
@@ -52,101 +46,103 @@ def audit(
         typer.Option(help="frame: rescale the images; large-scale: MNIST Large Scale of them."),
     ] = None,
     size: Annotated[
-        int | None, typer.Option(min=1, help="Pixels that the model takes; as the images, or 112.")
+        int | None, typer.Option(min=1, help="Input size in pixels; the model's by default.")
     ] = None,
     border: Annotated[
         str | None, typer.Option(help="Beyond the image: replicate, reflect or a number, as 0.5.")
     ] = None,
-    mean: Annotated[str, typer.Option(help="Taken from pixels of 0 to 1; as 0.5,0.4,0.4.")] = "0",
-    std: Annotated[str, typer.Option(help="What that is then divided by.")] = "1",
+    mean: Annotated[
+        str | None, typer.Option(help="Mean used for normalisation, as 0.5,0.4,0.4; 0 by default.")
+    ] = None,
+    std: Annotated[
+        str | None, typer.Option(help="Standard deviation used for normalisation; 1 by default.")
+    ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, max=2**31, help="Use only the first images.")
     ] = None,
     pool: Annotated[
-        str, typer.Option(help="Of the scale channels beside it: max, avg, logsumexp or none.")
+        str, typer.Option(help="Pooling over scale channels: max, avg, logsumexp or none.")
     ] = "max",
     batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 32,
     device: DeviceOption = "auto",
     changed_data: ChangedDataOption = False,
+    pretrained: PretrainedOption = False,
     trust: TrustOption = False,
     out: Annotated[Path, typer.Option("--out", "--output", help="Folder for the results.")] = Path(
         "audit"
     ),
 ) -> None:
-    """Find out how a classifier behaves when objects change size.
+    """Measure how a classifier behaves when objects change size.
 
-    The model takes images (B, C, H, W) of 0 to 1, less --mean, over --std, and gives logits
-    (B, classes); the classes are the sub-folders by name, if --classes does not say otherwise.
-    Each image fills the model's frame at scale 1 and is rescaled about its centre. Beside the model
-    the same is put into scale channels, without training. Networks of foveate, and sources that
-    are no folder, are shown MNIST Large Scale, as by 'foveate evaluate'.
+    The model takes images (B, C, H, W) of 0 to 1, normalised with --mean and --std, and returns
+    logits (B, classes); the classes are the sub-folders by name unless --classes gives them. Each
+    image fills the model's input at scale 1 and is rescaled about its centre. The model is also
+    audited in scale channels, without training. Networks of foveate, and sources other than
+    folders, get MNIST Large Scale, as in 'foveate evaluate'.
 
     Writes audit.html (the report), audit.csv (per scale and class), audit.json, audit.png and .svg.
-    Images that cannot be read are named and left out. TorchScript and .pt2 files, and runs with a
-    backbone, can run code and need --trust. Pickles are not opened.
+    Images that cannot be read are reported and left out. TorchScript and .pt2 files, and runs with
+    a backbone, can run code and need --trust. Pickles are not opened.
 
     Example: foveate audit mypackage.nets:classifier --source folder:photos --size 224
     """
     from foveate.data.large_scale import check_size
     from foveate.errors import ConfigError
-    from foveate.evaluation.audit.data import open_pictures, usual_split
-    from foveate.evaluation.audit.images import read_border
-    from foveate.evaluation.audit.report import audit_beside, fitted_look, usual_scales
+    from foveate.evaluation.audit.images import open_images
+    from foveate.evaluation.audit.report import audit_beside, choose_transform, usual_scales
     from foveate.evaluation.models import load_model
     from foveate.files import check_folder
-    from foveate.report.audit_page import finetune_script
+    from foveate.report.audit_page import audit_page
     from foveate.training.checkpoint import RunFolder
     from foveate.training.config import MAX_BATCH
     from foveate.training.loop import find_device
     from foveate.training.unchanged import check_unchanged
 
-    ways, grid, place = _pool(pool), as_scales(scales) if scales else None, find_device(device)
+    if pool not in POOLS:
+        raise ConfigError(f"pool must be one of {', '.join(POOLS)}, got {pool!r}")
+    grid, place = as_scales(scales) if scales else None, find_device(device)
     check_folder(out)
     check_size(size or 1)
     names = _classes(classes)
     if batch > MAX_BATCH:
         raise ConfigError(f"batch must be at most {MAX_BATCH:,} images, got {batch}")
-    found, load = load_model(model, place, trust), _loader()
+    found, load = load_model(model, trust=trust, device=place, pretrained=pretrained), _loader()
     if (run := Path(model).expanduser()).is_dir() and not changed_data:
         check_unchanged(RunFolder(run), source, load)
-    usual = "test" if found.training else usual_split(source)
-    chosen = usual if split is None else split
-    pictures = open_pictures(source, chosen, limit, names, load)
-    look = fitted_look(
+    if split is None and found.source:
+        split = "test"
+    images = open_images(source, split, limit, names, load)
+    transform = choose_transform(
         found,
-        pictures,
+        images,
         recipe=recipe,
         size=size,
-        border=None if border is None else read_border(border),
+        border=_border(border),
         mean=_numbers("mean", mean),
         std=_numbers("std", std),
         device=place,
     )
-    wanted = grid or usual_scales(look)
-    with progress("images", len(pictures) * len(wanted)) as advance:
+    wanted = grid or usual_scales(transform)
+    with progress("images", len(images) * len(wanted)) as advance:
         report = audit_beside(
             found,
-            pictures,
-            look,
+            images,
+            transform,
             wanted,
             native=native,
-            pool=ways,
+            pool=None if pool == "none" else cast("Pool", pool),
             batch=batch,
             device=place,
             advance=advance,
         )
-    script = finetune_script(report, trust) if found.trainable and report.channels else None
-    _write(report, pictures.some(4), out, script)
+    _write(report, audit_page(report, images.first(4), found.trainable), out)
 
 
-def _write(report: "AuditReport", samples: "list[Tensor]", out: Path, script: str | None) -> None:
-    from foveate.evaluation.audit.report import save_audit
-    from foveate.report.audit_page import audit_page, summary
-    from foveate.report.audit_plots import audit_curves
+def _write(report: "AuditReport", page: "Page", out: Path) -> None:
+    from foveate.report.audit_page import audit_curves, summary
     from foveate.report.plots import save
 
-    page = audit_page(report, samples, script)
-    written = [*save_audit(report, out), page.save(out / "audit.html")]
+    written = [*report.save(out), page.save(out / "audit.html")]
     curves = audit_curves(report.audits)
     written += [save(curves, out / f"audit.{kind}") for kind in PICTURES]
     OUTPUT.print(_table(report))
@@ -163,30 +159,15 @@ def _write(report: "AuditReport", samples: "list[Tensor]", out: Path, script: st
 def _table(report: "AuditReport") -> "Table":
     from rich.table import Table
 
-    from foveate.evaluation.audit.measure import MEASURES
+    from foveate.report.audit_page import over_scale
 
+    header, rows = over_scale(report)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("scale", justify="right")
-    for name in (*MEASURES, *(f"accuracy {other}" for other in list(report.audits)[1:])):
+    for name in header:
         table.add_column(name, justify="right")
-    for i, scale in enumerate(report.plain.scales):
-        own = [_shown(getattr(report.plain.overall[i], measure)) for measure in MEASURES]
-        others = [_shown(audit.overall[i].accuracy) for audit in list(report.audits.values())[1:]]
-        table.add_row(f"{scale:.3f}", *own, *others)
+    for row in rows:
+        table.add_row(*row)
     return table
-
-
-def _shown(estimate: "Estimate") -> str:
-    value, low, high = (100 * part for part in estimate)
-    return f"{value:.1f} ({low:.0f}-{high:.0f})"
-
-
-def _pool(name: str) -> "Pool | None":
-    from foveate.errors import ConfigError
-
-    if name not in POOLS:
-        raise ConfigError(f"pool must be one of {', '.join(POOLS)}, got {name!r}")
-    return None if name == "none" else cast("Pool", name)
 
 
 def _classes(text: str | None) -> list[str]:
@@ -205,10 +186,17 @@ def _classes(text: str | None) -> list[str]:
     return found
 
 
-def _numbers(name: str, text: str) -> tuple[float, ...]:
+def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:
     from foveate.errors import ConfigError
 
     try:
-        return tuple(map(float, text.split(",")))
+        return None if text is None else tuple(map(float, text.split(",")))
     except ValueError:
         raise ConfigError(f"{name} must be a number, or one per channel, got {text!r}") from None
+
+
+def _border(text: str | None) -> str | float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text

@@ -29,6 +29,10 @@ TrustOption = Annotated[
     ),
 ]
 
+PretrainedOption = Annotated[
+    bool, typer.Option("--pretrained", help="Download the weights of a timm model.")
+]
+
 
 def complain(message: str) -> None:
     """Say in one line what went wrong."""

@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from foveate.data.large_scale import Border, rescale
 from foveate.data.sources import DIGITS
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.predict import find_network
+from foveate.evaluation.models import load_model
 from foveate.evaluation.results import read_results
 from foveate.execution.plan import predict
 from foveate.models.channels import ScaleChannels
@@ -109,15 +110,16 @@ def load_networks(refs: Sequence[str] = (), trust: bool = False) -> list[Contend
 
 def load_contender(ref: str, trust: bool) -> Contender:
     """Load one network; the rest of the page knows only the `Contender`."""
-    network = find_network(ref, trust)
-    if network.model.channels != 1 or network.classes != DIGITS:
+    network = load_model(ref, trust=trust)
+    config, net = network.config, network.net
+    if config is None or config.channels != 1 or network.classes != DIGITS:
         raise ConfigError(f"the page is about digits, and {ref} was not trained on any")
     accuracy, tested = _evaluated(ref)
     return Contender(
         name=ref,
-        title=network_title(model_name(TrainConfig(model=network.model))),
-        net=network.net,
-        window=network.model.size,
+        title=network_title(model_name(TrainConfig(model=config))),
+        net=cast(nn.Module, net),
+        window=config.size,
         size=network.size,
         border=network.border,
         source=network.source,

@@ -1,269 +1,258 @@
-"""The classifier of an audit: from a Python name, a file, a run or a pretrained network."""
+"""Load a classifier from a name, a run, a model file, a Python factory or timm."""
 # Shape letters: B batch, C image channel, H W pixels, K classes.
 
-import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+import os
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from foveate.data.store import ScaledFile
-from foveate.errors import ConfigError, FoveateError
-from foveate.evaluation.formats import Shape, load_file, reason
-from foveate.evaluation.invariance import measuring
-from foveate.models.channels import ScaleChannels
-from foveate.models.pooling import Pool
-from foveate.models.pretrained import from_pretrained, overlap, pretrained_info
-from foveate.models.sliding import SlidingChannels
-from foveate.training.checkpoint import RunFolder
-from foveate.training.config import TrainConfig
-from foveate.training.data import is_file
-from foveate.trust import find_factory
+from foveate.data.large_scale import Border, check_border
+from foveate.data.pictures import list_pictures
+from foveate.data.sources import CLOTHES, DIGITS
+from foveate.errors import ConfigError, DataError
+from foveate.evaluation.foreign import ANY, Classify, Shape, load_factory, load_file, reason
+from foveate.files import parse_json
+from foveate.models.pretrained import load_weights, pretrained_info, pretrained_names
+from foveate.models.zoo import ZOO, ModelConfig, create_model, model_config
+from foveate.training.checkpoint import RunFolder, read_tensors
+from foveate.training.data import made_from
 
-Ask: TypeAlias = Callable[[Tensor], Any]
-"""From images (B, C, H, W) to logits (B, K)."""
-PRETRAINED = "pretrained:"
-WAYS = "package.module:factory, a TorchScript, torch.export or ONNX file, a run, or pretrained:NAME"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """How a network of this package was trained: the frame, and the scale if it was a single one.
-
-    `overlap(source, split)` says in one line why it must not be scored on these images, or nothing.
-    """
-
-    size: int
-    border: str
-    scales: str
-    overlap: Callable[[str, str], str | None]
-
-    @property
-    def native(self) -> float:
-        """The training scale, or 1 where there are several."""
-        try:
-            return float(self.scales)
-        except ValueError:
-            return 1.0
+TIMM = "timm:"
+FRAME = 112  # width and height of images in MNIST Large Scale
+FORMS = (
+    "a name of the zoo (fovmax), a trained network (fovmax-mnist-tr2), a run folder, a model file "
+    "(.safetensors, .onnx, .pt2, TorchScript), package.module:factory, or timm:NAME"
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
-    """A model and what is known of it: the shape (B, C, H, W) that it takes, None where any."""
+    """A classifier, and what is known about it.
+
+    Attributes:
+        name: Reference from which it was loaded.
+        net: Callable from images ``(B, C, H, W)`` to logits ``(B, K)``: a module in eval mode, or
+            a function for ONNX and torch.export files.
+        shape: Input shape ``(B, C, H, W)``; None where any number is accepted.
+        config: Architecture, for networks of this package.
+        source: Data source of the training images; empty unless trained by this package.
+        trained_on: Training scales, as `foveate train` reads them.
+        border: Border mode of the training images.
+        mean: Mean that inputs of other models are normalised with, one value or one per channel.
+        std: Standard deviation that they are normalised with.
+        device: Device of its input.
+    """
 
     name: str
-    ask: Ask
-    shape: Shape = (None, None, None, None)
-    training: Training | None = None
+    net: Classify
+    shape: Shape = ANY
+    config: ModelConfig | None = None
+    source: str = ""
+    trained_on: str = ""
+    border: Border = "replicate"
+    mean: tuple[float, ...] = (0.0,)
+    std: tuple[float, ...] = (1.0,)
+    device: torch.device | str = "cpu"
 
-    def classifier(self, classes: int | None = None, batch: int = 64) -> "Classifier":
-        """Ask it in batches, of the one size that a fixed graph takes if it is one."""
-        fixed = self.shape[0]
-        return Classifier(self.ask, classes, fixed or batch, exact=fixed is not None)
+    def __call__(self, images: Tensor) -> Tensor:
+        """Compute the logits of images, without gradients."""
+        with torch.no_grad():
+            return self.net(images)  # type: ignore[no-any-return]
 
     @property
-    def has_channels(self) -> bool:
-        """Whether it has scale channels already."""
-        return isinstance(self.ask, ScaleChannels | SlidingChannels)
+    def scales(self) -> tuple[float, ...]:
+        """Scales of the scale channels; empty for a model without any."""
+        return tuple(getattr(self.net, "scales", ()))
+
+    @property
+    def size(self) -> int:
+        """Width and height of the input in pixels."""
+        if side := self.shape[2] or (FRAME if self.config else None):
+            return side
+        raise ConfigError(f"{self.name} does not state the size of its input; export it to ONNX")
+
+    @property
+    def native(self) -> float:
+        """The training scale; 1 if there were several, or if it is not known."""
+        try:
+            return float(self.trained_on)
+        except ValueError:
+            return 1.0
 
     @property
     def trainable(self) -> bool:
-        """Whether it can be trained on in PyTorch: a module with weights, and no exported graph."""
-        weights = isinstance(self.ask, nn.Module) and any(True for _ in self.ask.parameters())
-        return weights and not isinstance(self.ask, torch.fx.GraphModule)
+        """Whether the model is a PyTorch module with weights."""
+        return isinstance(self.net, nn.Module) and any(True for _ in self.net.parameters())
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """Class names if the training source is known, else numbers; empty if their count is not
+        known either."""
+        source = self.source
+        names = {"mnist": DIGITS, "mnist-5k": DIGITS, "fashion-mnist": CLOTHES}.get(source, ())
+        if source.startswith("folder:"):
+            with suppress(DataError):
+                names = list_pictures(Path(source.removeprefix("folder:")).expanduser())[1]
+        count = self.config.classes if self.config else 0
+        return names if len(names) == count else tuple(map(str, range(count)))
+
+    def has_seen(self, source: str, split: str) -> bool:
+        """Whether it was trained on images of this split; mnist-5k is a part of mnist."""
+        unseen = {(self.source, self.source): ("test",), ("mnist-5k", "mnist"): ("val", "test")}
+        unseen[("mnist", "mnist-5k")] = ()
+        return split not in unseen.get((self.source, source), (split,))
 
 
-class Classifier(nn.Module):
-    """A model asked a `batch` of images at a time, or exactly so many, its answers checked.
+def load_model(
+    ref: str | Path,
+    *,
+    trust: bool = False,
+    device: torch.device | str = "cpu",
+    pretrained: bool = False,
+    **changes: Any,
+) -> Model:
+    """Load a classifier from any of the references that the commands take.
 
-    Answers that are probabilities (no row has a value below 0 or a sum other than 1) become their
-    logarithms, so that softmax gives them back.
-    """
+    A reference is one of:
 
-    def __init__(
-        self, ask: Ask, classes: int | None = None, batch: int = 64, *, exact: bool = False
-    ) -> None:
-        super().__init__()
-        self.ask, self.classes, self.batch, self.exact = ask, classes, batch, exact
+    - a name of the zoo, such as ``fovmax``, with newly initialised weights;
+    - a trained network that comes with the package, such as ``fovmax-mnist-tr2``;
+    - the folder of a finished run of ``foveate train``;
+    - a model file: weights of ``foveate train`` (``.safetensors``), ONNX, ``torch.export``
+      (``.pt2``) or TorchScript, recognised by its content. A pickle is never opened;
+    - ``package.module:factory``: a function without arguments that returns a model, a module, or
+      a function from images to logits;
+    - ``timm:NAME``, a model of timm.
 
-    def forward(self, images: Tensor) -> Tensor:
-        """Give the logits (B, K)."""
-        return torch.cat([self._part(part) for part in images.split(self.batch)])
-
-    def _part(self, images: Tensor) -> Tensor:
-        count = len(images)
-        if self.exact and count < self.batch:  # a graph for one batch size: repeat the last image
-            images = torch.cat([images, images[-1:].expand(self.batch - count, -1, -1, -1)])
-        try:
-            outputs = self.ask(images)
-        except FoveateError:
-            raise
-        except Exception as error:  # a user's model may fail in any way
-            raise ConfigError(
-                f"the model refused images of the shape {tuple(images.shape)} ({reason(error)}); "
-                "does it take this size and number of channels?"
-            ) from error
-        return _logits(_checked(outputs, len(images), self.classes)[:count])
-
-
-def load_model(spec: str, device: torch.device | str = "cpu", trust: bool = False) -> Model:
-    """Find the model that `spec` names, and put it on the device.
-
-    - `package.module:factory`: a function without arguments that gives a model, a module, or a
-      function from images to logits.
-    - a TorchScript, torch.export (.pt2) or ONNX file, told apart by what is in it. The first two
-      can run code and need `trust`. A pickle is never opened.
-    - the folder of a run of `foveate train`, which needs `trust` if it names a backbone, or
-      `pretrained:NAME`.
+    A file or folder of that name comes before a name of the zoo or of a trained network, so
+    ``./fovmax`` is always a path, and ``fovmax`` is the network unless such a path exists.
 
     Args:
-        spec: Name or path of the model.
-        device: Device to put it on.
-        trust: Whether code in a file, or named by a run, may be executed.
+        ref: The reference.
+        trust: Allow code that the reference contains or names to run: TorchScript and
+            ``torch.export`` files, and runs with a backbone of their own.
+        device: Device to load the model to.
+        pretrained: Download the weights of a timm model.
+        **changes: Passed to `create_model` of the zoo or of timm, as ``num_classes=5``.
+
+    Returns:
+        The model. It can be called; ``.net`` is the module, in eval mode.
+
+    Raises:
+        ConfigError: If the reference is none of these, or needs ``trust``.
+        DataError: If a file or run is damaged.
+
+    Example:
+        >>> model = load_model("fovmax-mnist-tr2")
+        >>> model(torch.zeros(1, 1, 112, 112)).shape
+        torch.Size([1, 10])
     """
-    path = Path(spec).expanduser()
-    if spec.startswith(PRETRAINED):
-        model = _pretrained(spec)
-    elif path.is_dir():
-        model = _run(path, trust)
-    elif path.is_file():
-        ask, shape = load_file(path, torch.device(device), trust)
-        model = Model(name=spec, ask=ask, shape=shape)
-    elif ":" in spec:
-        model = Model(name=spec, ask=_from_python(spec))
-    else:
-        raise ConfigError(f"there is no model {spec!r}: no such file; a model is {WAYS}")
-    if isinstance(model.ask, nn.Module):
-        model.ask.to(device)
-    return model
+    model = _find(str(ref), torch.device(device), trust, pretrained, changes)
+    if isinstance(model.net, nn.Module):
+        model.net.to(device).eval()
+    return replace(model, device=device)
 
 
-def in_channels(
-    classifier: nn.Module, scales: Sequence[float], size: tuple[int, int], pool: Pool
-) -> ScaleChannels:
-    """Put a classifier into scale channels as it is: channel s sees the frame made s times larger.
-
-    Patches are plain samples: an object made s times larger has no detail that they could alias.
-    (A DenseNet on digits, 9 channels, kept 63 % at its native scale; antialiased 51 %.)
-    """
-    if size[0] != size[1]:
-        shape = f"{size[0]} x {size[1]}"
-        raise ConfigError(f"scale channels need a square frame, got {shape}: pass --size")
-    return ScaleChannels(classifier, scales, size[0], pool)
-
-
-def fitting_channels(
-    classifier: nn.Module, size: tuple[int, int], own: int, device: torch.device | str = "cpu"
-) -> int:
-    """How many image channels the model takes: `own`, as the images have, or the other of 1 and 3.
-
-    It is shown two empty images, so what it cannot take is said before the data is read.
-    """
-    refusals = []
-    with measuring(classifier):
-        for channels in (own, 4 - own):
-            try:
-                classifier(torch.zeros(2, channels, *size, device=device))
-                return channels
-            except FoveateError as error:
-                refusals.append(error)
-    raise refusals[0]
+def _find(
+    ref: str, device: torch.device, trust: bool, pretrained: bool, changes: dict[str, Any]
+) -> Model:
+    path = os.path.expanduser(ref)
+    found = os.path.isdir(path) or os.path.isfile(path)
+    if ref.startswith(TIMM):
+        return _from_timm(ref, pretrained, changes)
+    if ref in ZOO and not found:
+        config = model_config(ref, **changes)
+        return _of_config(ref, config.build(), config)
+    if changes or pretrained:
+        given = ", ".join(changes) or "pretrained"
+        raise ConfigError(f"{given} cannot be set for {ref!r}, only for names of the zoo and timm")
+    if os.path.isdir(path):
+        return _from_run(Path(path), trust)
+    if found:
+        return _from_file(ref, Path(path), device, trust)
+    names = pretrained_names()
+    if ref in names:
+        return _from_pretrained(ref)
+    if ":" in ref:
+        return Model(name=ref, net=load_factory(ref))
+    near = get_close_matches(ref, [*ZOO, *names], n=2)
+    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+    raise ConfigError(f"there is no model {ref!r}{hint}; a model is {FORMS}")
 
 
-def _from_python(spec: str) -> Ask:
-    found = find_factory(spec, "model")
-    if isinstance(found, nn.Module):
-        return found
-    needed = _needed(found)
-    if needed == 1 and not inspect.isclass(found):
-        return found
-    if needed:
-        raise ConfigError(
-            f"{spec} needs {needed} arguments; name a function that takes none and gives a model, "
-            "or one that takes images and gives logits"
-        )
-    try:
-        made = found()
-    except Exception as error:
-        raise ConfigError(f"{spec} failed ({reason(error)})") from error
-    if not callable(made):
-        raise ConfigError(f"{spec} must give a model that can be called, got {type(made).__name__}")
-    return made  # type: ignore[no-any-return]
+def _of_config(
+    name: str, net: nn.Module, config: ModelConfig, size: int | None = None, **known: Any
+) -> Model:
+    side = config.size if config.form == "plain" else size
+    return Model(
+        name=name, net=net, shape=(None, config.channels, side, side), config=config, **known
+    )
 
 
-def _needed(function: Callable[..., Any]) -> int:
-    """How many arguments a function cannot do without."""
-    try:
-        found = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some builtins do not say
-        return 0
-    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return sum(p.default is p.empty and p.kind not in kinds for p in found)
-
-
-def _run(path: Path, trust: bool) -> Model:
+def _from_run(path: Path, trust: bool) -> Model:
     folder = RunFolder(path)
-    config = folder.config()
-    training = Training(
-        size=config.size,
-        border=config.border,
-        scales=config.scales,
-        overlap=partial(_seen, str(path), _source(config)),
-    )
-    return Model(name=str(path), ask=folder.net(trust), training=training)
+    config, net = folder.config(), folder.net(trust)
+    source = config.source
+    if os.path.exists(source):  # a data set file states what it was made from
+        source = made_from(source) or source
+    known = {"source": source, "trained_on": config.scales, "border": config.border}
+    return _of_config(str(path), net, config.model, config.size, **known)
 
 
-def _pretrained(spec: str) -> Model:
-    name = spec.removeprefix(PRETRAINED)
+def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model:
+    if path.suffix.lower() != ".safetensors":
+        net, shape = load_file(path, device, trust)
+        return Model(name=ref, net=net, shape=shape)
+    weights, note = read_tensors(path)
+    try:
+        config = ModelConfig.from_dict(parse_json(note["model"]))
+    except (KeyError, ValueError, TypeError, AttributeError, ConfigError) as error:
+        raise DataError(
+            f"{path} does not state its architecture ({reason(error)}); pass the run's folder, or "
+            "package.module:factory"
+        ) from None
+    with torch.random.fork_rng(devices=[]):
+        own = config.build()
+    load_weights(own, weights, path)
+    return _of_config(ref, own, config)
+
+
+def _from_pretrained(name: str) -> Model:
     info = pretrained_info(name)
-    training = Training(
-        size=info.size,
-        border=str(info.recipe.get("border", "replicate")),
-        scales=info.scales,
-        overlap=lambda source, split: overlap(name, source, "train" if split == "all" else split),
+    border = check_border(str(info.recipe.get("border", "replicate")))
+    known = {"source": info.source, "trained_on": info.scales, "border": border}
+    net = create_model(name, pretrained=True)
+    return _of_config(name, net, info.model, info.size, **known)
+
+
+def _from_timm(ref: str, pretrained: bool, changes: dict[str, Any]) -> Model:
+    name = ref.removeprefix(TIMM)
+    try:
+        import timm
+    except Exception as error:  # torchvision, which it imports, fails with errors of its own
+        raise ConfigError(f"{ref} needs timm ({reason(error)}): pip install timm") from None
+    if not timm.is_model(name):
+        near = get_close_matches(name, timm.list_models(), n=2)
+        hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()"
+        raise ConfigError(f"timm has no model {name!r}; {hint}")
+    try:
+        net = timm.create_model(name, pretrained=pretrained, **changes)
+    except Exception as error:
+        raise ConfigError(f"timm cannot create {name} ({reason(error)})") from error
+    settings: Any = net.pretrained_cfg
+    channels, height, width = settings["input_size"]
+    channels = changes.get("in_chans", channels)
+    fits = len(settings["mean"]) == channels
+    return Model(
+        name=ref,
+        net=net,
+        shape=(None, channels, height, width),
+        mean=tuple(settings["mean"]) if fits else (0.0,),
+        std=tuple(settings["std"]) if fits else (1.0,),
     )
-    return Model(name=spec, ask=from_pretrained(name), training=training)
-
-
-def _source(config: TrainConfig) -> str:
-    """What a run was trained on; of a data set file, what that was made from."""
-    if not is_file(config.source) or not Path(config.source).exists():
-        return config.source
-    manifest = ScaledFile(Path(config.source)).manifest
-    return config.source if manifest is None else str(manifest["source"]["name"])
-
-
-def _seen(run: str, trained_on: str, source: str, split: str) -> str | None:
-    if source == trained_on:
-        unseen: tuple[str, ...] = ("test",)
-    elif (trained_on, source) == ("mnist", "mnist-5k"):
-        unseen = ()
-    elif (trained_on, source) == ("mnist-5k", "mnist"):
-        unseen = ("val", "test")
-    else:
-        return None
-    if split in unseen:
-        return None
-    return f"{run} was trained on {trained_on}, so it has seen images of {source} ({split})"
-
-
-def _checked(outputs: Any, count: int, classes: int | None) -> Tensor:
-    shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
-    fits = isinstance(outputs, Tensor) and outputs.ndim == 2 and len(outputs) == count
-    if not fits or classes not in (None, outputs.shape[1]):
-        wanted = f"({count}, {'classes' if classes is None else classes})"
-        raise ConfigError(
-            f"the model must give logits of the shape {wanted}, one for each class; got {shape}"
-        )
-    return outputs  # type: ignore[no-any-return]
-
-
-def _logits(outputs: Tensor) -> Tensor:
-    sums = outputs.sum(1)
-    if (outputs >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
-        return outputs.clamp_min(torch.finfo(outputs.dtype).tiny).log()
-    return outputs

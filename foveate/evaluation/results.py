@@ -1,10 +1,10 @@
-"""What runs scored: written as a table and as JSON, read again, and summed up over seeds."""
+"""Accuracy of runs over scale: written as CSV and JSON, read back, and summarised over seeds."""
 
 import csv
 import io
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -23,7 +23,7 @@ COLUMNS = ("run", "model", "trained_on", "seed", "scale", "accuracy", "count")
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What one run scored at each scale; `made_with` is the version, commit and hardware of it."""
+    """Results of one run at each scale; `made_with` has its version, commit and hardware."""
 
     run: str
     config: TrainConfig
@@ -32,7 +32,7 @@ class RunResult:
 
     @property
     def model(self) -> str:
-        """The name of its network."""
+        """Name of the network."""
         return model_name(self.config)
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,8 +57,7 @@ class RunResult:
 class Curve:
     """Mean accuracy over runs that differ in their seed alone, and its spread.
 
-    `spread` is the standard deviation over the runs (n - 1 below the fraction), and empty for a
-    single run, of which nothing is known about the spread.
+    `spread` is the sample standard deviation over the runs (n - 1), and empty for a single run.
     """
 
     label: str
@@ -70,7 +69,7 @@ class Curve:
 
 
 def summarise(results: Sequence[RunResult]) -> list[Curve]:
-    """Put runs that differ in their seed alone together, in the order in which they come."""
+    """Average runs that differ only in their seed, in the order in which they come."""
     groups: dict[str, list[RunResult]] = {}
     for result in results:
         groups.setdefault(replace(result.config, seed=0).digest(), []).append(result)
@@ -81,20 +80,33 @@ def summarise(results: Sequence[RunResult]) -> list[Curve]:
 def save_results(
     results: Sequence[RunResult], folder: Path, about: dict[str, Any] | None = None
 ) -> tuple[Path, Path]:
-    """Write results.csv, a line per run and scale, and results.json, everything; give their paths.
+    """Write results.csv, a line per run and scale, and results.json; return their paths.
 
-    `about` says what the runs were tested on, and with what.
+    `about` adds to the JSON file what the runs were tested on, and with what.
     """
-    table, whole = folder / "results.csv", folder / "results.json"
     made = {"version": __version__, "commit": commit(), **(about or {})}
     summary = [asdict(curve) for curve in summarise(results)]
     content = {**made, "summary": summary, "runs": [result.to_dict() for result in results]}
-    text = json.dumps(content, allow_nan=False, indent=1)
+    rows = [
+        (r.run, r.model, r.config.scales, r.config.seed, at.scale, at.accuracy, at.count)
+        for r in results
+        for at in r.scales
+    ]
+    return write_tables(folder, "results", COLUMNS, rows, content)
+
+
+def write_tables(
+    folder: Path, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], content: Any
+) -> tuple[Path, Path]:
+    """Write `name`.csv with the rows and `name`.json with the content; return their paths."""
+    table, whole = folder / f"{name}.csv", folder / f"{name}.json"
+    lines, text = io.StringIO(), json.dumps(content, allow_nan=False, indent=1)
+    csv.writer(lines, lineterminator="\n").writerows([columns, *rows])
     try:
-        write_text(table, _csv(results))
+        write_text(table, lines.getvalue())
         write_text(whole, text + "\n")
     except OSError as error:
-        raise DataError(f"cannot write results in {folder} ({error.strerror})") from None
+        raise DataError(f"cannot write {name} in {folder} ({error.strerror})") from None
     return table, whole
 
 
@@ -107,17 +119,6 @@ def read_results(path: Path) -> list[RunResult]:
         raise DataError(f"no such file: {path}; 'foveate evaluate' writes it") from None
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         raise DataError(f"{path} is damaged ({error}); evaluate again") from None
-
-
-def _csv(results: Sequence[RunResult]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for result in results:
-        names = (result.run, result.model, result.config.scales, result.config.seed)
-        for at in result.scales:
-            writer.writerow((*names, at.scale, at.accuracy, at.count))
-    return text.getvalue()
 
 
 def _curve(label: str, group: list[RunResult]) -> Curve:

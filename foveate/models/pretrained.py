@@ -67,12 +67,12 @@ class PretrainedInfo:
 
 
 def pretrained_names(folder: Path = WEIGHTS) -> list[str]:
-    """The names that `from_pretrained` takes."""
+    """List the names of the trained networks."""
     return list(read_index(folder))
 
 
 def pretrained_info(name: str, folder: Path = WEIGHTS) -> PretrainedInfo:
-    """Look up what is known about a network."""
+    """Look up the index entry of a trained network."""
     index = read_index(folder)
     if name not in index:
         near = get_close_matches(name, index, n=3)
@@ -82,14 +82,12 @@ def pretrained_info(name: str, folder: Path = WEIGHTS) -> PretrainedInfo:
 
 
 def from_pretrained(name: str, folder: Path = WEIGHTS) -> nn.Module:
-    """Load a network that was trained as a row of the paper says, such as fovmax-mnist-tr2.
+    """Load a trained network from `folder`, on the CPU and in eval mode.
 
-    It comes on the CPU and in eval mode. It expects images as `foveate.data.large_scale` makes
-    them, (B, 1, 112, 112) with the background at -0.76. The file's checksum is compared with the
-    one in the index, and nothing in it is executed.
+    The file's checksum is compared with the one in the index, and nothing in it is executed.
     """
     info = pretrained_info(name, folder)
-    with torch.random.fork_rng(devices=[]):  # the weights it is born with are replaced at once
+    with torch.random.fork_rng(devices=[]):  # initial weights are replaced at once
         net = info.model.build()
     path = folder / info.file
     try:
@@ -116,23 +114,6 @@ def find_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
     if not finite or torch.stack(finite).all():  # one answer, for which a GPU waits once
         return None
     return next(name for name, fine in zip(tensors, finite, strict=True) if not fine)
-
-
-def overlap(name: str, source: str, split: str = "test", folder: Path = WEIGHTS) -> str | None:
-    """Say in one line why a network must not be scored on these images, or nothing.
-
-    It knows the sources mnist and mnist-5k, which share images; of a folder with copies of them it
-    knows nothing. A data set file goes by the source it was made from.
-    """
-    info = pretrained_info(name, folder)
-    if source == "mnist-5k" and info.source == "mnist":
-        return f"{name} was trained on all images of mnist-5k: test it on the test split of mnist"
-    if source == "mnist" and info.source == "mnist-5k" and split == "train":
-        return f"{name} was trained on images of mnist's train split: use its test split"
-    if source == info.source and split != "test":
-        seen = "trained" if split == "train" else "chosen by its accuracy"
-        return f"{name} was {seen} on the {split} split of {source}: use its test split"
-    return None
 
 
 def read_index(folder: Path = WEIGHTS) -> dict[str, PretrainedInfo]:

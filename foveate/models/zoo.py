@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
+from fnmatch import fnmatch
 from typing import Any, Literal
 
 from torch import nn
@@ -16,6 +17,7 @@ from foveate.resampling import Padding
 from foveate.scales import ScaleGrid
 
 Form = Literal["plain", "foveated", "sliding"]
+ALIASES = {"num_classes": "classes", "in_chans": "channels"}  # names of timm
 LIMITS = {"size": 4096, "hidden": 65_536, "channels": 1024, "classes": 100_000}
 """The largest value of each size of a network."""
 MAX_FEATURES = 4096  # of one convolution
@@ -117,18 +119,71 @@ ZOO = {
 
 
 def model_config(name: str, **changes: Any) -> ModelConfig:
-    """Look up a network of the paper by name, with changes."""
+    """Look up a network of the paper by name, with changes by our names or those of timm."""
+    changes = {ALIASES.get(key, key): value for key, value in changes.items()}
     if name not in ZOO:
         raise ConfigError(f"no model named {name!r}; there are {', '.join(ZOO)}")
     _check_names(changes)
     return replace(ZOO[name], **changes)
 
 
-def create_model(name: str, **changes: Any) -> nn.Module:
-    """Make a network of the paper by name: cnn, fovmax, fovavg, fovconc or swmax.
+def list_models(filter: str = "", *, pretrained: bool = False) -> list[str]:
+    """List the names that `create_model` takes.
 
-    `changes` replace what the paper says: create_model("fovavg", classes=3, channels=3).
+    Args:
+        filter: Shell pattern, such as ``"fov*"``; an empty one matches every name.
+        pretrained: List only the trained networks that come with the package.
+
+    Example:
+        >>> list_models("fov*-tr2")
+        ['fovavg-mnist-tr2', 'fovconc-mnist-tr2', 'fovconc5-mnist-tr2', 'fovmax-mnist-tr2']
     """
+    from foveate.models.pretrained import pretrained_names  # it imports ModelConfig from here
+
+    names = pretrained_names() if pretrained else [*ZOO, *pretrained_names()]
+    return sorted(name for name in names if fnmatch(name, filter or "*"))
+
+
+def create_model(
+    name: str,
+    pretrained: bool = False,
+    num_classes: int | None = None,
+    in_chans: int | None = None,
+    **changes: Any,
+) -> nn.Module:
+    """Create a network by name.
+
+    Args:
+        name: A network of the paper (cnn, fovmax, fovavg, fovconc, swmax), or a trained network
+            that comes with the package, as `list_models` lists them.
+        pretrained: Load the weights of a trained network. It is then in eval mode and expects
+            images as `foveate.data.large_scale` makes them, with the background at -0.76.
+        num_classes: Number of classes; 10 by default.
+        in_chans: Number of image channels; 1 by default.
+        **changes: Other fields of `ModelConfig`, such as ``dropout=0.0`` or ``pool="avg"``.
+
+    Returns:
+        A module from images ``(B, C, H, W)`` to logits ``(B, K)``, on the CPU.
+
+    Raises:
+        ConfigError: If the name or a change is unknown, or a pretrained network is changed.
+
+    Example:
+        >>> net = create_model("fovavg", num_classes=3, in_chans=3).eval()
+        >>> net(torch.zeros(2, 3, 112, 112)).shape
+        torch.Size([2, 3])
+    """
+    from foveate.models.pretrained import from_pretrained, read_index
+
+    given = {"classes": num_classes, "channels": in_chans}
+    changes |= {key: value for key, value in given.items() if value is not None}
+    if pretrained and changes:
+        raise ConfigError(f"a pretrained network cannot be changed, got {', '.join(changes)}")
+    if pretrained:
+        return from_pretrained(name)
+    _check_names(changes)
+    if name not in ZOO and (info := read_index().get(name)):
+        return replace(info.model, **changes).build()
     return model_config(name, **changes).build()
 
 

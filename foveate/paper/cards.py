@@ -70,9 +70,9 @@ def _use(info: PretrainedInfo) -> str:
     return "\n".join(
         [
             "```python",
-            "from foveate import from_pretrained",
+            "from foveate import create_model",
             "",
-            f'net = from_pretrained("{info.name}")  # on the CPU, in eval mode',
+            f'net = create_model("{info.name}", pretrained=True)  # in eval mode',
             f"logits = net(images)  # ({_shape(info)}), as foveate.data.large_scale makes them",
             "```",
             "",

@@ -160,7 +160,7 @@ WARM = str.split(
     "foveate.cli.app foveate.data.store foveate.evaluation.audit.report "
     "foveate.evaluation.results foveate.evaluation.predict foveate.sweeps.engines "
     "foveate.sweeps.study foveate.paper.quickstart foveate.report.audit_page "
-    "foveate.report.audit_plots foveate.report.plots foveate.report.reproduction "
+    "foveate.report.plots foveate.report.reproduction "
     "foveate.training.distributed foveate.training.loop foveate.cli.display foveate.models.export "
     "rich.table rich.progress PIL.PngImagePlugin torch._dynamo"
 )

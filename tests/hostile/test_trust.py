@@ -23,7 +23,6 @@ from foveate.cli.app import run
 from foveate.demo.networks import load_networks
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.evaluation.models import load_model
-from foveate.evaluation.predict import find_network
 from foveate.sweeps.study import read_study
 from foveate.training import checkpoint
 from foveate.training.checkpoint import RunFolder, commit
@@ -122,7 +121,7 @@ def test_torchscript_runs_only_if_trusted(tmp_path, capsys, monkeypatch):
         said = refusal(lambda: load_model(str(path)))
         assert said.startswith(f"{path} is a TorchScript program, which can run code; ")
         refused(capsys, "audit", path, "--source", f"folder:{tmp_path}")
-    load_model(str(path), trust=True).ask(torch.zeros(1, 1, 2, 2))
+    load_model(str(path), trust=True).net(torch.zeros(1, 1, 2, 2))
     assert mark.exists()
 
 
@@ -152,7 +151,7 @@ def test_an_onnx_model_reads_only_its_own_folder(tmp_path):
     (folder / "link").symlink_to(tmp_path / "secret")
     secret = np.frombuffer(b"a secret of mine", np.uint8)
     good = load_model(str(reading(folder / "good.onnx", "data/weights")))
-    assert bytes(good.ask(torch.zeros(1, 1, 4, 4)).tolist()) == b"0123456789abcdef"
+    assert bytes(good.net(torch.zeros(1, 1, 4, 4)).tolist()) == b"0123456789abcdef"
     for location in ("../secret", f"{tmp_path}/secret", "link", "data/../../secret", "/etc/passwd"):
         with pytest.raises(DataError, match="cannot load the model"):
             load_model(str(reading(folder / "bad.onnx", location)))
@@ -204,7 +203,6 @@ def test_a_run_does_not_choose_what_is_imported(hostile, capsys):
         assert f"error: {named}" in refused(capsys, *command)
     calls = [
         lambda: RunFolder(hostile).net(),
-        lambda: find_network(str(hostile)),
         lambda: load_model(str(hostile)),
         lambda: load_networks([str(hostile)]),
     ]

@@ -1,1 +1,3 @@
-"""How a classifier behaves over scale."""
+"""How a classifier behaves when the objects in its images change size."""
+
+from foveate.evaluation.audit.measure import audit as audit

@@ -1,20 +1,20 @@
-"""How a classifier behaves when objects change size: accuracy, agreement and confidence."""
+"""Accuracy, agreement and confidence of a classifier on images at many scales."""
 # Shape letters: B batch, C image channel, H W pixels, K classes.
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.audit.images import Beyond, zooming
-from foveate.evaluation.invariance import Rescale, measuring
-from foveate.evaluation.models import Ask, Classifier
+from foveate.evaluation.audit.images import Beyond, Rescale, zoom
+from foveate.evaluation.foreign import Classifier, Classify
 from foveate.resampling import check_images
 from foveate.scales import ScaleGrid, as_scales
 
@@ -24,7 +24,7 @@ Z = NormalDist().inv_cdf(0.975)
 
 
 class Estimate(NamedTuple):
-    """A value and the ends of its 95 % confidence interval; NaN between 0 and 1 of no images."""
+    """A value with its 95 % confidence interval; without images, NaN between 0 and 1."""
 
     value: float
     low: float
@@ -44,10 +44,10 @@ def wilson(hits: int, count: int) -> Estimate:
 
 @dataclass(frozen=True)
 class Counts:
-    """What was answered on `count` images.
+    """Sums over `count` images.
 
-    How many rightly, how many as at the native scale, and the sums of the confidences (the
-    probability of the answer) and of their squares.
+    `right` predictions are correct and `agreeing` ones equal those at the native scale;
+    `confidences` sums the probabilities of the predictions, `squares` their squares.
     """
 
     count: int
@@ -58,17 +58,17 @@ class Counts:
 
     @property
     def accuracy(self) -> Estimate:
-        """Share of images answered rightly."""
+        """Share of correct predictions."""
         return wilson(self.right, self.count)
 
     @property
     def agreement(self) -> Estimate:
-        """Share of images answered as at the native scale."""
+        """Share of predictions that equal those at the native scale."""
         return wilson(self.agreeing, self.count)
 
     @property
     def confidence(self) -> Estimate:
-        """Mean probability that the answers were given, with the interval of a normal mean."""
+        """Mean probability of the predictions, with the interval of a normal mean."""
         if self.count < 2:
             return Estimate(self.confidences if self.count else math.nan, 0.0, 1.0)
         mean = self.confidences / self.count
@@ -76,10 +76,15 @@ class Counts:
         half = Z * math.sqrt(variance / self.count)
         return Estimate(mean, max(mean - half, 0.0), min(mean + half, 1.0))
 
+    def to_dict(self) -> dict[str, Any]:
+        """Sums and measures, ready for JSON, which has no NaN."""
+        measures = {name: getattr(self, name)._asdict() for name in MEASURES}
+        return {**asdict(self), **(measures if self.count else dict.fromkeys(MEASURES))}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """What a classifier answered at each of `scales`, of which `native` is the one to compare with.
+    """Results of a classifier at each of `scales`; `native` is the scale to compare with.
 
     `overall[i]` counts all images at `scales[i]`, and `per_class[i][k]` those of `classes[k]`.
     """
@@ -97,11 +102,11 @@ class Audit:
 
     @property
     def at_native(self) -> Counts:
-        """The counts of all images at the native scale."""
+        """Counts of all images at the native scale."""
         return self.overall[self.scales.index(self.native)]
 
     def steady(self, drop: float = 0.05) -> tuple[float, float]:
-        """The range of scales about the native one where accuracy loses at most `drop`."""
+        """Range of scales around the native one in which accuracy loses at most `drop`."""
         least = self.at_native.accuracy.value - drop
         first = last = self.scales.index(self.native)
         while first > 0 and self.overall[first - 1].accuracy.value >= least:
@@ -115,8 +120,8 @@ class Audit:
         points = [
             {
                 "scale": scale,
-                **_shown(whole),
-                "per_class": {n: _shown(c) for n, c in zip(self.classes, counts, strict=True)},
+                **whole.to_dict(),
+                "per_class": {n: c.to_dict() for n, c in zip(self.classes, counts, strict=True)},
             }
             for scale, whole, counts in zip(self.scales, self.overall, self.per_class, strict=True)
         ]
@@ -124,7 +129,7 @@ class Audit:
 
 
 def audit(
-    classify: Ask,
+    model: Classify,
     images: Tensor,
     labels: Tensor,
     scales: ScaleGrid | Sequence[float] = SCALES,
@@ -134,11 +139,28 @@ def audit(
     native: float = 1.0,
     batch: int = 64,
 ) -> Audit:
-    """Ask `classify`, any callable from images to logits (B, K), about images at many scales.
+    """Measure how a classifier behaves when its images are rescaled.
 
-    Float images (N, C, H, W) are rescaled about their centre on their own frame, as
-    `foveate.evaluation.audit.images.zoom` says; scale 1 is the image as it is. `labels` are (N,)
-    whole numbers from 0, `classes` their names. Answers are compared with those at `native`.
+    The images are rescaled about their centre on frames of their own size, as
+    `foveate.evaluation.audit.images.zoom` does; scale 1 is the image itself.
+
+    Args:
+        model: Any callable from images ``(B, C, H, W)`` to logits or probabilities ``(B, K)``.
+        images: Float images, shape ``(N, C, H, W)``.
+        labels: Integer labels from 0, shape ``(N,)``.
+        scales: Scales to test at; the native scale is added if it is missing.
+        classes: Class names; numbers by default.
+        border: What lies beyond the images: "replicate", "reflect" or a number.
+        native: Scale whose predictions those at other scales are compared with.
+        batch: Number of images per call of the model.
+
+    Returns:
+        Accuracy, agreement and confidence at every scale, overall and per class.
+
+    Example:
+        >>> found = audit(net, images, labels, [0.5, 1, 2])
+        >>> [round(counts.accuracy.value, 2) for counts in found.overall]
+        [0.61, 0.94, 0.72]
     """
     check_images(images)
     if labels.shape != images.shape[:1]:
@@ -146,78 +168,75 @@ def audit(
         raise ConfigError(f"labels must be one for each of {len(images)} images, got {got}")
     if not len(images):
         raise DataError("there are no images to audit")
-    names = tuple(classes) or _names(classify, images[:1])
+    names = tuple(classes) or _numbers(model, images[:1])
     if int(labels.min()) < 0 or int(labels.max()) >= len(names):
         raise ConfigError(
             f"labels must lie from 0 to {len(names) - 1}, one of {len(names)} classes, got "
             f"{int(labels.min())} to {int(labels.max())}"
         )
     parts = zip(images.split(batch), labels.cpu().long().split(batch), strict=True)
-    shown = ((zooming(part, border), chunk) for part, chunk in parts)
-    model = Classifier(classify, len(names), batch)
-    return audit_together([model], shown, scales, names, native)[0]
+    batches = ((partial(zoom, part, border=border), chunk) for part, chunk in parts)
+    classifier = Classifier(model, len(names), batch)
+    return audit_together([classifier], batches, scales, names, native)[0]
 
 
 def audit_together(
-    models: Sequence[Ask],
+    models: Sequence[Classify],
     batches: Iterable[tuple[Rescale, Tensor]],
     scales: ScaleGrid | Sequence[float],
     classes: Sequence[str],
     native: float = 1.0,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[Audit]:
-    """Audit several models in one pass over batches, each a way to show images and their labels.
+    """Audit several models in one pass over batches of (function from a scale to images, labels).
 
-    The native scale is added to `scales` if it is not one of them.
+    The native scale is added to `scales` if it is missing.
     """
-    grid = _with_native(as_scales(scales), native)
-    order = sorted(range(len(grid)), key=lambda i: grid[i] != native)  # what others agree with
-    tallies = [_Tally(grid, native, len(classes)) for _ in models]
+    (native,) = as_scales([native])
+    others = [s for s in as_scales(scales) if not math.isclose(s, native, rel_tol=1e-9)]
+    grid = tuple(sorted((*others, native)))
+    order = sorted(range(len(grid)), key=lambda i: grid[i] != native)  # the native scale first
+    sums = torch.zeros(len(models), len(grid), len(classes), 5, dtype=torch.float64)
     with ExitStack() as stack:
         for model in models:
             stack.enter_context(measuring(model))
-        for show, labels in batches:
+        for rescaled, labels in batches:
+            at_native: dict[int, Tensor] = {}
             for i in order:
-                images = show(grid[i])
-                for model, tally in zip(models, tallies, strict=True):
-                    tally.add(i, model(images), labels)
+                images = rescaled(grid[i])
+                for m, model in enumerate(models):
+                    confidence, prediction = _predictions(model(images), grid[i])
+                    same = prediction == at_native.setdefault(m, prediction)
+                    facts = (same | True, prediction == labels, same, confidence, confidence**2)
+                    rows = torch.stack([fact.double() for fact in facts], 1)
+                    sums[m, i].index_add_(0, labels, rows)
                 advance(len(labels))
-    return [tally.result(tuple(classes)) for tally in tallies]
+    if not sums.any():
+        raise DataError("there are no images to audit")
+    return [_result(each, grid, native, tuple(classes)) for each in sums]
 
 
-class _Tally:
-    """Sums over images, for each scale and class."""
-
-    def __init__(self, grid: tuple[float, ...], native: float, classes: int) -> None:
-        self.grid, self.native = grid, native
-        self.sums = torch.zeros(5, len(grid), classes, dtype=torch.float64)
-        self.said = torch.empty(0)  # the answers at the native scale, of the present batch
-
-    def add(self, at: int, logits: Tensor, labels: Tensor) -> None:
-        confidence, answer = logits.float().cpu().double().softmax(1).max(1)
-        bad = int(confidence.isnan().sum())
-        if bad:
-            raise ConfigError(
-                f"the model gave logits {tuple(logits.shape)} that are no numbers for {bad} of "
-                f"{len(labels)} images at scale {self.grid[at]:g}; they must be finite"
-            )
-        if self.grid[at] == self.native:
-            self.said = answer
-        facts = (answer == answer, answer == labels, answer == self.said, confidence)
-        rows = torch.stack([fact.double() for fact in (*facts, confidence**2)])
-        self.sums[:, at].index_add_(1, labels, rows)
-
-    def result(self, classes: tuple[str, ...]) -> Audit:
-        if not self.sums[0].any():
-            raise DataError("there are no images to audit")
-        each = self.sums.permute(1, 2, 0).tolist()
-        return Audit(
-            scales=self.grid,
-            native=self.native,
-            classes=classes,
-            overall=tuple(_counts(sums) for sums in self.sums.sum(2).T.tolist()),
-            per_class=tuple(tuple(_counts(sums) for sums in scale) for scale in each),
+def _predictions(logits: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Probability and index of the predicted class of each image, on the CPU."""
+    confidence, prediction = logits.float().cpu().double().softmax(1).max(1)
+    if bad := int(confidence.isnan().sum()):
+        raise ConfigError(
+            f"the model returned non-finite logits for {bad} of {len(logits)} images at scale "
+            f"{scale:g}; check its weights and its input range"
         )
+    return confidence, prediction
+
+
+def _result(
+    sums: Tensor, scales: tuple[float, ...], native: float, classes: tuple[str, ...]
+) -> Audit:
+    return Audit(
+        scales=scales,
+        native=native,
+        classes=classes,
+        overall=tuple(_counts(row) for row in sums.sum(1).tolist()),
+        per_class=tuple(tuple(_counts(row) for row in rows) for rows in sums.tolist()),
+    )
 
 
 def _counts(sums: list[float]) -> Counts:
@@ -225,22 +244,23 @@ def _counts(sums: list[float]) -> Counts:
     return Counts(count, right, agreeing, sums[3], sums[4])
 
 
-def _with_native(scales: tuple[float, ...], native: float) -> tuple[float, ...]:
-    """The scales with the native one among them, once."""
-    (native,) = as_scales([native])
-    others = (scale for scale in scales if not math.isclose(scale, native, rel_tol=1e-9))
-    return tuple(sorted((*others, native)))
+def _numbers(model: Classify, image: Tensor) -> tuple[str, ...]:
+    """Numbers for class names, as many as the model has logits."""
+    classifier = Classifier(model)
+    with measuring(classifier):
+        return tuple(map(str, range(classifier(image).shape[1])))
 
 
-def _names(classify: Ask, image: Tensor) -> tuple[str, ...]:
-    """Numbers for names: as many as the model has logits."""
-    model = Classifier(classify)
-    with measuring(model):
-        return tuple(str(k) for k in range(model(image).shape[1]))
-
-
-def _shown(counts: Counts) -> dict[str, Any]:
-    measures = {name: getattr(counts, name)._asdict() for name in MEASURES}
-    if not counts.count:  # JSON has no NaN
-        measures = dict.fromkeys(MEASURES)
-    return {**asdict(counts), **measures}
+@contextmanager
+def measuring(model: object) -> Iterator[None]:
+    """Disable gradients and put modules in eval mode; restore their modes afterwards."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    modes = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode

@@ -1,10 +1,7 @@
-"""An audit from a model and pictures to files: beside the model, the same in scale channels."""
+"""Audit a model on the images of a source, beside the same model in scale channels."""
 
-import csv
-import io
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,33 +10,31 @@ from torch import Tensor, nn
 
 from foveate import __version__
 from foveate.data.large_scale import check_scale
-from foveate.errors import ConfigError, DataError
-from foveate.evaluation.audit.data import Pictures
-from foveate.evaluation.audit.images import Beyond, Look, Recipe
-from foveate.evaluation.audit.measure import MEASURES, SCALES, Audit, audit_together
-from foveate.evaluation.invariance import measuring
-from foveate.evaluation.models import Model, fitting_channels, in_channels
-from foveate.files import write_text
-from foveate.models.channels import PAPER_SCALES
+from foveate.errors import ConfigError, FoveateError
+from foveate.evaluation.audit.images import AuditImages, Beyond, Recipe, Transform
+from foveate.evaluation.audit.measure import MEASURES, SCALES, Audit, audit_together, measuring
+from foveate.evaluation.foreign import Classifier
+from foveate.evaluation.models import FRAME, Model
+from foveate.evaluation.results import write_tables
+from foveate.models.channels import PAPER_SCALES, ScaleChannels
 from foveate.models.pooling import Pool
 from foveate.scales import ScaleGrid, as_scales
 from foveate.training.checkpoint import commit, hardware
 
 AS_IT_IS, IN_CHANNELS = "as it is", "in scale channels"
-FRAME = 112  # pixels of the frame in MNIST Large Scale
 ENDS = ("", "_low", "_high")
 COLUMNS = ("model", "class", "scale", "count", *(m + end for m in MEASURES for end in ENDS))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditReport:
-    """The audits of one model, by the form it was asked in, and all that was done to get them.
+    """The audits of one model, as it is and in scale channels, and how they were made.
 
-    `notes` are warnings for the reader, `unreadable` what was said of each image left out.
+    `notes` are warnings for the reader; `unreadable` has a message for each image left out.
     """
 
     model: str
-    look: Look
+    transform: Transform
     channels: tuple[float, ...]
     audits: Mapping[str, Audit]
     about: Mapping[str, Any]
@@ -51,58 +46,66 @@ class AuditReport:
         """The audit of the model as it is."""
         return self.audits[AS_IT_IS]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
-        return {
+    def save(self, folder: Path) -> tuple[Path, Path]:
+        """Write audit.csv, a line per scale and class, and audit.json; return their paths."""
+        rows = [
+            (name, group, scale, counts.count, *(v for m in MEASURES for v in getattr(counts, m)))
+            for name, audit in self.audits.items()
+            for i, scale in enumerate(audit.scales)
+            for group, counts in zip(
+                ("", *audit.classes), (audit.overall[i], *audit.per_class[i]), strict=True
+            )
+        ]
+        content = {
             "model": self.model,
             **self.about,
-            "look": self.look.to_dict(),
-            "channels": list(self.channels),
-            "notes": list(self.notes),
-            "unreadable": list(self.unreadable),
+            "transform": asdict(self.transform),
+            "channels": self.channels,
+            "notes": self.notes,
+            "unreadable": self.unreadable,
             "audits": {name: audit.to_dict() for name, audit in self.audits.items()},
         }
+        return write_tables(folder, "audit", COLUMNS, rows, content)
 
 
-def fitted_look(
+def choose_transform(
     model: Model,
-    pictures: Pictures,
+    images: AuditImages,
     *,
     recipe: str | None = None,
     size: int | None = None,
     border: Beyond | None = None,
-    mean: tuple[float, ...] = (0.0,),
-    std: tuple[float, ...] = (1.0,),
+    mean: tuple[float, ...] | None = None,
+    std: tuple[float, ...] | None = None,
     device: torch.device | str = "cpu",
-) -> Look:
-    """How to show the pictures to the model, where nothing else is said.
+) -> Transform:
+    """Choose how the images are turned into the model's input, where it is not given.
 
-    Networks of this package, and sources other than folders, get MNIST Large Scale, so that an
-    audit can be held against `foveate evaluate`; other models see the pictures themselves. The
-    frame is what the model takes, else that of the first picture. The model is tried out once.
+    Networks of this package, and sources other than folders, get MNIST Large Scale, so that the
+    results compare with `foveate evaluate`; other models get the images themselves. The size is
+    that of the model's input, else of the first image. The model is called once on empty images,
+    so that wrong shapes are reported before the data is read.
     """
-    picture = pictures.some(1)[0]
-    way = _usual_recipe(model, pictures) if recipe is None else recipe
-    frame = (size, size) if size else _usual_frame(model, way, picture)
-    usual = model.training.border if model.training and way == "large-scale" else "replicate"
-    channels = model.shape[1] or fitting_channels(
-        model.classifier(), frame, picture.shape[0], device
-    )
-    _try_out(model.classifier(len(pictures.classes)), (2, channels, *frame), device)
-    return Look(
+    image = images.first(1)[0]
+    folder = images.source.startswith("folder:")
+    usual = "frame" if folder and model.config is None else "large-scale"
+    recipe = usual if recipe is None else recipe
+    frame = (size, size) if size else _usual_frame(model, recipe, image)
+    own = model.border if recipe == "large-scale" else "replicate"
+    return Transform(
         size=frame,
-        channels=channels,
-        recipe=cast(Recipe, way),
-        border=usual if border is None else border,
-        mean=mean,
-        std=std,
+        channels=_input_channels(model, frame, image.shape[0], len(images.classes), device),
+        recipe=cast(Recipe, recipe),
+        border=own if border is None else border,
+        mean=model.mean if mean is None else mean,
+        std=model.std if std is None else std,
     )
 
 
 def audit_beside(
     model: Model,
-    pictures: Pictures,
-    look: Look,
+    images: AuditImages,
+    transform: Transform,
     scales: ScaleGrid | Sequence[float] | None = None,
     *,
     native: float | None = None,
@@ -111,83 +114,93 @@ def audit_beside(
     device: torch.device | str = "cpu",
     advance: Callable[[int], None] = lambda count: None,
 ) -> AuditReport:
-    """Audit a model, and beside it the same put into scale channels without any training.
+    """Audit a model, and beside it the same model in scale channels without any training.
 
-    The channels are the audited scales relative to the native one, the training scale of a network
-    of this package and otherwise 1. Without a `pool`, and for a model that has scale channels
-    already, there is the model alone.
+    The channels are the audited scales relative to the native one, which is the training scale of
+    a network of this package and otherwise 1. Without a `pool`, and for a model that has scale
+    channels already, the model is audited alone.
     """
-    wanted = as_scales(usual_scales(look) if scales is None else scales)
-    usual = model.training.native if model.training else 1.0
-    (middle,) = as_scales([usual if native is None else native])
+    wanted = as_scales(usual_scales(transform) if scales is None else scales)
+    (middle,) = as_scales([model.native if native is None else native])
     for scale in (*wanted, middle):
         check_scale(scale)
-    classifier = model.classifier(len(pictures.classes), batch)
-    models: dict[str, nn.Module] = {AS_IT_IS: classifier}
-    notes = _notes(model, pictures)
+    net = classifier(model, len(images.classes), batch)
+    models: dict[str, nn.Module] = {AS_IT_IS: net}
+    notes = []
+    if model.has_seen(images.source, images.split):
+        notes.append(
+            f"{model.name} was trained on {model.source}, so it has seen images of "
+            f"{images.source} ({images.split})"
+        )
     channels = tuple(scale / middle for scale in wanted)
-    if pool and not model.has_channels:
+    if pool and not model.scales:
         try:
-            models[IN_CHANNELS] = in_channels(classifier, channels, look.size, pool)
+            models[IN_CHANNELS] = in_channels(net, channels, transform.size, pool)
         except ConfigError as error:
             notes.append(f"not put into scale channels: {error}")
-    batches = pictures.batches(look, batch, device)
-    found = audit_together(
-        list(models.values()), batches, wanted, pictures.classes, middle, advance
-    )
+    batches = images.batches(transform, batch, device)
+    found = audit_together(list(models.values()), batches, wanted, images.classes, middle, advance)
+    inside = IN_CHANNELS in models
     return AuditReport(
         model=model.name,
-        look=look,
-        channels=channels if IN_CHANNELS in models else (),
+        transform=transform,
+        channels=channels if inside else (),
         audits=dict(zip(models, found, strict=True)),
-        about=_about(pictures, device, pool if IN_CHANNELS in models else None),
-        unreadable=tuple(pictures.unreadable.values()),
+        about=_about(images, device, pool if inside else None),
+        unreadable=tuple(images.unreadable.values()),
         notes=(*notes, *_doubts(found[0])),
     )
 
 
-def usual_scales(look: Look) -> ScaleGrid:
-    """The paper's 17 scales for MNIST Large Scale, 1/4 to 4 for other pictures."""
-    return PAPER_SCALES if look.recipe == "large-scale" else SCALES
+def usual_scales(transform: Transform) -> ScaleGrid:
+    """The paper's 17 scales for MNIST Large Scale, 1/4 to 4 for other images."""
+    return PAPER_SCALES if transform.recipe == "large-scale" else SCALES
 
 
-def save_audit(report: AuditReport, folder: Path) -> tuple[Path, Path]:
-    """Write audit.csv, a line per class and scale, and audit.json, everything; give their paths."""
-    table, whole = folder / "audit.csv", folder / "audit.json"
-    content = json.dumps(report.to_dict(), allow_nan=False, indent=1)
-    try:
-        write_text(table, _csv(report))
-        write_text(whole, content + "\n")
-    except OSError as error:
-        raise DataError(f"cannot write the audit in {folder} ({error.strerror})") from None
-    return table, whole
+def classifier(model: Model, classes: int | None = None, batch: int = 64) -> Classifier:
+    """Call the model in batches, of the one size that a graph with a fixed batch size takes."""
+    fixed = model.shape[0]
+    return Classifier(model.net, classes, fixed or batch, exact=fixed is not None)
 
 
-def _usual_recipe(model: Model, pictures: Pictures) -> Recipe:
-    folder = pictures.source.startswith("folder:")
-    return "frame" if folder and model.training is None else "large-scale"
+def in_channels(
+    net: nn.Module, scales: Sequence[float], size: tuple[int, int], pool: Pool
+) -> ScaleChannels:
+    """Put a classifier into scale channels: channel s sees a window of s times the frame.
+
+    Patches are plain samples: an object made s times larger has no detail that they could alias.
+    (A DenseNet on digits, 9 channels, kept 63 % at its native scale; antialiased 51 %.)
+    """
+    if size[0] != size[1]:
+        shape = f"{size[0]} x {size[1]}"
+        raise ConfigError(f"scale channels need a square frame, got {shape}: pass --size")
+    return ScaleChannels(net, scales, size[0], pool)
 
 
-def _usual_frame(model: Model, recipe: str, picture: Tensor) -> tuple[int, int]:
-    own = (picture.shape[-2], picture.shape[-1])
+def _usual_frame(model: Model, recipe: str, image: Tensor) -> tuple[int, int]:
+    height, width = image.shape[-2:]
     if recipe == "large-scale":
-        own = (FRAME, FRAME) if model.training is None else (model.training.size,) * 2
-    return model.shape[2] or own[0], model.shape[3] or own[1]
+        height = width = FRAME
+    return model.shape[2] or height, model.shape[3] or width
 
 
-def _try_out(classifier: nn.Module, shape: tuple[int, ...], device: torch.device | str) -> None:
-    """Hear of a wrong number of classes before the pictures are read."""
-    with measuring(classifier):
-        classifier(torch.zeros(shape, device=device))
-
-
-def _notes(model: Model, pictures: Pictures) -> list[str]:
-    seen = model.training and model.training.overlap(pictures.source, pictures.split)
-    return [seen] if seen else []
+def _input_channels(
+    model: Model, size: tuple[int, int], own: int, classes: int, device: torch.device | str
+) -> int:
+    """The number of image channels that the model takes: `own`, or the other of 1 and 3."""
+    net, errors = classifier(model, classes), []
+    with measuring(net):
+        for channels in [model.shape[1]] if model.shape[1] else [own, 4 - own]:
+            try:
+                net(torch.zeros(2, channels, *size, device=device))
+                return channels
+            except FoveateError as error:
+                errors.append(error)
+    raise errors[0]
 
 
 def _doubts(audit: Audit) -> list[str]:
-    """What to say of a model that does no better than guessing even at its native scale."""
+    """A warning if the model does no better than guessing even at its native scale."""
     if audit.at_native.accuracy.low > 1 / len(audit.classes):
         return []
     return [
@@ -197,28 +210,14 @@ def _doubts(audit: Audit) -> list[str]:
     ]
 
 
-def _about(pictures: Pictures, device: torch.device | str, pool: Pool | None) -> dict[str, Any]:
+def _about(images: AuditImages, device: torch.device | str, pool: Pool | None) -> dict[str, Any]:
     return {
-        "source": pictures.source,
-        "split": pictures.split,
-        "images": len(pictures) - len(pictures.unreadable),
-        "checksum": pictures.checksum,
-        "reordered": pictures.reordered,
+        "source": images.source,
+        "split": images.split,
+        "images": len(images) - len(images.unreadable),
+        "checksum": images.checksum,
         "pool": pool,
         "version": __version__,
         "commit": commit(),
         "hardware": hardware(torch.device(device)),
     }
-
-
-def _csv(report: AuditReport) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    for name, audit in report.audits.items():
-        for i, scale in enumerate(audit.scales):
-            groups = zip(("", *audit.classes), (audit.overall[i], *audit.per_class[i]), strict=True)
-            for group, counts in groups:
-                values = [value for m in MEASURES for value in getattr(counts, m)]
-                writer.writerow((name, group, scale, counts.count, *values))
-    return text.getvalue()

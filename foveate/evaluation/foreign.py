@@ -1,0 +1,237 @@
+"""Models that others made: found in Python, read from files, called in batches, and checked.
+
+Files are ONNX, torch.export or TorchScript, recognised by their content. Pickles are never opened:
+neither those of `torch.save` nor those that a torch.export file may carry beside its graph.
+TorchScript and torch.export files can run code all the same and need `trust`. An ONNX file cannot:
+its graph is data for the operators of onnxruntime.
+"""
+# Shape letters: B batch, C image channel, H W pixels, K classes.
+
+import inspect
+import logging
+import os
+import re
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from foveate.errors import ConfigError, DataError, FoveateError
+from foveate.trust import find_factory, require_trust
+
+Classify: TypeAlias = Callable[[Tensor], Any]
+"""Any callable from images (B, C, H, W) to logits (B, K)."""
+Shape: TypeAlias = tuple[int | None, int | None, int | None, int | None]
+"""Shape (B, C, H, W) of a model's input; None where any number is accepted."""
+ANY: Shape = (None, None, None, None)
+WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
+OLDEST_ONNX = (1, 24)  # 1.23 reads external data at any path, and at addresses in memory
+# What a torch.export archive may hold: graphs, tensors and settings; no objects, no compiled code.
+KNOWN = re.compile(
+    r"models/|data/weights/|data/constants/(tensor_|[^/]*\.json$)|data/sample_inputs/|extra/|"
+    r"\.data/|(archive_format|archive_version|byteorder|version)$"
+)
+
+
+def load_file(path: Path, device: torch.device, trust: bool = False) -> tuple[Classify, Shape]:
+    """Read the model in `path` and the shape of its input."""
+    names = _members(path)
+    try:
+        if path.suffix.lower() == ".onnx":
+            return _load_onnx(path, device)
+        if "constants.pkl" in names:
+            require_trust(trust, f"{path} is a TorchScript program, which can run code")
+            return _load_script(path, device), ANY
+        if "archive_format" in names:
+            require_trust(trust, f"{path} is a torch.export program, which can run any code")
+            return _load_export(path, device, names)
+    except FoveateError:
+        raise
+    except Exception as error:  # each runtime has errors of its own
+        raise DataError(f"cannot load the model in {path} ({reason(error)})") from error
+    raise DataError(
+        f"{path} holds no TorchScript, torch.export or ONNX model; weights and pickled models are "
+        "not loaded from files: name a function that makes the model, as package.module:factory"
+    )
+
+
+def reason(error: Exception) -> str:
+    """Summarise an exception of other people's code in one short line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def load_factory(ref: str) -> Classify:
+    """Find the model that ``package.module:factory`` names, a module, a function or a factory."""
+    found = find_factory(ref, "model")
+    if isinstance(found, nn.Module):
+        return found
+    needed = _required_arguments(found)
+    if needed == 1 and not inspect.isclass(found):
+        return found
+    if needed:
+        raise ConfigError(
+            f"{ref} needs {needed} arguments; name a function that takes none and returns a model, "
+            "or one that takes images and returns logits"
+        )
+    try:
+        made = found()
+    except Exception as error:
+        raise ConfigError(f"{ref} failed ({reason(error)})") from error
+    if not callable(made):
+        raise ConfigError(f"{ref} must return a callable model, got {type(made).__name__}")
+    return made  # type: ignore[no-any-return]
+
+
+class Classifier(nn.Module):
+    """A model that is called on batches of `batch` images, and whose outputs are checked.
+
+    Outputs that are probabilities (rows of non-negative values that sum to 1) are replaced by their
+    logarithms, so that softmax returns them. With `exact`, every batch is padded to full size, as a
+    graph with a fixed batch size needs it.
+    """
+
+    def __init__(
+        self, net: Classify, classes: int | None = None, batch: int = 64, *, exact: bool = False
+    ) -> None:
+        super().__init__()
+        self.net, self.classes, self.batch, self.exact = net, classes, batch, exact
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute the logits (B, K)."""
+        return torch.cat([self._part(part) for part in images.split(self.batch)])
+
+    def _part(self, images: Tensor) -> Tensor:
+        count = len(images)
+        if self.exact and count < self.batch:  # repeat the last image
+            images = torch.cat([images, images[-1:].expand(self.batch - count, -1, -1, -1)])
+        try:
+            outputs = self.net(images)
+        except FoveateError:
+            raise
+        except Exception as error:  # a user's model may fail in any way
+            raise ConfigError(
+                f"the model refused images of the shape {tuple(images.shape)} ({reason(error)}); "
+                "does it take this size and number of channels?"
+            ) from error
+        return _as_logits(_checked(outputs, len(images), self.classes)[:count])
+
+
+def _members(path: Path) -> set[str]:
+    """The names in a zip archive without their common folder; none for other files."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return {name.partition("/")[2] for name in archive.namelist()}
+    except (OSError, zipfile.BadZipFile):
+        return set()
+
+
+def _load_script(path: Path, device: torch.device) -> Classify:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript as a whole
+        return torch.jit.load(str(path), map_location=device)  # type: ignore[no-any-return]
+
+
+def _load_export(path: Path, device: torch.device, names: set[str]) -> tuple[Classify, Shape]:
+    if strange := sorted(name for name in names if not KNOWN.match(name)):
+        raise ConfigError(f"{path} holds {strange[0]}, which is no graph or tensor: not loaded")
+    with _tensors_only():
+        program = torch.export.load(str(path))
+    if device.type != "cpu":
+        from torch.export.passes import move_to_device_pass
+
+        program = move_to_device_pass(program, str(device))
+    taken = program.graph_signature.user_inputs[0]
+    node = next(node for node in program.graph.nodes if node.name == taken)
+    graph = program.module()
+
+    def classify(images: Tensor) -> Any:
+        outputs = graph(images)
+        return outputs[0] if isinstance(outputs, tuple) else outputs  # then logits come first
+
+    return classify, _shape(node.meta["val"].shape)
+
+
+@contextmanager
+def _tensors_only() -> Iterator[None]:
+    """Make PyTorch's loader refuse pickles of anything but tensors, and keep it quiet."""
+    before = os.environ.get(WEIGHTS_ONLY)
+    os.environ[WEIGHTS_ONLY] = "1"
+    disabled = logging.root.manager.disable
+    logging.disable(max(disabled, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.disable(disabled)
+        if before is None:
+            del os.environ[WEIGHTS_ONLY]
+        else:
+            os.environ[WEIGHTS_ONLY] = before
+
+
+def _load_onnx(path: Path, device: torch.device) -> tuple[Classify, Shape]:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise ConfigError(
+            "an ONNX model needs the package onnxruntime: pip install 'foveate[onnx]'"
+        ) from None
+    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < OLDEST_ONNX:
+        raise ConfigError(
+            f"onnxruntime {onnxruntime.__version__} lets a model read any file and memory; "
+            "update it: pip install 'foveate[onnx]'"
+        )
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    wanted = ["CUDAExecutionProvider"] if device.type == "cuda" else []
+    there = [name for name in wanted if name in onnxruntime.get_available_providers()]
+    session = onnxruntime.InferenceSession(
+        str(path), options, providers=[*there, "CPUExecutionProvider"]
+    )
+    taken = session.get_inputs()[0]
+    dtype = {"tensor(float16)": torch.float16, "tensor(double)": torch.float64}.get(taken.type)
+
+    def classify(images: Tensor) -> Tensor:
+        pixels = images.detach().cpu().to(dtype or torch.float32).contiguous().numpy()
+        return torch.from_numpy(session.run(None, {taken.name: pixels})[0]).to(images.device)
+
+    return classify, _shape(taken.shape)
+
+
+def _shape(dims: Any) -> Shape:
+    """The fixed sizes; None for symbols and names."""
+    if len(dims) != 4:
+        raise ConfigError(f"the model takes {tuple(dims)}, not images of the shape (B, C, H, W)")
+    batch, channels, height, width = (d if isinstance(d, int) and d > 0 else None for d in dims)
+    return batch, channels, height, width
+
+
+def _required_arguments(function: Callable[..., Any]) -> int:
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # some builtins have no signature
+        return 0
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return sum(p.default is p.empty and p.kind not in kinds for p in found)
+
+
+def _checked(outputs: Any, count: int, classes: int | None) -> Tensor:
+    shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    fits = isinstance(outputs, Tensor) and outputs.ndim == 2 and len(outputs) == count
+    if not fits or classes not in (None, outputs.shape[1]):
+        wanted = f"({count}, {'classes' if classes is None else classes})"
+        raise ConfigError(
+            f"the model must give logits of the shape {wanted}, one for each class; got {shape}"
+        )
+    return outputs  # type: ignore[no-any-return]
+
+
+def _as_logits(outputs: Tensor) -> Tensor:
+    sums = outputs.sum(1)
+    if (outputs >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
+        return outputs.clamp_min(torch.finfo(outputs.dtype).tiny).log()
+    return outputs

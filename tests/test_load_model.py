@@ -1,0 +1,170 @@
+"""One loader: every kind of reference, which of them wins, and what cannot be loaded."""
+
+import shutil
+import sys
+
+import pytest
+import torch
+from tiny_runs import MODEL, tiny
+
+import foveate
+from foveate import create_model, list_models, load_model
+from foveate.errors import ConfigError, DataError
+from foveate.models.pretrained import WEIGHTS, pretrained_names
+from foveate.models.zoo import ZOO
+from foveate.training.loop import train
+
+SHIPPED = "fovmax-mnist-tr2"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return train(tiny(epochs=1), tmp_path_factory.mktemp("run") / "fovmax").path
+
+
+def one_line(action, kind=ConfigError):
+    with pytest.raises(kind) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", sorted(ZOO))
+def test_a_name_of_the_zoo_is_the_network_with_new_weights(name):
+    torch.manual_seed(0)
+    expected = create_model(name).eval()
+    torch.manual_seed(0)
+    model = load_model(name)
+    assert not model.net.training and model.source == "" and model.native == 1
+    assert (model.size, model.shape[1], model.classes) == (112, 1, tuple("0123456789"))
+    images = torch.rand(1, 1, 112, 112)
+    with torch.no_grad():
+        assert torch.equal(model(images), expected(images))
+
+
+def test_a_trained_network_is_loaded_with_its_weights():
+    model, net = load_model(SHIPPED), create_model(SHIPPED, pretrained=True)
+    images = torch.rand(2, 1, 112, 112)
+    with torch.no_grad():
+        assert torch.equal(model(images), net(images))
+    assert (model.source, model.native, model.size) == ("mnist", 2.0, 112)
+    assert model.scales == net.scales and model.trainable and model.config == ZOO["fovmax"]
+
+
+def test_a_run_and_its_file_of_weights_are_the_same_network(folder):
+    run, file = load_model(folder), load_model(folder / "weights.safetensors")
+    images = torch.randn(2, 1, 24, 24)
+    assert torch.equal(run(images), file(images)) and not run(images).requires_grad
+    assert run.config == file.config == MODEL
+    assert (run.source, run.size) == ("mnist-5k", 24) and file.source == ""
+    shipped = load_model(WEIGHTS / f"{SHIPPED}.safetensors")
+    images = torch.rand(1, 1, 112, 112)
+    assert torch.equal(shipped(images), load_model(SHIPPED)(images))
+
+
+def test_loading_a_file_leaves_the_random_state_alone(folder):
+    before = torch.get_rng_state()
+    load_model(folder / "weights.safetensors")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_file_of_weights_without_its_architecture_is_refused(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file(MODEL.build().state_dict(), tmp_path / "net.safetensors")
+    message = one_line(lambda: load_model(tmp_path / "net.safetensors"), DataError)
+    assert "does not state its architecture" in message and "package.module:factory" in message
+
+
+def test_an_existing_path_comes_before_a_name(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load_model("fovmax").config == ZOO["fovmax"]
+    shutil.copytree(folder, tmp_path / "fovmax")
+    shutil.copytree(folder, tmp_path / SHIPPED)
+    for path in ("fovmax", "./fovmax", str(tmp_path / "fovmax"), SHIPPED):
+        assert load_model(path).config == MODEL
+    shutil.rmtree(tmp_path / "fovmax")
+    assert load_model("fovmax").config == ZOO["fovmax"]
+    assert "there is no model './fovmax'" in one_line(lambda: load_model("./fovmax"))
+
+
+@pytest.mark.parametrize("ref", ["nothing", "runs/none", "net.onnx", "~nobody/net.pt", "", "a\0b"])
+def test_what_is_no_model_is_answered_with_all_forms(ref):
+    message = one_line(lambda: load_model(ref))
+    assert f"there is no model {ref!r}; a model is " in message
+    for form in ("zoo", "trained network", "run folder", "file", "module:factory", "timm:NAME"):
+        assert form in message
+
+
+def test_a_name_that_is_nearly_right_brings_the_right_one():
+    assert "(did you mean fovmax" in one_line(lambda: load_model("fovmx"))
+    assert f"did you mean {SHIPPED}" in one_line(lambda: load_model("fovmax-mnist-tr-2"))
+
+
+def test_changes_go_to_the_zoo_and_nowhere_else(folder):
+    model = load_model("fovavg", num_classes=3, in_chans=3)
+    assert model.classes == ("0", "1", "2") and model.shape[1] == 3
+    assert model(torch.rand(1, 3, 112, 112)).shape == (1, 3)
+    for ref in (SHIPPED, folder, "audited_nets:net"):
+        message = one_line(lambda ref=ref: load_model(ref, num_classes=3))
+        assert "num_classes cannot be set for" in message
+    assert "pretrained cannot be set" in one_line(lambda: load_model(folder, pretrained=True))
+
+
+def test_a_network_of_timm():
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = load_model("timm:resnet10t", num_classes=4)
+    torch.manual_seed(0)
+    net = timm.create_model("resnet10t", num_classes=4).eval()
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(model(images), net(images))
+    assert model.shape[1] == 3 and model.mean == tuple(net.pretrained_cfg["mean"])
+    assert load_model("timm:resnet10t", in_chans=1).mean == (0.0,)
+    message = one_line(lambda: load_model("timm:resnet10x"))
+    assert "timm has no model 'resnet10x'; did you mean resnet10" in message
+    assert "timm has no model" in one_line(lambda: load_model("timm:hf-hub:someone/net"))
+    message = one_line(lambda: load_model("timm:resnet10t", colour=2))
+    assert "timm cannot create resnet10t (TypeError" in message
+
+
+def test_weights_of_timm_are_asked_for(monkeypatch):
+    timm = pytest.importorskip("timm")
+    given = []
+
+    def create(name, pretrained, **changes):
+        given.append((name, pretrained))
+        return net
+
+    net = timm.create_model("resnet10t")
+    monkeypatch.setattr(timm, "create_model", create)
+    for pretrained in (False, True):
+        load_model("timm:resnet10t", pretrained=pretrained)
+    assert given == [("resnet10t", False), ("resnet10t", True)]
+
+
+def test_without_timm_the_remedy_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert "pip install timm" in one_line(lambda: load_model("timm:resnet10t"))
+
+
+def test_the_names_are_listed():
+    assert set(list_models()) == {*ZOO, *pretrained_names()}
+    assert list_models(pretrained=True) == sorted(pretrained_names())
+    assert list_models("fov???") == ["fovavg", "fovmax"] and list_models("resnet*") == []
+    for name in foveate.__all__:
+        assert name in dir(foveate)
+    assert "__version__" in dir(foveate)
+
+
+def test_a_trained_networks_name_without_its_weights_is_its_architecture():
+    state = create_model(SHIPPED, num_classes=3).state_dict()
+    assert state["backbone.head.bias"].shape == (3,)
+    trained = create_model(SHIPPED, pretrained=True)
+    assert not torch.equal(create_model(SHIPPED).backbone.head.bias, trained.backbone.head.bias)
+    message = one_line(lambda: create_model(SHIPPED, pretrained=True, num_classes=3))
+    assert "a pretrained network cannot be changed, got classes" in message
+    assert "no pretrained network 'fovmax'" in one_line(
+        lambda: create_model("fovmax", pretrained=True)
+    )
