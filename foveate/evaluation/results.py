@@ -81,11 +81,11 @@ def summarise(results: Sequence[RunResult]) -> list[Curve]:
 def save_results(
     results: Sequence[RunResult], folder: Path, about: dict[str, Any] | None = None
 ) -> tuple[Path, Path]:
-    """Write results.csv, a line per run and scale, and results.json, everything; give their paths.
+    """Write accuracy.csv, a line per run and scale, and results.json, all; returns their paths.
 
     `about` says what the runs were tested on, and with what.
     """
-    table, whole = folder / "results.csv", folder / "results.json"
+    table, whole = folder / "accuracy.csv", folder / "results.json"
     made = {"version": __version__, "commit": commit(), **(about or {})}
     summary = [asdict(curve) for curve in summarise(results)]
     content = {**made, "summary": summary, "runs": [result.to_dict() for result in results]}

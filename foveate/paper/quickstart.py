@@ -12,8 +12,8 @@ from foveate.errors import DataError
 from foveate.evaluation.curve import accuracy_over_scale
 from foveate.evaluation.results import Curve, RunResult, read_results, save_results
 from foveate.paper.summary import SEEDS, Summaries, Summary
-from foveate.paper.tables import SCALES
-from foveate.sweeps.records import published, read_records
+from foveate.paper.tables import SCALES, published
+from foveate.sweeps.records import read_records
 from foveate.training.checkpoint import RunFolder, hardware
 from foveate.training.config import TrainConfig
 from foveate.training.loop import train

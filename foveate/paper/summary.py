@@ -1,6 +1,7 @@
 """Results over seeds, row by row of the paper's tables, beside the paper's own figures."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, stdev
@@ -12,10 +13,6 @@ from foveate.training.config import Precision
 
 SEEDS = 3
 """Runs of a row, as in the paper; a row with fewer is partial."""
-
-
-class IncompleteError(Exception):
-    """A figure was asked for that not all runs have given yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +49,8 @@ class Point:
 
     @property
     def settled(self) -> float:
-        """The mean, if all runs are there."""
-        if not self.complete:
-            raise IncompleteError
-        return mean(self.values)
+        """The mean if all runs are there, or else NaN."""
+        return mean(self.values) if self.complete else math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +65,6 @@ class Summary:
         """Whether no run is missing."""
         return all(point.complete for point in self.points)
 
-    @property
-    def started(self) -> bool:
-        """Whether there is any run."""
-        return any(point.seeds for point in self.points)
-
     def at(self, scale: float) -> Point:
         """The point of a scale."""
         place = _place(self.row.scales, scale)
@@ -82,7 +72,7 @@ class Summary:
         return self.points[place]
 
     def over(self, scales: Sequence[float] = MIDDLE) -> float:
-        """Mean over some scales, if all runs are there."""
+        """Mean over some scales if all runs are there, or else NaN."""
         return mean(self.at(scale).settled for scale in scales)
 
 
@@ -118,7 +108,6 @@ class Effort:
     runs: int
     missing: int
     seconds: float
-    untimed: int
     memory: int
     hardware: tuple[str, ...]
     versions: tuple[str, ...]
@@ -128,12 +117,11 @@ def effort(records: Iterable[Record]) -> Effort:
     """Add up the runs of the paper's rows; `missing` are those still to be done."""
     names = {row.name for row in paper_rows()}
     runs = {(r.row, r.seed): r for r in records if r.row in names}
-    done = {name: sum(row == name for row, _ in runs) for name in names}
+    done = Counter(name for name, _ in runs)
     return Effort(
         runs=len(runs),
-        missing=sum(max(0, SEEDS - count) for count in done.values()),
+        missing=sum(max(0, SEEDS - done[name]) for name in names),
         seconds=math.fsum(r.seconds for r in runs.values()),
-        untimed=sum(not r.seconds > 0 for r in runs.values()),
         memory=max((r.memory for r in runs.values()), default=0),
         hardware=tuple(sorted({r.hardware for r in runs.values()})),
         versions=tuple(sorted({f"{r.version} {r.commit}".strip() for r in runs.values()})),

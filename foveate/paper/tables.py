@@ -1,18 +1,22 @@
 """The paper's tables as data: each row with its published figures and the run that repeats it."""
 
 import csv
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.resources import files
+from pathlib import Path
 
 from foveate.errors import ConfigError
 from foveate.models.channels import PAPER_SCALES
-from foveate.training.config import TrainConfig
+from foveate.sweeps.jobs import Job
+from foveate.sweeps.records import RESULTS
+from foveate.training.config import Precision, TrainConfig
 from foveate.training.presets import preset
 
 TABLES = ("table1", "table2", "table3")
+MAX_SEEDS = 1000  # runs of one row
 SCALES = tuple(PAPER_SCALES)
 """The 17 scales of the test sets."""
 MIDDLE = tuple(scale for scale in SCALES if 1 <= scale <= 4)
@@ -54,7 +58,8 @@ class Row:
 @lru_cache(maxsize=1)
 def paper_rows() -> tuple[Row, ...]:
     """All rows of the three tables, in the paper's order."""
-    return (*_table_1(), *_table_2(), *_table_3())
+    lines = ((table, line) for table in TABLES for line in _lines(table))
+    return tuple(row for table, line in lines for row in _rows(table, line))
 
 
 def network_title(name: str) -> str:
@@ -81,44 +86,50 @@ def _goes_by(row: Row, name: str) -> bool:
     return row.name == name or row.name.startswith(f"{name}-")
 
 
-def _table_1() -> Iterator[Row]:
-    for line in _lines("table1"):
-        conc5 = line["network"] == "FovConc" and line["channels"] == "5"
-        name = f"{line['network'].lower()}{'5' if conc5 else ''}-{line['train']}"
-        yield _row("table1", name, line, line["train"])
+def paper_jobs(rows: Iterable[Row], seeds: int, precision: Precision) -> list[Job]:
+    """List the runs that the rows need, each once, the seeds of a row one after another.
+
+    Table II repeats two rows of Table I from other runs; here both tables share one run.
+    """
+    if not 1 <= seeds <= MAX_SEEDS:
+        raise ConfigError(f"seeds must be 1 to {MAX_SEEDS}, got {seeds}")
+    jobs: dict[str, Job] = {}
+    for row in rows:
+        for seed in range(seeds):
+            config = replace(row.config, seed=seed, precision=precision)
+            new = Job(name=row.name, config=config, scales=row.scales, rows=())
+            job = jobs.get(config.digest(), new)
+            jobs[config.digest()] = replace(job, rows=(*job.rows, (row.table, row.name)))
+    return list(jobs.values())
 
 
-def _table_2() -> Iterator[Row]:
-    """Rows of 17 channels are runs of Table I; the paper printed them again from other runs."""
-    for line in _lines("table2"):
-        few = "" if line["channels"] == "17" else f"-{line['channels']}ch"
-        yield _row("table2", f"{line['network'].lower()}-tr2{few}", line, "tr2")
+def published() -> Path | None:
+    """The folder of the results that come with the package; None if there are none."""
+    package = Path(__file__).parents[1]
+    for folder in (package / "published", package.parent / "results" / "paper"):
+        if (folder / RESULTS).exists():
+            return folder
+    return None
 
 
-def _table_3() -> Iterator[Row]:
-    for line in _lines("table3"):
-        for samples in [key for key in line if key.isdigit()]:
-            yield Row(
-                table="table3",
-                name=f"{line['network'].lower()}-few{samples}",
-                network=line["network"],
-                channels=int(line["channels"] or 0),
-                trained=samples,
-                paper=(float(line[samples]),),
-            )
-
-
-def _row(table: str, name: str, line: dict[str, str], trained: str) -> Row:
-    figures = [float(value) for key, value in line.items() if _is_scale(key)]
-    channels = int(line["channels"] or 0)
-    return Row(
-        table=table, name=name, network=line["network"], channels=channels, trained=trained,
-        paper=tuple(figures),
-    )  # fmt: skip
-
-
-def _is_scale(key: str) -> bool:
-    return key.replace(".", "", 1).isdigit()
+def _rows(table: str, line: dict[str, str]) -> Iterator[Row]:
+    """The rows in a line of a published table: one, or in Table III one for each sample size."""
+    name, channels = line["network"].lower(), int(line["channels"] or 0)
+    figures = {key: float(value) for key, value in line.items() if key[0].isdigit()}
+    named: dict[str, tuple[str, tuple[float, ...]]]
+    if table == "table3":
+        named = {f"{name}-few{size}": (size, (figure,)) for size, figure in figures.items()}
+    elif table == "table2":
+        few = "" if channels == 17 else f"-{channels}ch"
+        named = {f"{name}-tr2{few}": ("tr2", tuple(figures.values()))}
+    else:
+        five = "5" if (name, channels) == ("fovconc", 5) else ""
+        named = {f"{name}{five}-{line['train']}": (line["train"], tuple(figures.values()))}
+    for preset_name, (trained, paper) in named.items():
+        yield Row(
+            table=table, name=preset_name, network=line["network"], channels=channels,
+            trained=trained, paper=paper,
+        )  # fmt: skip
 
 
 def _lines(table: str) -> list[dict[str, str]]:

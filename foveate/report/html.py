@@ -1,10 +1,9 @@
 """Build one self-contained HTML page: text, tables and figures, and no request to anywhere.
 
-Everything a caller passes is escaped, except drawings: an SVG is put in as it is. In texts,
-captions and cells, what stands between backticks is shown as code.
+Everything a caller passes is escaped. In texts, captions and cells, what stands between backticks
+is shown as code.
 """
 
-import base64
 import html
 import io
 import math
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Cell: TypeAlias = str | int | float | None
-Drawing: TypeAlias = "Figure | str | bytes"
-"""A matplotlib figure, the text of an SVG, or the bytes of a PNG."""
 Tints: TypeAlias = Sequence[Sequence[float | None]]
 
 STYLE = Path(__file__).with_name("page.css")
@@ -87,15 +84,15 @@ class Page:
             f"<tbody>{body}</tbody></table></div>"
         )
 
-    def figure(self, *drawings: Drawing, caption: str = "", alt: str = "") -> None:
-        """Show drawings side by side, or below each other where the page is narrow.
+    def figure(self, *figures: "Figure", caption: str = "", alt: str = "") -> None:
+        """Show figures side by side, or below each other where the page is narrow.
 
-        `alt` says what they show to those who cannot see them; without it the caption does.
+        `alt` describes them to those who cannot see them; the default is the caption.
         """
         label = html.escape(alt or caption)
         shown = "".join(
-            f'<div class="drawing" role="img" aria-label="{label}">{_drawn(drawing)}</div>'
-            for drawing in drawings
+            f'<div class="drawing" role="img" aria-label="{label}">{_svg(figure)}</div>'
+            for figure in figures
         )
         below = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
         self._parts.append(f'<figure><div class="drawings">{shown}</div>{below}</figure>')
@@ -183,18 +180,6 @@ def _shown(cell: Cell) -> str:
     return _text(f"{cell:,}" if isinstance(cell, int) else str(cell))
 
 
-def _drawn(drawing: Drawing) -> str:
-    if isinstance(drawing, bytes):
-        if not drawing.startswith(b"\x89PNG"):
-            raise ConfigError("the bytes of a drawing must be those of a PNG")
-        return f'<img alt="" src="data:image/png;base64,{base64.b64encode(drawing).decode()}">'
-    svg = drawing if isinstance(drawing, str) else _svg(drawing)
-    start = svg.find("<svg")
-    if start < 0:
-        raise ConfigError(f"a drawing must be an SVG, got {svg[:40]!r}")
-    return svg[start:].strip()
-
-
 def _svg(figure: "Figure") -> str:
     import matplotlib
 
@@ -204,4 +189,4 @@ def _svg(figure: "Figure") -> str:
     svg = buffer.getvalue()
     for ink, follows in INKS.items():
         svg = svg.replace(ink, follows)
-    return svg
+    return svg[svg.index("<svg") :].strip()  # without the XML header

@@ -70,15 +70,6 @@ def read_winners(folder: Path) -> list[Winners]:
     return _read(folder / WINNERS, Winners)
 
 
-def published() -> Path | None:
-    """The folder of the results that come with the package, if there are any."""
-    package = Path(__file__).parents[1]
-    for folder in (package / "published", package.parent / "results" / "paper"):
-        if (folder / RESULTS).exists():
-            return folder
-    return None
-
-
 def write_results(folder: Path, records: Iterable[Record], winners: Iterable[Winners]) -> None:
     """Write both files, each whole or not at all, sorted, so that equal results are equal files."""
     try:

@@ -236,11 +236,10 @@ def test_a_trusted_run_is_built(honest, here):
 
 
 def test_a_folder_of_the_paper_does_not_choose_either(hostile, capsys):
-    from foveate.paper.tables import find_rows
-    from foveate.sweeps.jobs import plan
+    from foveate.paper.tables import find_rows, paper_jobs
 
     rows = find_rows(["table1"], ["cnn-tr2"])
-    (job,) = plan(rows, 1, "float32")
+    (job,) = paper_jobs(rows, 1, "float32")
     hostile.rename(hostile.parent / job.folder)
     out = ["--out", str(hostile.parent), "--device", "cpu"]
     assert run(["reproduce", "table1", "--rows", "cnn-tr2", "--seeds", "1", *out]) == 2
@@ -267,7 +266,8 @@ def test_a_study_does_not_choose_either(here, capsys):
     (here / "planted.py").write_text(NET)
     study = here / "study.toml"
     study.write_text(STUDY.replace("BACKBONE", 'backbone = "planted:net"'))
-    assert f"{study}, line 12: the backbone 'planted:net'" in refused(capsys, "sweep", study)
+    told = refused(capsys, "sweep", study)
+    assert f"{study}: runs[0].backbone: the backbone 'planted:net'" in told
     refusal(lambda: read_study(study), FoveateError)
     for more in ([], ["--trust"]):
         assert run(["sweep", str(study), "--dry-run", *more, "--device", "cpu"]) == 0
