@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from illustration import foveated as draw_foveated
 from made_results import made_records, made_winners
 
 from foveate.data.large_scale import rescale
@@ -134,22 +135,9 @@ def test_without_results_the_papers_curves_are_drawn(draw, tmp_path):
     save(figure, tmp_path / "none.svg")  # draws without a warning
 
 
-def test_the_data_set_figure_shows_what_the_generator_makes():
-    figure = figures.data_set()
-    assert len(figure.axes) == 17 * len(figures.DIGITS)
-    digits = load_source("mnist-5k").train
-    assert digits.labels[list(figures.DIGITS)].tolist() == list(figures.DIGITS)
-    grid = {axes.get_title(): axes for axes in figure.axes if axes.get_title()}
-    assert list(grid) == [f"{s:.3g}" if s > 0.5 else "1/2" for s in SCALES]
-    made = rescale(digits.images[[figures.DIGITS[0]]], 8.0)[0, 0]
-    shown = torch.tensor(grid["8"].get_images()[0].get_array()).squeeze()
-    stretched = (made - made.min()) / (made.max() - made.min())
-    torch.testing.assert_close(shown, stretched, atol=1e-6, rtol=0)
-
-
 @pytest.fixture(scope="module")
 def foveated():
-    return figures.foveated(digit=2, scale=4.0)
+    return draw_foveated(digit=2, scale=4.0)
 
 
 def test_the_patches_are_those_of_the_op(foveated):

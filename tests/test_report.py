@@ -24,7 +24,7 @@ from foveate.sweeps.records import write_results
 
 ROOT = Path(__file__).parent.parent
 NAMES = (
-    "data-set", "foveated", "generalisation", "close-up", "spacing", "multi-scale", "few-samples",
+    "generalisation", "close-up", "spacing", "multi-scale", "few-samples",
     "winning-scale",
 )  # fmt: skip
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bars import bars
+from illustration import foveated
 
 from foveate.errors import ConfigError
 from foveate.files import write_text
@@ -22,7 +23,7 @@ DOCS = ("README.md", "docs/reproduction.md")
 BLOCK = re.compile(r"(<!-- results:begin (\S+) -->\n)(.*?)(<!-- results:end -->)", re.DOTALL)
 HEADLINE = ("cnn-tr2", "fovconc-tr2", "swmax-tr2", "fovmax-tr2", "fovavg-tr2")
 NETWORKS = ("CNN", "FovAvg", "FovMax", "FovConc", "SWMax")
-PICTURES = ("generalisation", "spacing", "few-samples", "winning-scale")
+PICTURES = ("generalisation", "spacing", "few-samples", "winning-scale", "foveated")
 CELLS = "Ours in percent, in brackets ours less the paper's; every second of the 17 scales."
 
 
@@ -56,8 +57,9 @@ def update_docs(found: Reproduction, root: Path) -> list[Path]:
     folder = root / "docs" / "images"
     if not (found.records and folder.is_dir()):
         return having
-    drawn = plates(found)
-    return having + [save(drawn[name].figure, folder / f"{name}.png") for name in PICTURES]
+    drawn = {name: plate.figure for name, plate in plates(found).items()}
+    drawn["foveated"] = foveated()
+    return having + [save(drawn[name], folder / f"{name}.png") for name in PICTURES]
 
 
 def _claims(found: Reproduction) -> str:

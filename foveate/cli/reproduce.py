@@ -9,7 +9,6 @@ from foveate.cli.console import OUTPUT
 from foveate.cli.sweep import AddressOption, EngineOption, run_study
 
 if TYPE_CHECKING:
-    from foveate.sweeps.runner import Study
     from foveate.training.config import Precision
 
 MAX_TOGETHER = 64
@@ -62,7 +61,7 @@ def reproduce(
     study = Study(paper_jobs(chosen, seeds, numbers), out)
     labels = {(row.table, row.name): f"{row.table[-1]}  {row.label}" for row in chosen}
     run_study(
-        study, labels, dry_run=plan_only, outlook=_outlook(study),
+        study, labels, dry_run=plan_only,
         name=engine, device=place, together=together, address=address,
     )  # fmt: skip
 
@@ -80,18 +79,3 @@ def merge(
     count = merge_folders(folders, out)
     words = "1 result" if count == 1 else f"{count:,} results"
     OUTPUT.print(f"{words} in {out / 'results.csv'}", markup=False)
-
-
-def _outlook(study: "Study") -> str:
-    """How long the runs that are left will take."""
-    from foveate.paper.tables import published
-    from foveate.sweeps.records import read_records
-    from foveate.sweeps.runner import estimate
-
-    if not study.left:
-        return ""
-    before = published()
-    seconds = estimate(study.left, [*study.records, *(read_records(before) if before else [])])
-    if seconds is None:
-        return "; how long they take is not known yet"
-    return f"; about {seconds / 60:.0f} minutes where the known results were made"

@@ -69,16 +69,13 @@ def sweep(
     )  # fmt: skip
 
 
-def run_study(
-    study: "Study", labels: Labels, *, dry_run: bool, outlook: str = "", **engine: Any
-) -> None:
+def run_study(study: "Study", labels: Labels, *, dry_run: bool, **engine: Any) -> None:
     """Perform what is left of a study, report each run as it ends, and print the table.
 
     Args:
         study: The study.
         labels: What the table calls each row of it.
         dry_run: Print what is left, and perform nothing.
-        outlook: What to print about the runs that are left.
         engine: The arguments of `make_engine`.
     """
     from foveate.sweeps.runner import make_engine
@@ -87,7 +84,7 @@ def run_study(
     workers = make_engine(watch=live.watch, **engine)
     workers.check()
     total, left = len(study.jobs), len(study.left)
-    OUTPUT.print(f"{total} runs, {total - left} done, {left} left{outlook}", markup=False)
+    OUTPUT.print(f"{total} runs, {total - left} done, {left} left", markup=False)
     if dry_run:
         OUTPUT.print(_table(study, labels))
         return

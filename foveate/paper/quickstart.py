@@ -34,16 +34,17 @@ def quick_runs(seed: int = 0) -> dict[str, TrainConfig]:
     The schedule of the learning rate is shortened as the number of epochs is. All three take
     about 240 seconds of one core, tests included.
     """
-    return {name: _shortened(preset(f"{name}-tr2"), seed) for name in NETWORKS}
-
-
-def _shortened(config: TrainConfig, seed: int) -> TrainConfig:
-    decay = config.epochs_per_decay * EPOCHS / config.epochs
-    return replace(config, source=SOURCE, seed=seed, epochs=EPOCHS, epochs_per_decay=decay)
+    found = {}
+    for name in NETWORKS:
+        full = preset(f"{name}-tr2")
+        decay = full.epochs_per_decay * EPOCHS / full.epochs
+        short = {"source": SOURCE, "seed": seed, "epochs": EPOCHS, "epochs_per_decay": decay}
+        found[name] = replace(full, **short)
+    return found
 
 
 def train_runs(
-    runs: Runs, folder: Path, shown: Shown = lambda name: nullcontext(_unwatched)
+    runs: Runs, folder: Path, shown: Shown = lambda name: nullcontext(lambda *step: None)
 ) -> None:
     """Train the runs one by one in `folder`, each in a folder of its name, unless they are done."""
     for name, config in runs.items():
@@ -119,7 +120,3 @@ def _curve(row: Summary) -> Curve:
         mean=tuple((point.mean or 0.0) / 100 for point in row.points),
         spread=tuple(s / 100 for s in spread if s is not None) if None not in spread else (),
     )
-
-
-def _unwatched(config: TrainConfig, progress: object, steps: int) -> None:
-    """Show nothing."""

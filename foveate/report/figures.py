@@ -1,5 +1,4 @@
-"""The figures of the reproduction: accuracy curves, the data set, windows and winning channels."""
-# Shape letters: S scale channel, P patch pixels.
+"""The figures of the reproduction: accuracy curves beside the paper's, and winning channels."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,13 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from foveate.data.large_scale import rescale
-from foveate.data.sources import load_source
-from foveate.models.channels import PAPER_SCALES
 from foveate.paper.summary import SEEDS, Point, Summaries, Summary
 from foveate.paper.tables import SCALES
-from foveate.report.plots import COLOURS, MARKERS, percent_axis, sample_grid, scale_axis
-from foveate.resampling import foveate
+from foveate.report.plots import COLOURS, MARKERS, percent_axis, scale_axis
 from foveate.sweeps.records import Winners
 
 if TYPE_CHECKING:
@@ -27,9 +22,6 @@ CHANNELS = {"": "17 channels", "-9ch": "9 channels", "-5ch": "5 channels"}
 SHADE = 0.2  # opacity of the band that shows the spread over seeds
 DASHED = (0, (4, 2))
 GREY = "0.45"
-FRAME = 112  # pixels of an image
-SIZE = 28  # pixels of a patch
-DIGITS = (2, 4, 7, 8)  # of mnist-5k, whose classes take turns
 
 
 class Style(NamedTuple):
@@ -91,33 +83,6 @@ def few_samples(results: Summaries) -> "Figure":
     percent_axis(axes, 0)
     axes.set_ylim(40, 101)
     _legend(figure, [], results.table("table3"), styles)
-    return figure
-
-
-def data_set() -> "Figure":
-    """Some digits at the 17 scales of the data set."""
-    digits = load_source("mnist-5k").train.images[list(DIGITS)]
-    columns = [rescale(digits, scale, size=FRAME) for scale in SCALES]
-    return sample_grid(columns, [_named(scale) for scale in SCALES])
-
-
-def foveated(digit: int = 2, scale: float = 4.0) -> "Figure":
-    """A digit with the nested windows of all channels, and the patch that each channel sees."""
-    from matplotlib.figure import Figure
-
-    image = rescale(load_source("mnist-5k").train.images[[digit]], scale, size=FRAME)
-    patches = foveate(image, PAPER_SCALES, SIZE)[0, :, 0]
-    figure = Figure(figsize=(10, 3.75), layout="constrained")
-    left, right = figure.subfigures(1, 2, width_ratios=(3.7, 6.3), squeeze=False)[0]
-    _windows(left.subplots(), image)
-    grid = right.subplots(3, 6)
-    for axes, patch, channel, colour in zip(
-        grid.flat, patches, PAPER_SCALES, _colours(len(patches)), strict=False
-    ):
-        _patch(axes, patch, colour)
-        axes.set_title(_named(channel), fontsize=9, pad=3)
-    for axes in grid.flat[len(patches) :]:
-        axes.set_axis_off()
     return figure
 
 
@@ -220,7 +185,7 @@ def _legend(
 def _histogram(axes: "Axes", winners: Sequence[Winners], trained: float) -> None:
     octaves = [math.log2(scale) for scale in SCALES]
     for place in (axes.set_xticks, axes.set_yticks):
-        place(octaves[::4], [_named(scale) for scale in SCALES[::4]])
+        place(octaves[::4], ["1/2", "1", "2", "4", "8"])
     axes.set_xlim(octaves[0] - 0.125, octaves[-1] + 0.125)
     axes.set_ylim(octaves[0] - 0.125, octaves[-1] + 0.125)
     if not winners:
@@ -250,39 +215,3 @@ def _shares(winners: Sequence[Winners]) -> Tensor:
 
 def _nearest(scale: float) -> int:
     return min(range(len(SCALES)), key=lambda k: abs(math.log(SCALES[k] / scale)))
-
-
-def _windows(axes: "Axes", image: Tensor) -> None:
-    """The image within what the largest window sees, and all windows on it."""
-    from matplotlib.patches import Rectangle
-
-    whole = math.ceil(SIZE * max(PAPER_SCALES))
-    around = foveate(image, [1.0], whole)[0, 0, 0]
-    low, high = FRAME / 2 - whole / 2, FRAME / 2 + whole / 2
-    axes.imshow(around.numpy(), cmap="gray", extent=(low, high, high, low))
-    for channel, colour in zip(PAPER_SCALES, _colours(len(PAPER_SCALES)), strict=True):
-        side = SIZE * channel
-        corner = ((FRAME - side) / 2,) * 2
-        axes.add_patch(Rectangle(corner, side, side, fill=False, ec=colour, lw=1.2))
-    axes.set_axis_off()
-    axes.set_xlim(low - 2, high + 2)
-    axes.set_ylim(high + 2, low - 2)
-
-
-def _patch(axes: "Axes", patch: Tensor, colour: Any) -> None:
-    axes.imshow(patch.numpy(), cmap="gray", vmin=-0.77, vmax=0.77)
-    axes.set_xticks([])
-    axes.set_yticks([])
-    for spine in axes.spines.values():
-        spine.set(color=colour, lw=2.5)
-
-
-def _colours(count: int) -> list[Any]:
-    """From dark to light with growing scale, in an order that all eyes see."""
-    from matplotlib import colormaps
-
-    return [colormaps["plasma"](0.25 + 0.7 * k / (count - 1)) for k in range(count)]
-
-
-def _named(scale: float) -> str:
-    return f"1/{1 / scale:g}" if scale == 0.5 else f"{scale:.3g}"

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from foveate.errors import ConfigError, DataError
+from foveate.errors import DataError
 from foveate.files import write_text
 
 if TYPE_CHECKING:
@@ -72,12 +72,12 @@ class Page:
         Columns of numbers (or of texts that begin with one) are aligned at the right. `colour`
         has the shape of `rows`: from -1 (vermilion) over 0 or None (no colour) to 1 (blue).
         """
-        _check_shape(headers, rows, colour)
+        for line in (*rows, *(colour or ())):
+            assert len(line) == len(headers), f"{len(headers)} headers above {line}"
         numeric = [all(_is_number(row[k]) for row in rows) for k in range(len(headers))]
         head = "".join(_tag("th", _text(h), n) for h, n in zip(headers, numeric, strict=True))
-        body = "".join(
-            _row(row, numeric, None if colour is None else colour[i]) for i, row in enumerate(rows)
-        )
+        tints = colour or [[None] * len(headers)] * len(rows)
+        body = "".join(_row(row, numeric, t) for row, t in zip(rows, tints, strict=True))
         above = f"<caption>{_text(caption)}</caption>" if caption else ""
         self._parts.append(
             f'<div class="scroll" tabindex="0"><table>{above}<thead><tr>{head}</tr></thead>'
@@ -140,25 +140,11 @@ def _text(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
-def _check_shape(
-    headers: Sequence[str], rows: Sequence[Sequence[Cell]], colour: Tints | None
-) -> None:
-    shapes = {"rows": [len(row) for row in rows]}
-    if colour is not None:
-        shapes["colour"] = [len(tints) for tints in colour]
-    for name, widths in shapes.items():
-        if widths != [len(headers)] * len(rows):
-            raise ConfigError(
-                f"{name} of a table must have {len(rows)} times {len(headers)} cells, got {widths}"
-            )
-
-
 def _is_number(cell: Cell) -> bool:
     return not isinstance(cell, str) or cell in ("", "–") or NUMBER.match(cell) is not None
 
 
-def _row(row: Sequence[Cell], numeric: Sequence[bool], tints: Sequence[float | None] | None) -> str:
-    tints = tints or [None] * len(row)
+def _row(row: Sequence[Cell], numeric: Sequence[bool], tints: Sequence[float | None]) -> str:
     cells = [
         _tag("td" if k else "th", _shown(cell), numeric[k], tint)
         for k, (cell, tint) in enumerate(zip(row, tints, strict=True))

@@ -80,19 +80,6 @@ def plates(found: Reproduction) -> dict[str, Plate]:
     """Draw all figures, by the names of their files."""
     results = found.results
     return {
-        "data-set": Plate(
-            "The data set",
-            figures.data_set(),
-            "Four digits at the 17 test scales, each in a frame of 112 × 112 pixels. Above scale "
-            "4 parts of a digit leave the frame.",
-        ),
-        "foveated": Plate(
-            "Foveated processing",
-            figures.foveated(),
-            "A digit of scale 4 with the nested windows of 17 channels, and the patch of 28 × 28 "
-            "pixels that each channel shows to the same network. The window of channel 4 is the "
-            "frame itself; larger windows repeat its border.",
-        ),
         "generalisation": Plate(
             "Accuracy over scale",
             figures.generalisation(results),

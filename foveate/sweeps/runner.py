@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -194,14 +194,3 @@ class Study:
     def _keys(job: Job) -> set[tuple[str, str, int, str, float]]:
         seed, digest = job.config.seed, job.config.digest()
         return {(table, row, seed, digest, s) for table, row in job.rows for s in job.scales}
-
-
-def estimate(jobs: Iterable[Job], known: Iterable[Record]) -> float | None:
-    """Seconds that the jobs will take, if runs of all their rows are among the known results."""
-    taken: dict[str, list[float]] = {}
-    for record in known:
-        taken.setdefault(record.row, []).append(record.seconds)
-    try:
-        return sum(sum(taken[job.name]) / len(taken[job.name]) for job in jobs)
-    except KeyError:
-        return None

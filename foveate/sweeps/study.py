@@ -33,8 +33,15 @@ from foveate.training.network import build_net
 from foveate.training.presets import preset
 
 TOP = ("name", "seeds", "test_scales", "resources", "defaults", "runs", "grid")
-RUN = tuple(f.name for f in fields(TrainConfig) if f.name not in ("model", "seed"))
-MODEL = tuple(f.name for f in fields(ModelConfig))
+SETTINGS = (
+    "preset",
+    *(f.name for f in fields(TrainConfig) if f.name not in ("model", "seed")),
+    *(f"model.{f.name}" for f in fields(ModelConfig)),
+)
+HINTS = {
+    "seed": "all runs have the same seeds: set seeds at the top",
+    "model": "name a network by preset, and change it by model.KEY",
+}
 KINDS: dict[type, str] = {
     int: "a whole number",
     float: "a number",
@@ -210,19 +217,12 @@ def _grid(values: dict[str, Any]) -> dict[str, list[Setting]]:
 
 def _settings(where: str, table: Mapping[str, Any]) -> dict[str, Setting]:
     """The settings in a table, `model.dropout` for the key dropout of its table model."""
-    found: dict[str, Setting] = {}
+    flat: dict[str, Any] = {}
     for key, value in table.items():
-        if key == "seed":
-            raise _error(f"{where}.seed", "all runs have the same seeds: set seeds at the top")
-        if key != "model":
-            _check_keys(where, [key], ("preset", *RUN, *(f"model.{name}" for name in MODEL)))
-            found[key] = Setting(value, f"{where}.{key}")
-            continue
-        if not isinstance(value, dict):
-            raise _error(f"{where}.model", "name a network by preset, and change it by model.KEY")
-        _check_keys(f"{where}.model", value, MODEL)
-        found |= {f"model.{k}": Setting(v, f"{where}.model.{k}") for k, v in value.items()}
-    return found
+        nested = key == "model" and isinstance(value, dict)
+        flat |= {f"model.{k}": v for k, v in value.items()} if nested else {key: value}
+    _check_keys(where, flat, SETTINGS)
+    return {key: Setting(value, f"{where}.{key}") for key, value in flat.items()}
 
 
 def _config(run: Run, load: Load) -> TrainConfig:
@@ -327,7 +327,8 @@ def _check_keys(where: str, keys: Iterable[str], known: tuple[str, ...]) -> None
     for key in keys:
         if key not in known:
             near = get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            other = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            hint = HINTS.get(key, other)
             raise ConfigError(f"{where}{'.' if where else ''}{key} is not a known key; {hint}")
 
 
