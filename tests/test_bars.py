@@ -6,8 +6,7 @@ import pytest
 from bars import MINUTES, bars
 from made_results import lower, made_records, only, without
 
-from foveate.paper.summary import Summaries
-from foveate.paper.tables import paper_rows, published
+from foveate.paper.tables import Summaries, paper_rows, published
 from foveate.sweeps.records import read_records
 
 PAPER = {(row.table, row.name, s): v for row in paper_rows() for s, v in zip(

@@ -16,8 +16,7 @@ from foveate.paper.claims import (
     selection,
     smallest,
 )
-from foveate.paper.summary import Summaries
-from foveate.paper.tables import paper_rows
+from foveate.paper.tables import Summaries, paper_rows
 
 SINGLE = [row.name for row in paper_rows() if row.network in ("CNN", "FovConc")]
 

@@ -10,8 +10,7 @@ from made_results import made_records, made_winners
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.models.channels import PAPER_SCALES
-from foveate.paper.summary import Summaries
-from foveate.paper.tables import SCALES, paper_rows
+from foveate.paper.tables import SCALES, Summaries, paper_rows
 from foveate.report import figures
 from foveate.report.plots import save
 from foveate.resampling import foveate

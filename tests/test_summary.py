@@ -7,8 +7,15 @@ from statistics import mean, stdev
 import pytest
 from made_results import HARDWARE, made_records, record
 
-from foveate.paper.summary import Summaries, effort, precision_of
-from foveate.paper.tables import MIDDLE, SCALES, find_rows, paper_rows
+from foveate.paper.tables import (
+    MIDDLE,
+    SCALES,
+    Summaries,
+    effort,
+    find_rows,
+    paper_rows,
+    precision_of,
+)
 
 (CNN,) = find_rows(["table1"], ["cnn-tr2"])
 (FEW,) = find_rows(["table3"], ["fovavg-few100"])

@@ -6,8 +6,7 @@ from math import nan
 from statistics import mean
 
 from foveate.paper.claims import Check, Claim, Measured, largest, smallest
-from foveate.paper.summary import Summaries, Summary, effort
-from foveate.paper.tables import SCALES
+from foveate.paper.tables import SCALES, Summaries, Summary, effort
 from foveate.sweeps.records import Record
 
 MINUTES = 60

@@ -13,8 +13,7 @@ from illustration import foveated
 from foveate.errors import ConfigError
 from foveate.files import write_text
 from foveate.paper.claims import Claim
-from foveate.paper.summary import Point, Summary
-from foveate.paper.tables import published
+from foveate.paper.tables import Point, Summary, published
 from foveate.report.plots import save
 from foveate.report.reproduction import NONE_YET, Reproduction, plates, shown, signed
 

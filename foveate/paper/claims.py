@@ -5,6 +5,7 @@ and why. The paper's own figures meet every threshold (a test checks it), so a c
 is one that our runs do not support. A number is NaN, and undecided, until all its runs are there.
 """
 
+import operator
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,12 +16,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from foveate.paper.summary import SEEDS, Summaries
-from foveate.paper.tables import MIDDLE, SCALES
+from foveate.paper.tables import MIDDLE, SCALES, SEEDS, Summaries
 from foveate.sweeps.records import Winners
 
 Verdict = Literal["holds", "fails", "not yet"]
 Relation = Literal["<", "≤", "≥", ">"]
+COMPARE = {"<": operator.lt, "≤": operator.le, "≥": operator.ge, ">": operator.gt}
 DIGITS = 6  # of a measured number that count: a mean of shares is not exact in binary
 TRAINED = {"tr1": 1.0, "tr2": 2.0, "tr4": 4.0}
 """The training sets of one scale, and that scale."""
@@ -55,14 +56,10 @@ class Check:
     @property
     def verdict(self) -> Verdict:
         """Whether the number is on the right side of its bound."""
-        value = round(self.value, DIGITS)
-        right = {
-            "<": value < self.bound,
-            "≤": value <= self.bound,
-            "≥": value >= self.bound,
-            ">": value > self.bound,
-        }
-        return "not yet" if isnan(value) else "holds" if right[self.relation] else "fails"
+        if isnan(self.value):
+            return "not yet"
+        right = COMPARE[self.relation](round(self.value, DIGITS), self.bound)
+        return "holds" if right else "fails"
 
     @property
     def measured(self) -> str:

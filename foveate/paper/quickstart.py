@@ -11,8 +11,7 @@ from foveate.data.sources import load_source
 from foveate.errors import DataError
 from foveate.evaluation.curve import accuracy_over_scale
 from foveate.evaluation.results import Curve, RunResult, read_results, save_results
-from foveate.paper.summary import SEEDS, Summaries, Summary
-from foveate.paper.tables import SCALES, published
+from foveate.paper.tables import SCALES, SEEDS, Summaries, Summary, published
 from foveate.sweeps.records import read_records
 from foveate.training.checkpoint import RunFolder, hardware
 from foveate.training.config import TrainConfig
@@ -34,13 +33,13 @@ def quick_runs(seed: int = 0) -> dict[str, TrainConfig]:
     The schedule of the learning rate is shortened as the number of epochs is. All three take
     about 240 seconds of one core, tests included.
     """
-    found = {}
+    runs = {}
     for name in NETWORKS:
         full = preset(f"{name}-tr2")
         decay = full.epochs_per_decay * EPOCHS / full.epochs
-        short = {"source": SOURCE, "seed": seed, "epochs": EPOCHS, "epochs_per_decay": decay}
-        found[name] = replace(full, **short)
-    return found
+        short = replace(full, epochs=EPOCHS, epochs_per_decay=decay)
+        runs[name] = replace(short, source=SOURCE, seed=seed)
+    return runs
 
 
 def train_runs(

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from foveate.paper.summary import SEEDS, Point, Summaries, Summary
-from foveate.paper.tables import SCALES
-from foveate.report.plots import COLOURS, MARKERS, percent_axis, scale_axis
+from foveate.paper.tables import SCALES, SEEDS, Point, Summaries, Summary
+from foveate.report.plots import COLOURS, MARKERS, band, percent_axis, scale_axis
 from foveate.sweeps.records import Winners
 
 if TYPE_CHECKING:
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 NETWORKS = ("FovMax", "FovAvg", "SWMax", "CNN", "FovConc")
 TRAINED = {"tr1": "trained on 1", "tr2": "trained on 2", "tr4": "trained on 4"}
 CHANNELS = {"": "17 channels", "-9ch": "9 channels", "-5ch": "5 channels"}
-SHADE = 0.2  # opacity of the band that shows the spread over seeds
 DASHED = (0, (4, 2))
 GREY = "0.45"
 
@@ -150,9 +148,7 @@ def _curve(axes: "Axes", at: Sequence[float], points: Sequence[Point], style: St
     spread = [math.nan if p.spread is None else p.spread for p in points]
     axes.plot(at, [p.paper for p in points], color=colour, ls=DASHED, lw=1.1, gid="paper")
     axes.plot(at, ours, color=colour, lw=1.6, gid="ours")
-    low = [y - s for y, s in zip(ours, spread, strict=True)]
-    high = [y + s for y, s in zip(ours, spread, strict=True)]
-    axes.fill_between(at, low, high, color=colour, alpha=SHADE, lw=0)
+    band(axes, at, ours, spread, colour)
     for complete, face in ((True, colour), (False, "none")):
         shown = [(x, y) for x, y, p in zip(at, ours, points, strict=True) if p.complete == complete]
         x, y = zip(*shown, strict=True) if shown else ((), ())

@@ -56,9 +56,7 @@ def quick_lead(results: Sequence[RunResult]) -> str:
         (result, [at.accuracy for at in result.scales if 0.5 <= at.scale / trained <= 2])
         for result in results
     ]
-    told = ", ".join(
-        f"{network_title(result.model)} {100 * min(found):.1f} %" for result, found in near
-    )
+    told = ", ".join(f"{network_title(r.model)} {100 * min(found):.1f} %" for r, found in near)
     return (
         f"Digits of scale {trained:g} were learned. The lowest accuracy from half to twice that "
         f"scale, on digits never seen: {told}."
@@ -79,11 +77,9 @@ def _table(page: Page, results: Sequence[RunResult], full: Sequence[Curve]) -> N
     tints: list[list[float | None]] = []
     for scale in own[0].scales:
         cells = [_at(curve, scale) for curve in curves.values()]
-        lost = [
-            share - max(curve.mean) for share, curve in zip(cells, curves.values(), strict=True)
-        ]
+        best = [max(curve.mean) for curve in curves.values()]
         rows.append([f"{scale:.3f}", *(f"{100 * share:.1f}" for share in cells)])
-        tints.append([None, *(loss / STRONG for loss in lost)])
+        tints.append([None, *((c - b) / STRONG for c, b in zip(cells, best, strict=True))])
     headers = ["scale", *(f"{name} (%)" for name in curves)]
     page.table(headers, rows, colour=tints, caption="Coloured by what is lost against the best.")
 

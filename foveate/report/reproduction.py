@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from foveate import __version__
 from foveate.errors import DataError
 from foveate.paper.claims import Claim, claims, selection
-from foveate.paper.summary import SEEDS, Point, Summaries, Summary, effort, precision_of
-from foveate.paper.tables import SCALES
+from foveate.paper.tables import SCALES, SEEDS, Point, Summaries, Summary, effort, precision_of
 from foveate.report import figures
 from foveate.report.html import Cell, Page
 from foveate.sweeps.records import RESULTS, Record, Winners, read_records, read_winners
@@ -211,20 +210,17 @@ def _compare(
     rows: list[list[Cell]] = []
     tints: list[list[float | None]] = []
     for name, *points in zip(names, *columns.values(), strict=True):
-        pairs = [(_ours(point), _theirs(point)) for point in points]
+        pairs = [_cells(point) for point in points]
         rows.append([name, *(cell for pair in pairs for cell in pair)])
         tints.append([None, *(tint for point in points for tint in (None, _tint(point)))])
     headers = [head, *(text for name in columns for text in (name, "paper, diff."))]
     page.table(headers, rows, colour=tints, caption=caption)
 
 
-def _ours(point: Point) -> str:
+def _cells(point: Point) -> tuple[str, str]:
     spread = "" if point.spread is None else f"±{point.spread:.2f}"
-    return f"{shown(point) or '–'}{spread}"
-
-
-def _theirs(point: Point) -> str:
-    return f"{point.paper:.2f} {signed(point.difference) or ''}".strip()
+    paper = f"{point.paper:.2f} {signed(point.difference) or ''}".strip()
+    return f"{shown(point) or '–'}{spread}", paper
 
 
 def _tint(point: Point) -> float | None:

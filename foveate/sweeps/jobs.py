@@ -26,6 +26,7 @@ from foveate.training.session import Watch
 from foveate.training.unchanged import check_unchanged
 
 OUTCOME = "outcome.json"
+MAX_SEEDS = 1000  # of one configuration
 
 
 @dataclass(frozen=True, kw_only=True)

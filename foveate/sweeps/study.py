@@ -26,7 +26,7 @@ from foveate.files import read_text
 from foveate.models.channels import PAPER_SCALES
 from foveate.models.zoo import ModelConfig
 from foveate.scales import ScaleGrid, as_scales
-from foveate.sweeps.jobs import Job, source_of_tests
+from foveate.sweeps.jobs import MAX_SEEDS, Job, source_of_tests
 from foveate.training.config import TrainConfig
 from foveate.training.data import Load, fitted, is_file, is_made
 from foveate.training.network import build_net
@@ -42,13 +42,7 @@ HINTS = {
     "seed": "all runs have the same seeds: set seeds at the top",
     "model": "name a network by preset, and change it by model.KEY",
 }
-KINDS: dict[type, str] = {
-    int: "a whole number",
-    float: "a number",
-    str: "a text in quotes",
-    list: "a list",
-    dict: "a table",
-}
+KINDS = {int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "a table"}
 NAME = re.compile(r"[\w+=,-][\w.+=,-]*")
 LONGEST = 120  # characters of a name, which is also the name of a folder
 
@@ -66,6 +60,10 @@ class Run(NamedTuple):
     name: str
     settings: dict[str, Setting]
     where: str
+
+    def at(self, key: str) -> str:
+        """The path of a setting, or of the run's table if it is not set."""
+        return self.settings[key].where if key in self.settings else self.where
 
 
 @dataclass(frozen=True)
@@ -131,13 +129,14 @@ def _study(values: dict[str, Any], load: Load, trust: bool, dry_run: bool) -> St
 def _seeds(given: Any) -> list[int]:
     if not isinstance(given, list):
         _check_kind("seeds", given, int)
-    seeds: list[int] = given if isinstance(given, list) else list(range(given))
+        given = range(min(given, MAX_SEEDS + 1))
+    seeds: list[int] = list(given)
     for seed in seeds:
         _check_kind("seeds", seed, int)
         with _at("seeds"):
             TrainConfig(seed=seed)
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ConfigError("seeds must be a number of runs, as 3, or a list of different seeds")
+    if not 0 < len(set(seeds)) == len(seeds) <= MAX_SEEDS:
+        raise ConfigError(f"seeds must be 1 to {MAX_SEEDS} runs, or a list of different seeds")
     return seeds
 
 
@@ -162,7 +161,8 @@ def _different(
     for run in _runs(values):
         config = _config(run, load)
         if not (dry_run and config.backbone):
-            _try_net(run, config, trust)
+            with _at(run.at("backbone")), torch.random.fork_rng(devices=[]):
+                build_net(config, trust=trust)
         if twin := configs.get(config.digest()):
             words = f"{run.name} is the same run as {twin.name} in {twin.where}"
             raise _error(run.where, f"{words}; leave out one of them")
@@ -186,10 +186,11 @@ def _runs(values: dict[str, Any]) -> Iterator[Run]:
             settings = {**usual, **own, **varied}
             if "preset" not in settings:
                 raise _error(where, 'no network; add preset = "fovavg"')
+            _check_kind(settings["preset"].where, settings["preset"].value, str)
             if "name" in table:
                 name = _checked_name(f"{where}.name", table["name"])
             else:
-                name = _safe(_preset(settings)) + _changes(own)
+                name = _safe(settings["preset"].value) + _changes(own)
             yield Run(_checked_name(where, name + _changes(varied)), settings, where)
 
 
@@ -229,13 +230,12 @@ def _config(run: Run, load: Load) -> TrainConfig:
     """The configuration of a run, made to fit its images, and known to work with them."""
     settings = run.settings
     with _at(settings["preset"].where):
-        config = preset(_preset(settings))
+        config = preset(settings["preset"].value)
     for key, setting in settings.items():
         if key != "preset":
             with _at(setting.where):
                 config = _set(config, key, setting.value)
-    source = settings["source"].where if "source" in settings else run.where
-    with _at(source):
+    with _at(run.at("source")):
         load(source_of_tests(config))
         made, there = is_made(config.source), _training_images(config.source, load)
     for key in ("scales", "size", "border"):
@@ -243,18 +243,16 @@ def _config(run: Run, load: Load) -> TrainConfig:
             words = f"the images in {config.source} are made already: leave it out"
             raise _error(settings[key].where, words)
     if config.samples > there:
-        at = settings["samples"].where if "samples" in settings else run.where
-        raise _error(at, f"samples is {config.samples}, but {config.source} has {there} images")
-    with _at(source):
-        config = fitted(config, load, settings)
-    _check_fit(config, fitted(config, load), settings)
+        words = f"samples is {config.samples}, but {config.source} has {there} images"
+        raise _error(run.at("samples"), words)
+    with _at(run.at("source")):
+        config, natural = fitted(config, load, settings), fitted(config, load)
+    for key in ("channels", "classes"):
+        ours, theirs = getattr(config.model, key), getattr(natural.model, key)
+        if ours < theirs or (key == "channels" and ours != theirs):
+            words = f"{config.source} has {theirs} {key}, not {ours}; leave it out"
+            raise _error(run.at(f"model.{key}"), words)
     return config
-
-
-def _preset(settings: Mapping[str, Setting]) -> str:
-    value, where = settings["preset"]
-    _check_kind(where, value, str)
-    return str(value)
 
 
 def _set(config: TrainConfig, key: str, value: Any) -> TrainConfig:
@@ -274,26 +272,10 @@ def _set(config: TrainConfig, key: str, value: Any) -> TrainConfig:
     return changed if owner is config else replace(config, model=changed)
 
 
-def _try_net(run: Run, config: TrainConfig, trust: bool) -> None:
-    """Build the network once, so that its mistakes are known before anything starts."""
-    where = run.settings["backbone"].where if "backbone" in run.settings else run.where
-    with _at(where), torch.random.fork_rng(devices=[]):
-        build_net(config, trust=trust)
-
-
 def _training_images(source: str, load: Load) -> int:
     if is_shards(source):
         return open_shards(source).counts["train"]
     return ScaledFile(Path(source)).counts["train"] if is_file(source) else len(load(source).train)
-
-
-def _check_fit(config: TrainConfig, natural: TrainConfig, settings: Mapping[str, Setting]) -> None:
-    """Refuse a network for other images than there are; `natural` follows the images."""
-    for key in ("channels", "classes"):
-        ours, theirs = getattr(config.model, key), getattr(natural.model, key)
-        if ours < theirs or (key == "channels" and ours != theirs):
-            words = f"{config.source} has {theirs} {key}, not {ours}; leave it out"
-            raise _error(settings[f"model.{key}"].where, words)
 
 
 def _table(values: dict[str, Any], key: str) -> dict[str, Any]:
