@@ -64,28 +64,34 @@ def statistics(sums: Tensor) -> Statistics:
     return Statistics(mean, square / sums[-1] - mean * mean, sums[-1])
 
 
-def batch_norm(
-    values: Tensor,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = True,
-    momentum: float = 0.1,
-    eps: float = 1e-5,
-    *,
-    add_up: Sum,
-) -> Tensor:
+class Norm(NamedTuple):
+    """The arguments of `F.batch_norm`."""
+
+    values: Tensor
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    training: bool = True
+    momentum: float = 0.1
+    eps: float = 1e-5
+
+
+def batch_norm(*arguments: Any, add_up: Sum, **options: Any) -> Tensor:
     """`F.batch_norm` in training mode with statistics over all processes that `add_up` joins.
 
     `add_up` must be differentiable, except under `answer_in_groups`, which takes the call over.
     """
-    if has_torch_function_unary(values):
-        call = (values, running_mean, running_var, weight, bias, training, momentum, eps)
-        return handle_torch_function(batch_norm, (values,), *call, add_up=add_up)
-    found = statistics(add_up(batch_sums(values)))
-    remember(running_mean, running_var, momentum, found)
-    return normalise(values, found, weight, bias, eps)
+    norm = Norm(*arguments, **options)
+    if has_torch_function_unary(norm.values):
+        return handle_torch_function(batch_norm, norm[:1], *norm, add_up=add_up)
+    return _normed(norm, statistics(add_up(batch_sums(norm.values))))
+
+
+def _normed(norm: Norm, found: Statistics) -> Tensor:
+    """Update the running statistics and normalise with the statistics `found`."""
+    remember(norm.running_mean, norm.running_var, norm.momentum, found)
+    return normalise(norm.values, found, norm.weight, norm.bias, norm.eps)
 
 
 def normalise(
@@ -235,24 +241,13 @@ class _Passes(TorchFunctionMode):
             raise ConfigError(f"recompute cannot split {name} over groups: {WITHOUT}")
         return func(*args, **kwargs)
 
-    def at_norm(
-        self,
-        values: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = True,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-        add_up: Sum | None = None,
-    ) -> Tensor:
+    def at_norm(self, *arguments: Any, add_up: Sum | None = None, **options: Any) -> Tensor:
         """What a norm does in a pass: end it, or use the statistics that are known."""
+        norm = Norm(*arguments, **options)
         at, self.calls = self.calls, self.calls + 1
         if at == self.end:
-            raise _Reached(values, add_up)
-        remember(running_mean, running_var, momentum, self.known[at])
-        return normalise(values, self.known[at], weight, bias, eps)
+            raise _Reached(norm.values, add_up)
+        return _normed(norm, self.known[at])
 
     def _look(self, patches: Tensor, group: int) -> Tensor:
         """The sums at the first norm that is not known, or if all are the answers (B, S, K)."""

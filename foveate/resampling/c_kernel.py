@@ -8,11 +8,12 @@ from torch import Tensor
 
 from foveate.native.build import library
 from foveate.native.calls import PARTS, call
+from foveate.resampling.definition import View
 
 PADDINGS = {"border": 0, "reflect": 1, "constant": 2}
 
 
-class View(ctypes.Structure):
+class Arguments(ctypes.Structure):
     """`struct view` of the C file, field by field."""
 
     _fields_ = (
@@ -26,26 +27,21 @@ class View(ctypes.Structure):
     )
 
 
-def gather_patches(
-    images: Tensor,
-    scales: tuple[float, ...],
-    size: int,
-    padding: str | float,
-    centres: Tensor | None,
-) -> Tensor:
+def gather_patches(images: Tensor, view: View) -> Tensor:
     """Cut (B, C, H, W) images into patches (B, S, C, P, P), as `foveate` without antialiasing.
 
     Images are float32 on the CPU with any strides. There must be a `library`.
     """
+    scales, size, padding, _, centres = view
     lib, count = library(), len(scales)
     assert lib is not None
     patches = images.new_empty(images.shape[0], count, images.shape[1], size, size)
     table = torch.tensor(scales, dtype=torch.float64, device="cpu")
     points = None if centres is None else centres.detach().to(table).contiguous()
     kind, fill = (padding, 0.0) if isinstance(padding, str) else ("constant", float(padding))
-    view = View(
+    arguments = Arguments(
         PARTS, *images.shape, count, size, PADDINGS[kind], *images.stride(), images.data_ptr(),
         patches.data_ptr(), table.data_ptr(), None if points is None else points.data_ptr(), fill,
     )  # fmt: skip
-    call(lib.cut, view)
+    call(lib.cut, arguments)
     return patches

@@ -20,7 +20,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import index
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -57,7 +57,8 @@ def foveate(
     Images must be finite, which is not checked (on a GPU, looking would stall it): a NaN spoils
     the pixels drawn from it, and with products every patch whose window reaches it.
     """
-    view = _checked(images, scales, size, padding, antialias, centres)
+    view = View(as_scales(scales), size, padding, antialias, centres)
+    _check(images, view)
     if _can_gather(images, view):
         return _gather(images, view)
     with _full_precision(images):
@@ -65,17 +66,15 @@ def foveate(
 
 
 def foveate_plain(
-    images: Tensor,
-    scales: ScaleGrid | Sequence[float],
-    size: int,
-    *,
-    padding: Padding = "border",
-    antialias: bool = False,
-    centres: Tensor | None = None,
+    images: Tensor, scales: ScaleGrid | Sequence[float], size: int, **options: Any
 ) -> Tensor:
-    """The definition of `foveate` in one einsum, which every faster path must equal."""
-    view = _checked(images, scales, size, padding, antialias, centres)
-    axes = "sph,bchw,sqw->bscpq" if centres is None else "bsph,bchw,bsqw->bscpq"
+    """The definition of `foveate` in one einsum, which every faster path must equal.
+
+    It takes the options of `foveate`.
+    """
+    view = View(as_scales(scales), size, **options)
+    _check(images, view)
+    axes = "sph,bchw,sqw->bscpq" if view.centres is None else "bsph,bchw,bsqw->bscpq"
     with _full_precision(images):
         pixels = images.to(_working_dtype(images))
         rows, columns, frame = _matrices(pixels, view)
@@ -100,7 +99,7 @@ def sampling_matrices(
     constant padding has no pixel to carry its weight, so there the rows sum to less than one.
     The weights are computed in float64 and then rounded to `dtype`.
     """
-    view = _View(as_scales(scales), size, padding, antialias, None)
+    view = View(as_scales(scales), size, padding, antialias)
     check_window(size, padding)
     if length < 1:
         raise ConfigError(f"length must be at least 1 pixel, got {length}")
@@ -109,17 +108,17 @@ def sampling_matrices(
     return _exact_matrices(length, view, centres, device).to(device=device, dtype=dtype)
 
 
-class _View(NamedTuple):
+class View(NamedTuple):
     """What the patches show, whatever the image: the arguments of `foveate`."""
 
     scales: tuple[float, ...]
     size: int
-    padding: Padding
-    antialias: bool
-    centres: Tensor | None
+    padding: Padding = "border"
+    antialias: bool = False
+    centres: Tensor | None = None
 
 
-def _resample(images: Tensor, view: _View) -> Tensor:
+def _resample(images: Tensor, view: View) -> Tensor:
     """`foveate` by two matrix products per scale, on the part of the image that the scale sees."""
     # Products for (32, 1, 112, 112), 17 scales, size 28 on 2 quiet cores: 1.9 ms (grid_sample per
     # scale 3.4); one einsum 2.5, whole images instead of windows 2.9, gathered rows 4.7. Writing
@@ -133,7 +132,7 @@ def _resample(images: Tensor, view: _View) -> Tensor:
     return torch.stack(patches, 1)
 
 
-def _can_gather(images: Tensor, view: _View) -> bool:
+def _can_gather(images: Tensor, view: View) -> bool:
     """Whether the pixels may be gathered: there is no such code for antialiasing or gradients."""
     blurred = view.antialias and max(view.scales) > 1
     if blurred or (images.requires_grad and torch.is_grad_enabled()):
@@ -145,7 +144,7 @@ def _can_gather(images: Tensor, view: _View) -> bool:
     return library() is not None
 
 
-def _gather(images: Tensor, view: _View) -> Tensor:
+def _gather(images: Tensor, view: View) -> Tensor:
     """`foveate` pixel by pixel, within its output's memory.
 
     4,096 images on one H200: 0.17 ms, the products 2.1; 32 on 2 CPU cores: 0.4 ms, 3 to 4.
@@ -154,17 +153,17 @@ def _gather(images: Tensor, view: _View) -> Tensor:
         from foveate.resampling.triton_kernel import gather_patches
     else:
         from foveate.resampling.c_kernel import gather_patches
-    return gather_patches(images, view.scales, view.size, view.padding, view.centres)
+    return gather_patches(images, view)
 
 
-def _groups(view: _View) -> list[_View]:
+def _groups(view: View) -> list[View]:
     """One scale at a time with centres: for each image all matrices would outweigh the patches."""
     if view.centres is None:
         return [view]
     return [view._replace(scales=(scale,)) for scale in view.scales]
 
 
-def _patches(pixels: Tensor, view: _View, parts: int) -> Iterator[Tensor]:
+def _patches(pixels: Tensor, view: View, parts: int) -> Iterator[Tensor]:
     """The (B, C, P, P) patches, one scale after another."""
     # A compiler that traces symbols gets plain numbers: a new size takes it 6 s, else 35.
     height, width = index(pixels.shape[-2]), index(pixels.shape[-1])
@@ -200,7 +199,7 @@ def _patch_by_columns(pixels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return torch.bmm(rows.expand(total, -1, -1), narrow).view(batch, channels, size, size)
 
 
-def _window(length: int, scale: float, view: _View) -> slice:
+def _window(length: int, scale: float, view: View) -> slice:
     """The pixels of one axis that a scale can touch: symmetric about the middle of the image."""
     if view.centres is not None:
         return slice(0, length)
@@ -209,7 +208,7 @@ def _window(length: int, scale: float, view: _View) -> slice:
     return slice(margin, length - margin)
 
 
-def _matrices(pixels: Tensor, view: _View) -> tuple[Tensor, Tensor, Tensor | None]:
+def _matrices(pixels: Tensor, view: View) -> tuple[Tensor, Tensor, Tensor | None]:
     """Row matrices (…, S, P, H), column matrices (…, S, P, W), and what a constant adds.
 
     The last is (…, S, P, P), or None for a padding that takes its values from the image. A tap
@@ -229,16 +228,14 @@ def _matrices(pixels: Tensor, view: _View) -> tuple[Tensor, Tensor, Tensor | Non
     return rows, columns, (float(view.padding) * (1 - inside)).to(pixels)
 
 
-def _axis(
-    pixels: Tensor, length: int, view: _View, centres: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _axis(pixels: Tensor, length: int, view: View, centres: Tensor | None) -> tuple[Tensor, Tensor]:
     """The matrices of one axis as the pixels' dtype, and their row sums still in float64."""
     exact = _exact_matrices(length, view, centres, pixels.device)
     return exact.to(pixels), exact.sum(-1)
 
 
 def _exact_matrices(
-    length: int, view: _View, centres: Tensor | None, device: torch.device | str
+    length: int, view: View, centres: Tensor | None, device: torch.device | str
 ) -> Tensor:
     """`sampling_matrices` in float64, on the CPU where the device has none."""
     device = "cpu" if torch.device(device).type == "mps" else device
@@ -310,25 +307,16 @@ def check_images(images: Tensor) -> None:
         raise ConfigError(f"images must have at least one pixel, got the shape {shape}")
 
 
-def _checked(
-    images: Tensor,
-    scales: ScaleGrid | Sequence[float],
-    size: int,
-    padding: Padding,
-    antialias: bool,
-    centres: Tensor | None,
-) -> _View:
-    """The arguments as a view, or a ConfigError for those that cannot work."""
+def _check(images: Tensor, view: View) -> None:
+    """Raise a ConfigError for arguments of `foveate` that cannot work."""
     check_images(images)
-    shape = tuple(images.shape)
-    if centres is not None and tuple(centres.shape) != (shape[0], 2):
+    count = images.shape[0]
+    if view.centres is not None and tuple(view.centres.shape) != (count, 2):
         raise ConfigError(
-            f"centres must be one (y, x) per image, of the shape ({shape[0]}, 2), "
-            f"got {tuple(centres.shape)}"
+            f"centres must be one (y, x) per image, of the shape ({count}, 2), "
+            f"got {tuple(view.centres.shape)}"
         )
-    view = _View(as_scales(scales), size, padding, antialias, centres)
-    check_window(size, padding)
-    return view
+    check_window(view.size, view.padding)
 
 
 def check_window(size: int, padding: Padding) -> None:
