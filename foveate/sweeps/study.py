@@ -71,7 +71,6 @@ class StudyFile:
 
     name: str
     jobs: tuple[Job, ...]
-    scales: tuple[float, ...]
     cpus: int
     gpus: float | None
 
@@ -122,7 +121,7 @@ def _study(values: dict[str, Any], load: Load, trust: bool, dry_run: bool) -> St
         for run, config in _different(values, load, trust, dry_run)
         for s in seeds
     ]
-    return StudyFile(name, tuple(jobs), scales, cpus, gpus)
+    return StudyFile(name, tuple(jobs), cpus, gpus)
 
 
 def _seeds(given: Any) -> list[int]:
