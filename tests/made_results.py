@@ -69,3 +69,23 @@ def _bell(channels, about):
     heights = [math.exp(-2 * math.log2(channel / about) ** 2) for channel in channels]
     total = sum(heights)
     return [(c, round(10_000 * h / total)) for c, h in zip(channels, heights, strict=True)]
+
+
+def only(names, by):
+    """A change of some rows alone: `by` maps the figure and the scale to another figure."""
+    return lambda row, scale, figure: by(figure, scale) if row.name in names else figure
+
+
+def lower(points, low=0.0, high=9.0):
+    """Take points away at the scales between low and high."""
+    return lambda figure, scale: figure - points * (low <= scale <= high)
+
+
+def without(row, seed=1, scale=None):
+    """The records of all runs but those of one seed of a row, or of one of its scales."""
+
+    def gone(record):
+        here = scale is None or math.isclose(record.scale, scale, rel_tol=1e-6)
+        return here and (record.row, record.seed) == (row, seed)
+
+    return [record for record in made_records() if not gone(record)]

@@ -77,7 +77,7 @@ SAID = {"README.md": readme, "guide.md": guide, "recipes.md": recipes}
 
 def accuracies(folder, run):
     """Accuracy of a run by scale."""
-    with (folder / "results.csv").open() as file:
+    with (folder / "accuracy.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["run"] == run]
     return {float(row["scale"]): float(row["accuracy"]) for row in rows}
 

@@ -9,10 +9,9 @@ from tiny_runs import same_bits, tiny, weights
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.sweeps import runner
-from foveate.sweeps.engines import make_engine
 from foveate.sweeps.jobs import Job, outcome_of
 from foveate.sweeps.records import read_records
-from foveate.sweeps.runner import Done, Failure, LocalEngine, Study
+from foveate.sweeps.runner import Done, Failure, LocalEngine, Study, make_engine
 from foveate.training.checkpoint import RunFolder
 
 

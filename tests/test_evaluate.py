@@ -125,8 +125,8 @@ def test_a_class_without_images_has_no_accuracy():
     assert math.isnan(at.per_class[1])
 
 
-def test_results_csv_has_a_line_per_run_and_scale(runs, evaluated):
-    lines = list(csv.DictReader((evaluated / "results.csv").read_text().splitlines()))
+def test_accuracy_csv_has_a_line_per_run_and_scale(runs, evaluated):
+    lines = list(csv.DictReader((evaluated / "accuracy.csv").read_text().splitlines()))
     assert tuple(lines[0]) == COLUMNS
     assert len(lines) == 9
     keys = [(line["run"], line["seed"], line["trained_on"], line["scale"]) for line in lines]
@@ -163,7 +163,7 @@ def test_results_can_be_read_again(evaluated, tmp_path):
     results = read_results(evaluated)
     assert read_results(evaluated / "results.json") == results
     save_results(results, tmp_path)
-    assert (tmp_path / "results.csv").read_text() == (evaluated / "results.csv").read_text()
+    assert (tmp_path / "accuracy.csv").read_text() == (evaluated / "accuracy.csv").read_text()
     assert read_results(tmp_path) == results
 
 
@@ -253,7 +253,7 @@ def test_evaluate_prints_a_table_and_the_paths(runs, tmp_path, capsys):
     row = next(line for line in lines if line.startswith("1.000"))
     curves = summarise(read_results(tmp_path))
     assert f"{100 * curves[0].mean[0]:.2f} ± {100 * curves[0].spread[0]:.2f}" in row
-    names = ["results.csv", "results.json", "accuracy.png", "accuracy.svg"]
+    names = ["accuracy.csv", "results.json", "accuracy.png", "accuracy.svg"]
     assert lines[-4:] == [str(tmp_path / name) for name in names]
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
     assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")

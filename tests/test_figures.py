@@ -4,14 +4,14 @@ import math
 
 import pytest
 import torch
+from illustration import foveated as draw_foveated
 from made_results import made_records, made_winners
 
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.models.channels import PAPER_SCALES
-from foveate.paper.summary import Summaries
-from foveate.paper.tables import SCALES, paper_rows
-from foveate.report import figures, figures_data
+from foveate.paper.tables import SCALES, Summaries, paper_rows
+from foveate.report import figures
 from foveate.report.plots import save
 from foveate.resampling import foveate
 
@@ -134,22 +134,9 @@ def test_without_results_the_papers_curves_are_drawn(draw, tmp_path):
     save(figure, tmp_path / "none.svg")  # draws without a warning
 
 
-def test_the_data_set_figure_shows_what_the_generator_makes():
-    figure = figures_data.data_set()
-    assert len(figure.axes) == 17 * len(figures_data.DIGITS)
-    digits = load_source("mnist-5k").train
-    assert digits.labels[list(figures_data.DIGITS)].tolist() == list(figures_data.DIGITS)
-    grid = {axes.get_title(): axes for axes in figure.axes if axes.get_title()}
-    assert list(grid) == [f"{s:.3g}" if s > 0.5 else "1/2" for s in SCALES]
-    made = rescale(digits.images[[figures_data.DIGITS[0]]], 8.0)[0, 0]
-    shown = torch.tensor(grid["8"].get_images()[0].get_array()).squeeze()
-    stretched = (made - made.min()) / (made.max() - made.min())
-    torch.testing.assert_close(shown, stretched, atol=1e-6, rtol=0)
-
-
 @pytest.fixture(scope="module")
 def foveated():
-    return figures_data.foveated(digit=2, scale=4.0)
+    return draw_foveated(digit=2, scale=4.0)
 
 
 def test_the_patches_are_those_of_the_op(foveated):
@@ -176,7 +163,7 @@ def test_the_windows_are_nested_about_the_centre_in_the_colours_of_their_patches
 
 def test_the_histograms_are_shares_and_their_mean_moves_with_the_digit():
     names = ["fovmax-tr2", "swmax-tr4"]
-    figure = figures_data.winning_scales(made_winners(names=names))
+    figure = figures.winning_scales(made_winners(names=names))
     titles = [axes.get_title() for axes in figure.axes]
     assert titles[1] == "FovMax, trained on 2" and titles[8] == "SWMax, trained on 4"
     assert titles[0] == "FovMax, trained on 1: no results yet"
@@ -192,6 +179,6 @@ def test_the_histograms_are_shares_and_their_mean_moves_with_the_digit():
 
 def test_partial_histograms_say_so(tmp_path):
     some = [w for w in made_winners(seeds=1, names=["fovavg-tr4"]) if w.scale < 4]
-    figure = figures_data.winning_scales(some)
+    figure = figures.winning_scales(some)
     assert figure.axes[5].get_title() == "FovAvg, trained on 4: 1 of 3 seeds"
     save(figure, tmp_path / "partial.png")  # scales without images give no warning

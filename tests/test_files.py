@@ -67,9 +67,9 @@ from foveate.data.sources import load_source
 from foveate.data.store import ScaledFile
 from foveate.errors import FoveateError
 from foveate.evaluation.results import read_results
-from foveate.sweeps.jobs import _read_outcome
+from foveate.sweeps.jobs import Outcome
 from foveate.sweeps.records import read_records
-from foveate.sweeps.toml_lines import read_toml
+from foveate.sweeps.study import read_study
 from foveate.training.checkpoint import RunFolder, read_tensors
 
 root = Path(sys.argv[1])
@@ -92,12 +92,12 @@ CASES = {
     "a.h5": ScaledFile,
     "train.tar": lambda path: open_shards(f"shards:{path}"),
     "shard.h5": lambda path: open_shards(f"shards:{path}"),
-    "study.toml": read_toml,
+    "study.toml": read_study,
     "run/config.json": evaluated,
     "metrics.jsonl": lambda path: RunFolder(path.parent).metrics(),
     "weights.safetensors": read_tensors,
     "results.json": read_results,
-    "outcome.json": _read_outcome,
+    "outcome.json": Outcome.read,
     "results.csv": lambda path: read_records(path.parent),
 }
 for name, action in CASES.items():

@@ -3,8 +3,7 @@
 import pytest
 
 from foveate.errors import ConfigError
-from foveate.paper.tables import MIDDLE, SCALES, find_rows, paper_rows
-from foveate.sweeps.jobs import plan
+from foveate.paper.tables import MIDDLE, SCALES, find_rows, paper_jobs, paper_rows
 from foveate.training.presets import preset
 
 
@@ -39,7 +38,7 @@ def test_the_run_of_a_row_is_what_the_row_says(row):
 
 
 def test_rows_that_two_tables_share_run_once():
-    jobs = plan(paper_rows(), 3, "bf16")
+    jobs = paper_jobs(paper_rows(), 3, "bf16")
     assert len(jobs) == 3 * (21 + 4 + 35)
     assert len({job.folder for job in jobs}) == len(jobs)
     (shared,) = [j for j in jobs if j.name == "fovavg-tr2" and j.config.seed == 1]

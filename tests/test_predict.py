@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from ship import ship
 from tiny_runs import MODEL, tiny
 
 from foveate.cli.app import run
@@ -21,7 +22,6 @@ from foveate.evaluation.models import Model, load_model
 from foveate.evaluation.predict import predict, prepare
 from foveate.models.pretrained import from_pretrained, pretrained_info, pretrained_names
 from foveate.models.zoo import ModelConfig
-from foveate.paper.weights import ship
 from foveate.training.checkpoint import RunFolder
 from foveate.training.loop import train
 

@@ -9,7 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import ship as shipping
 import torch
+from model_cards import card, overview
+from ship import row_name, ship
 from tiny_runs import tiny
 
 import foveate
@@ -24,9 +27,6 @@ from foveate.models.pretrained import (
     pretrained_names,
     read_index,
 )
-from foveate.paper import weights
-from foveate.paper.cards import card, overview
-from foveate.paper.weights import row_name, ship
 from foveate.training.checkpoint import RunFolder
 from foveate.training.loop import train_together
 from foveate.training.presets import PRESETS
@@ -217,7 +217,7 @@ def test_a_failed_write_keeps_the_index_and_says_why(results, folder, monkeypatc
     def full(path, text):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(weights, "write_text", full)
+    monkeypatch.setattr(shipping, "write_text", full)
     message = one_line(DataError, lambda: ship(results[:1], folder / "cards", folder, name=name))
     assert "No space left on device" in message
     assert (folder / "index.json").read_text() == before

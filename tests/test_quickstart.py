@@ -109,7 +109,7 @@ def test_the_command_needs_no_network_and_says_where_all_is(
     monkeypatch.chdir(tmp_path)
     assert run(["quickstart", "--out", "here"]) == 0
     said = capsys.readouterr().out
-    for name in ("report.html", "accuracy.png", "accuracy.svg", "results.csv", "results.json"):
+    for name in ("report.html", "accuracy.png", "accuracy.svg", "accuracy.csv", "results.json"):
         assert f"here/{name}" in said
         assert (tmp_path / "here" / name).stat().st_size > 0
     assert "epoch 2/2" in said

@@ -1,4 +1,4 @@
-"""The page of the reproduction, its command, and the tables that it writes into the docs."""
+"""The page of the reproduction, its command, and the tables in README and docs."""
 
 import html
 import re
@@ -6,19 +6,25 @@ from pathlib import Path
 
 import pytest
 from made_results import made_records, made_winners
+from update_docs import BLOCK, BLOCKS, DOCS, PICTURES, fill, tables_markdown, update_docs
 
 from foveate.cli.app import run
 from foveate.errors import ConfigError
-from foveate.report import figures, markdown
-from foveate.report.markdown import BLOCKS, fill, tables_markdown, update_docs
-from foveate.report.reproduction import Plate, Reproduction, plates, reproduction_page
-from foveate.report.tables import shown, signed
-from foveate.sweeps import records as records_module
-from foveate.sweeps.records import published, write_results
+from foveate.paper.tables import published
+from foveate.report import figures
+from foveate.report.reproduction import (
+    Plate,
+    Reproduction,
+    plates,
+    reproduction_page,
+    shown,
+    signed,
+)
+from foveate.sweeps.records import write_results
 
 ROOT = Path(__file__).parent.parent
 NAMES = (
-    "data-set", "foveated", "generalisation", "close-up", "spacing", "multi-scale", "few-samples",
+    "generalisation", "close-up", "spacing", "multi-scale", "few-samples",
     "winning-scale",
 )  # fmt: skip
 
@@ -46,18 +52,18 @@ def words(found, drawn=None):
 
 def test_the_page_has_every_verdict_with_its_number(whole):
     text = words(whole)
-    for finding in whole.findings:
-        assert f"{finding.name} {finding.verdict} {finding.statement}" in text
-        for check in finding.checks:
+    for claim in whole.claims:
+        assert f"{claim.name} {claim.verdict} {claim.statement}" in text
+        for check in claim.checks:
             assert f"{check.measured} {check.threshold}" in text
-    assert "Of the paper's 7 claims 7 hold; of our 5 bars 5 hold." in text
+    assert "Of the paper's 7 claims 7 hold. 180 runs in" in text
     assert "Partial" not in text
 
 
 def test_the_page_has_ours_the_papers_and_the_difference(whole):
     text = words(whole)
     assert "0.5 61.89±0.00 61.84 +0.05" in text  # CNN tr1, the first cells of Table I
-    assert "ours 98.00±0.00 97.00±0.00" in text and "paper 97.95 96.95" in text
+    assert "10,000 98.00±0.00 97.95 +0.05" in text  # CNN, the first cells of Table III
     page = reproduction_page(whole, {}, "somewhere").html()
     assert page.count("rgb(0 114 178") > 27 * 17  # every difference is positive, so blue
 
@@ -114,7 +120,7 @@ def test_the_command_writes_the_page_and_the_figures(tmp_path, capsys, monkeypat
 
 
 def test_the_command_without_results_says_what_to_do(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(records_module, "published", lambda: None)
+    monkeypatch.setattr("foveate.paper.tables.published", lambda: None)
     assert run(["report", "--out", str(tmp_path)]) == 2
     assert "no results are published" in capsys.readouterr().err
     assert run(["report", str(tmp_path / "nowhere")]) == 2
@@ -125,16 +131,16 @@ def test_the_command_without_results_says_what_to_do(tmp_path, capsys, monkeypat
 
 def test_the_published_results_are_the_default(tmp_path, monkeypatch, capsys):
     write_results(tmp_path / "own", made_records(seeds=1), [])
-    monkeypatch.setattr(records_module, "published", lambda: tmp_path / "own")
+    monkeypatch.setattr("foveate.paper.tables.published", lambda: tmp_path / "own")
     monkeypatch.setattr("foveate.report.reproduction.plates", lambda found: {})
     assert run(["report", "--out", str(tmp_path / "out")]) == 0
     assert "published with foveate" in (tmp_path / "out" / "report.html").read_text()
     assert "60 runs in" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", markdown.DOCS)
+@pytest.mark.parametrize("name", DOCS)
 def test_the_committed_docs_say_what_the_committed_results_say(name):
-    """If this fails, run 'foveate report --update-docs'."""
+    """If this fails, run 'python tools/update_docs.py'."""
     folder = published()
     found = Reproduction.read(folder) if folder else Reproduction()
     text = (ROOT / name).read_text()
@@ -143,7 +149,7 @@ def test_the_committed_docs_say_what_the_committed_results_say(name):
 
 def test_the_page_on_the_reproduction_has_every_table():
     text = (ROOT / "docs/reproduction.md").read_text()
-    named = {match[1] for match in markdown.BLOCK.findall(text)}
+    named = {match[1] for match in BLOCK.findall(text)}
     assert named == BLOCKS.keys() - {"headline"}
     assert text.count("results:begin") == len(named) == text.count("results:end")
 
@@ -173,7 +179,7 @@ def test_pictures_are_drawn_where_the_pages_have_theirs(tmp_path, whole):
     written = update_docs(whole, tmp_path)
     pictures = sorted((tmp_path / "docs" / "images").iterdir())
     assert sorted(written) == sorted([page, *pictures])
-    assert [path.stem for path in pictures] == sorted(markdown.PICTURES)
+    assert [path.stem for path in pictures] == sorted(PICTURES)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
 
 

@@ -1,6 +1,5 @@
 """Many runs: done once each, resumed after an interruption, merged, and failures told apart."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -21,7 +20,7 @@ from foveate.sweeps.records import (
     read_winners,
     write_results,
 )
-from foveate.sweeps.runner import Done, Failure, LocalEngine, Study, estimate
+from foveate.sweeps.runner import Done, Failure, LocalEngine, Study
 from foveate.training.checkpoint import RunFolder
 from foveate.training.interrupt import Terminated
 
@@ -132,7 +131,8 @@ def test_a_damaged_outcome_is_named(done, tmp_path):
 
 def test_outcomes_survive_json(done):
     outcome = outcome_of(jobs(1)[0], done.folder)
-    assert Outcome.from_dict(json.loads(json.dumps(outcome.to_dict()))) == outcome
+    assert Outcome.read(done.folder / "row-s0" / "outcome.json") == outcome
+    assert outcome.scales[0].count == len(load_source("mnist-5k").test)
 
 
 # Merging
@@ -172,13 +172,6 @@ def test_a_damaged_table_is_named(tmp_path):
     (tmp_path / "results.csv").write_text(text.replace("0.5", "half"))
     with pytest.raises(DataError, match=r"results\.csv is damaged"):
         read_records(tmp_path)
-
-
-def test_the_estimate_is_the_mean_of_known_runs():
-    known = [record(seconds=2.0), record(seed=1, seconds=4.0)]
-    assert estimate(jobs(2), known) == 6.0
-    other = replace(jobs(1)[0], name="never seen")
-    assert estimate([*jobs(1), other], known) is None
 
 
 # The commands

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from model_cards import card, overview
 from PIL import Image
 
 from foveate.cli.app import run
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.models.pretrained import from_pretrained, pretrained_info, pretrained_names
-from foveate.paper.cards import card, overview
-from foveate.sweeps.records import published, read_records
+from foveate.paper.tables import published
+from foveate.sweeps.records import read_records
 from foveate.training.presets import preset
 
 CARDS = Path(__file__).parents[1] / "docs" / "models"

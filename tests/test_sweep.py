@@ -1,4 +1,4 @@
-"""Studies in TOML: read right, refused with the line of a mistake, run, and told of."""
+"""Studies in TOML: read right, refused with the key of a mistake, run, and told of."""
 
 import sys
 from pathlib import Path
@@ -54,87 +54,116 @@ def written(tmp_path, text=GOOD):
 
 
 BAD = [
-    ("epochs = 2", "epoch = 2", 12, "unknown key 'epoch'; did you mean 'epochs'?"),
-    ("seeds = 2", "sedes = 2", 2, "unknown key 'sedes'; did you mean 'seeds'?"),
-    ("model.size = 12", "model.sise = 12", 14, "unknown key 'sise'; did you mean 'size'?"),
-    ("cpus = 1", "cpu = 1", 5, "unknown key 'cpu'; did you mean 'cpus'?"),
-    ("batch = 16", "seed = 16", 11, "say seeds at the top"),
-    ("batch = 16", 'model = "cnn"', 13, "this is no TOML: cannot"),
-    ('preset = "fovavg"', 'model = "cnn"', 18, 'a network is named by preset = "cnn"'),
-    ("epochs = 2", 'epochs = "2"', 12, 'epochs must be a whole number, got "2"'),
-    ("epochs = 2", "epochs = 2.5", 12, "epochs must be a whole number, got 2.5"),
-    ("epochs = 2", "epochs = true", 12, "epochs must be a whole number, got true"),
-    ("epochs = 2", "epochs = 1979-05-27", 12, 'epochs must be a whole number, got "1979'),
-    ('"mnist-5k"', "5", 7, "source must be a text in quotes, got 5"),
-    ("= [4, 8]", "= [4, 8.5]", 13, "model.features must be a list of whole numbers"),
-    ("model.scales = [1, 2, 1]", "model.scales = [1, 2]", 16, "low, high and per_octave"),
-    ("model.hidden = 8", 'model.batch_norm = "no"', 15, "model.batch_norm must be true or false"),
-    ("learning_rate = 0.001", 'learning_rate = "x"', 21, "learning_rate must be a number"),
-    ('preset = "fovmax"', "preset = 3", 20, "preset must be a text in quotes, got 3"),
-    ("cpus = 1", "cpus = 1.5", 5, "cpus must be a whole number"),
-    ("seeds = 2", 'seeds = "2"', 2, "seeds must be a whole number"),
-    ("seeds = 2", "seeds = [0, 0.5]", 2, "seeds must be a whole number"),
-    ("[defaults]", "[[defaults]]", 6, "defaults must be a table"),
-    ("test_scales = [1, 2]", "test_scales = [2, 1]", 3, "smallest first"),
-    ("test_scales = [1, 2]", "test_scales = 2", 3, "must be a list of numbers"),
-    ("= [0, 0.15]", "= 0.15", 23, "must be a list, got 0.15"),
-    ("= [0, 0.15]", "= []", 23, "model.dropout has no values"),
-    ("epochs = 2", "epochs = 0", 12, "epochs must be 1 to 1,000,000, got 0"),
-    ("learning_rate = 0.001", "learning_rate = -1", 21, "learning_rate must be above 0"),
-    ("= [0, 0.15]", "= [0, 1.5]", 23, "dropout must be at least 0 and below 1, got 1.5"),
-    ('"mnist-5k"', '"mnist-6k"', 7, "unknown data source 'mnist-6k'"),
-    ('preset = "fovmax"', 'preset = "fovmix"', 20, "did you mean fovmax?"),
-    ("samples = 96", "samples = 9600", 9, "samples = 9600, but mnist-5k has 3500 images"),
-    ("model.hidden = 8", "model.classes = 3", 15, "mnist-5k has 10 classes, not 3"),
-    ("model.hidden = 8", "model.channels = 3", 15, "mnist-5k has 1 channels, not 3"),
-    ('preset = "fovmax"', 'preset = "cnn"', 19, "size=24; set both to one number"),
-    ('preset = "fovmax"', 'preset = "fovavg"\nbackbone = "a"', 21, "written as package.module"),
-    ("seeds = 2", "seeds = [1, 1]", 2, "a list of different seeds"),
-    ("seeds = 2", "seeds = 0", 2, "seeds must be a number of runs"),
-    ("seeds = 2", "seeds = [-1]", 2, "seed must be 0 to 2^32 - 1"),
-    ("= [0, 0.15]", "= [0, 0.0]", 23, "has the value 0 twice"),
+    ("epochs = 2", "epoch = 2", "defaults.epoch is not a known key; did you mean 'epochs'?"),
+    ("seeds = 2", "sedes = 2", "sedes is not a known key; did you mean 'seeds'?"),
+    ("model.size = 12", "model.sise = 12", "defaults.model.sise is not a known key; did you mean"),
+    ("cpus = 1", "cpu = 1", "resources.cpu is not a known key; did you mean 'cpus'?"),
+    ("batch = 16", "seed = 16", "defaults.seed is not a known key; all runs have the same seeds"),
     (
-        '"fovmax"\nlearning_rate = 0.001',
-        '"fovavg"',
-        19,
-        "is the same run as fovavg_model.dropout=0",
+        'preset = "fovavg"',
+        'model = "cnn"',
+        "runs[0].model is not a known key; name a",
     ),
+    ("epochs = 2", 'epochs = "2"', "defaults.epochs must be a whole number, got '2'"),
+    ("epochs = 2", "epochs = 2.5", "defaults.epochs must be a whole number, got 2.5"),
+    ("epochs = 2", "epochs = true", "defaults.epochs must be a whole number, got True"),
+    ("epochs = 2", "epochs = 1979-05-27", "defaults.epochs must be a whole number, got datetime"),
+    ('"mnist-5k"', "5", "defaults.source must be a text, got 5"),
+    ("= [4, 8]", "= [4, 8.5]", "defaults.model.features must be a list of whole numbers, got"),
     (
-        '"fovmax"\nlearning_rate = 0.001',
-        '"fovavg-tr2"\nscales = 1',
-        19,
-        "in line 17; leave out one",
+        "= [1, 2, 1]",
+        "= [1, 2]",
+        "model.scales must be [low, high, per_octave], got [1, 2]",
     ),
-    ('preset = "fovmax"', 'preset = "fovmax"\nname = "a b"', 21, "a name has letters"),
-    ('preset = "fovmax"', f'preset = "fovmax"\nname = "{"a" * 121}"', 21, "too long a name"),
-    ("learning_rate = 0.001", "model.dropout = 0", 21, "model.dropout is in the grid too"),
-    ('preset = "fovmax"\n', "", 19, "which network?"),
-    ("cpus = 1", "cpus = 4000", 5, "a run asks for 4000 CPUs, and this machine has"),
-    ("cpus = 1", "cpus = 0", 5, "a run needs a CPU, got cpus = 0"),
-    ("cpus = 1", "gpus = 2", 5, "a run uses a GPU or a part of it, got 2"),
-    ('name = "small"', 'name = "../small"', 1, "a name has letters"),
-    ('name = "small"\n', "", 1, "a study needs a name"),
-    ("epochs = 2", "epochs = ", 12, "this is no TOML: invalid value"),
-    ("epochs = 2", "epochs = 2\nepochs = 3", 13, "this is no TOML: cannot overwrite a value"),
+    ("= [1, 2, 1]", '= [1, "2", 1]', "defaults.model.scales: high must be"),
+    ("= [1, 2, 1]", '= "1,2"', "defaults.model.scales"),
+    ("model.hidden = 8", 'model.batch_norm = "no"', "defaults.model.batch_norm must be true or"),
+    ("learning_rate = 0.001", 'learning_rate = "x"', "runs[1].learning_rate must be a finite num"),
+    ("learning_rate = 0.001", "learning_rate = nan", "runs[1].learning_rate must be a finite num"),
+    ('preset = "fovmax"', "preset = 3", "runs[1].preset must be a text, got 3"),
+    ("cpus = 1", "cpus = 1.5", "resources.cpus must be a whole number, got 1.5"),
+    ("seeds = 2", 'seeds = "2"', "seeds must be a whole number, got '2'"),
+    ("seeds = 2", "seeds = [0, 0.5]", "seeds must be a whole number, got 0.5"),
+    ("[defaults]", "[[defaults]]", "defaults must be a table, got ["),
+    ("test_scales = [1, 2]", "test_scales = [2, 1]", "test_scales: scales out of order"),
+    ("test_scales = [1, 2]", "test_scales = 2", "test_scales: scales must be a list of numbers"),
+    ("= [0, 0.15]", "= 0.15", "grid.model.dropout must be a list, got 0.15"),
+    ("= [0, 0.15]", "= []", "grid.model.dropout: it has no values"),
+    ("epochs = 2", "epochs = 0", "defaults.epochs must be 1 to 1,000,000, got 0"),
+    ("learning_rate = 0.001", "learning_rate = -1", "runs[1].learning_rate must be above 0"),
+    ("= [0, 0.15]", "= [0, 1.5]", "grid.model.dropout must be at least 0 and below 1, got 1.5"),
+    ('"mnist-5k"', '"mnist-6k"', "defaults.source: unknown data source 'mnist-6k'"),
+    ('preset = "fovmax"', 'preset = "fovmix"', "did you mean fovmax?"),
+    ("samples = 96", "samples = 9600", "defaults.samples is 9600, but mnist-5k has 3500 images"),
+    (
+        "model.hidden = 8",
+        "model.classes = 3",
+        "defaults.model.classes: mnist-5k has 10 classes",
+    ),
+    ("model.hidden = 8", "model.channels = 3", "defaults.model.channels: mnist-5k has 1 channels"),
+    ('preset = "fovmax"', 'preset = "cnn"', "size=24; set both to one number"),
+    ('"fovmax"', '"fovavg"\nbackbone = "a"', "runs[1].backbone: "),
+    ("seeds = 2", "seeds = [1, 1]", "seeds must be 1 to 1000 runs, or a list of different seeds"),
+    ("seeds = 2", "seeds = 0", "seeds must be 1 to 1000 runs"),
+    ("seeds = 2", "seeds = 1_000_000_000_000", "seeds must be 1 to 1000 runs"),
+    ("seeds = 2", "seeds = [-1]", "seeds: seed must be 0 to 2^32 - 1"),
+    (
+        "= [0, 0.15]",
+        "= [0, 0.0]",
+        "is the same run as fovavg_model.dropout=0 in runs[0]",
+    ),
+    ('"fovmax"\nlearning_rate = 0.001', '"fovavg"', "runs[1]: fovavg_model.dropout=0 is the same"),
+    ('"fovmax"\nlearning_rate = 0.001', '"fovavg-tr2"\nscales = 1', "in runs[0]; leave out one"),
+    ('preset = "fovmax"', 'preset = "fovmax"\nname = "a b"', "runs[1].name: a name has letters"),
+    ('"fovmax"', f'"fovmax"\nname = "{"a" * 121}"', "aaa... is too long a name"),
+    ("learning_rate = 0.001", "model.dropout = 0", "runs[1].model.dropout: it is in the grid too"),
+    ('preset = "fovmax"\n', "", 'runs[1]: no network; add preset = "fovavg"'),
+    ("cpus = 1", "cpus = 0", "resources.cpus must be at least 1, got 0"),
+    ("cpus = 1", "gpus = 2", "resources.gpus must be 0 to 1, the part of a GPU, got 2"),
+    ('name = "small"', 'name = "../small"', "name: a name has letters"),
+    ('name = "small"\n', "", "a study needs a name"),
+]
+NOT_TOML = [
+    ("batch = 16", 'model = "cnn"', "at line 13"),
+    ("epochs = 2", "epochs = ", "at line 12, column 10"),
+    ("epochs = 2", "epochs = 2\nepochs = 3", "at line 13"),
+    ("epochs = 2", f"epochs = {'1' * 5000}", "limit"),
+    ("epochs = 2", f"epochs = {'[' * 100_000}", "maximum recursion depth"),
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "line", "words"), BAD, ids=[new for _, new, *_ in BAD])
-def test_a_bad_study_is_refused_before_anything_starts(tmp_path, capsys, old, new, line, words):
+def refused(tmp_path, capsys, old, new):
+    """What the command says about the study with `new` in the place of `old`."""
     assert GOOD.count(old) == 1
     study = written(tmp_path, GOOD.replace(old, new))
     assert run(["sweep", str(study), "--trust", "--out", str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {study}, line {line}: ") and said.count("\n") == 1
-    assert words in said
-    assert not (tmp_path / "out").exists()
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1 and not (tmp_path / "out").exists()
+    return told.removeprefix(f"error: {study}")
+
+
+@pytest.mark.parametrize(("old", "new", "words"), BAD, ids=[new[:40] for _, new, _ in BAD])
+def test_a_bad_study_is_refused_before_anything_starts(tmp_path, capsys, old, new, words):
+    told = refused(tmp_path, capsys, old, new)
+    assert told.startswith(": ") and words in told
+
+
+@pytest.mark.parametrize(("old", "new", "words"), NOT_TOML, ids=range(5))
+def test_what_is_not_toml_is_refused_with_its_line(tmp_path, capsys, old, new, words):
+    told = refused(tmp_path, capsys, old, new)
+    assert told.startswith(" is not valid TOML: ") and words in told
+
+
+def test_more_cpus_than_the_machine_has_are_refused(tmp_path, capsys):
+    told = refused(tmp_path, capsys, "cpus = 1", "cpus = 4000")
+    assert "a run asks for 4000 CPUs, and this machine has" in told and "resources.cpus" in told
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_gpu_that_is_not_there_is_refused_with_its_line(tmp_path, capsys):
+def test_a_gpu_that_is_not_there_is_refused(tmp_path, capsys):
     study = written(tmp_path, GOOD.replace("cpus = 1", "gpus = 0.5"))
     assert run(["sweep", str(study), "--dry-run"]) == 2
-    assert "line 5: no GPU was found; use --device cpu" in capsys.readouterr().err
+    assert "no GPU was found; use --device cpu" in capsys.readouterr().err
     assert run(["sweep", str(study), "--dry-run", "--device", "cpu"]) == 0
 
 
@@ -146,7 +175,7 @@ def test_a_study_without_runs_is_refused(tmp_path, text):
 
 def test_names_that_became_the_same_are_refused(tmp_path):
     text = GOOD.replace('preset = "fovmax"', 'preset = "fovmax"\nname = "fovavg"')
-    with pytest.raises(ConfigError, match=r"line 19: .* is the name of the run in line 17 too"):
+    with pytest.raises(ConfigError, match=r"runs\[1\]: .* is the name of the run in runs\[0\] too"):
         read_study(written(tmp_path, text))
 
 
@@ -222,7 +251,9 @@ def test_the_example_runs_and_is_not_run_twice(tmp_path, capsys):
     study = Path(__file__).parent.parent / "examples" / "study.toml"
     arguments = ["sweep", str(study), "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert run([*arguments, "--dry-run"]) == 0
-    assert capsys.readouterr().out.startswith("6 runs, 0 done, 6 left\n  fovavg_samples=200 seed 0")
+    told = capsys.readouterr().out
+    assert told.startswith("6 runs, 0 done, 6 left\n") and len(told.splitlines()) == 2 + 6
+    assert all(name in told for name in ("fovavg_samples=200", "logsumexp_samples=800"))
     assert not (tmp_path / "out").exists()
     assert run(arguments) == 0
     records = read_records(tmp_path / "out")

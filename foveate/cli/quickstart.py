@@ -26,8 +26,8 @@ def quickstart(
     Example: foveate quickstart --out quickstart
 
     A CNN, FovAvg and FovMax learn 3,500 digits that come with the package; no network is needed.
-    Prints accuracy over scale, and writes report.html, accuracy.png and .svg, results.csv and
-    .json, and the runs, for 'foveate demo'. What is finished is not done again.
+    Prints accuracy over scale, and writes report.html, accuracy.png, .svg and .csv, results.json
+    and the runs, for 'foveate demo'. What is finished is not done again.
     """
     from foveate.paper import quickstart as work
 
@@ -62,5 +62,5 @@ def _report(results: "list[RunResult]", out: Path) -> None:
     beside = [replace(curve, label=f"full size: {curve.label}", spread=()) for curve in full]
     OUTPUT.print(_table([*summarise(results), *beside]))
     OUTPUT.print(quick_lead(results), markup=False)
-    for path in (*written, out / "results.csv", out / "results.json"):
+    for path in (*written, out / "accuracy.csv", out / "results.json"):
         OUTPUT.print(path, markup=False)

@@ -1,4 +1,4 @@
-"""The command about the paper's reproduction as a page: report."""
+"""The command report: the reproduction of the paper as a page."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,12 +23,6 @@ def report(
     out: Annotated[Path, typer.Option(help="Folder for the page and the figures.")] = Path(
         "report"
     ),
-    update_docs: Annotated[
-        bool,
-        typer.Option(
-            "--update-docs", help="Write the tables into README and docs of a checkout instead."
-        ),
-    ] = False,
 ) -> None:
     """Put the paper's reproduction on one page: claims, figures, tables, and how it was run.
 
@@ -37,31 +31,23 @@ def report(
     Writes report.html, which needs nothing else, and each figure as figures/*.svg and *.png.
     Results may be partial: the page says what is missing.
     """
-    from foveate.files import check_folder
-    from foveate.sweeps.records import published
-
-    folder = results or published()
-    if update_docs:
-        _update(folder)
-        return
-    check_folder(out)
-    found = _read(folder)
-    for path in _write(found, str(results or "published with foveate"), out):
-        OUTPUT.print(path, markup=False)
-    OUTPUT.print(_table(found))
-    OUTPUT.print(found.lead(), markup=False)
-
-
-def _read(folder: Path | None) -> "Reproduction":
     from foveate.errors import DataError
+    from foveate.files import check_folder
+    from foveate.paper.tables import published
     from foveate.report.reproduction import Reproduction
 
+    folder = results or published()
     if folder is None:
         raise DataError(
             "no results are published with this version; run 'foveate reproduce --out paper', then "
             "'foveate report paper'"
         )
-    return Reproduction.read(folder)
+    check_folder(out)
+    found = Reproduction.read(folder)
+    for path in _write(found, str(results or "published with foveate"), out):
+        OUTPUT.print(path, markup=False)
+    OUTPUT.print(_table(found))
+    OUTPUT.print(found.lead(), markup=False)
 
 
 def _write(found: "Reproduction", source: str, out: Path) -> list[Path]:
@@ -77,21 +63,12 @@ def _write(found: "Reproduction", source: str, out: Path) -> list[Path]:
     return written
 
 
-def _update(folder: Path | None) -> None:
-    from foveate.report.markdown import update_docs
-    from foveate.report.reproduction import Reproduction
-
-    found = Reproduction.read(folder) if folder else Reproduction()
-    for path in update_docs(found, Path(__file__).parents[2]):
-        OUTPUT.print(path, markup=False)
-
-
 def _table(found: "Reproduction") -> "Table":
     from rich.table import Table
 
     colours = {"holds": "green", "fails": "bold red", "not yet": "yellow"}
     table = Table("", "statement", "verdict", box=None, pad_edge=False, header_style="bold")
-    for finding in found.findings:
-        verdict = f"[{colours[finding.verdict]}]{finding.verdict}[/]"
-        table.add_row(finding.name, finding.statement.replace("[", r"\["), verdict)
+    for claim in found.claims:
+        verdict = f"[{colours[claim.verdict]}]{claim.verdict}[/]"
+        table.add_row(claim.name, claim.statement.replace("[", r"\["), verdict)
     return table

@@ -186,7 +186,7 @@ def evaluate(
 
     Example: foveate evaluate runs/first --scales 0.5,1,2,4,8
 
-    Writes results.csv (a line per run and scale), results.json (also per class, the confusion
+    Writes accuracy.csv (a line per run and scale), results.json (also per class, the confusion
     matrix and the winning scales) and accuracy.png and .svg. Runs that differ in their seed alone
     give a mean and its spread.
     """

@@ -80,7 +80,7 @@ def summarise(results: Sequence[RunResult]) -> list[Curve]:
 def save_results(
     results: Sequence[RunResult], folder: Path, about: dict[str, Any] | None = None
 ) -> tuple[Path, Path]:
-    """Write results.csv, a line per run and scale, and results.json; return their paths.
+    """Write accuracy.csv, a line per run and scale, and results.json; return their paths.
 
     `about` adds to the JSON file what the runs were tested on, and with what.
     """
@@ -92,21 +92,20 @@ def save_results(
         for r in results
         for at in r.scales
     ]
-    return write_tables(folder, "results", COLUMNS, rows, content)
+    return write_tables(folder / "accuracy.csv", folder / "results.json", COLUMNS, rows, content)
 
 
 def write_tables(
-    folder: Path, name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]], content: Any
+    table: Path, whole: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], content: Any
 ) -> tuple[Path, Path]:
-    """Write `name`.csv with the rows and `name`.json with the content; return their paths."""
-    table, whole = folder / f"{name}.csv", folder / f"{name}.json"
+    """Write the rows to `table` (.csv) and the content to `whole` (.json); return both paths."""
     lines, text = io.StringIO(), json.dumps(content, allow_nan=False, indent=1)
     csv.writer(lines, lineterminator="\n").writerows([columns, *rows])
     try:
         write_text(table, lines.getvalue())
         write_text(whole, text + "\n")
     except OSError as error:
-        raise DataError(f"cannot write {name} in {folder} ({error.strerror})") from None
+        raise DataError(f"cannot write {table.name} in {table.parent} ({error.strerror})") from None
     return table, whole
 
 

@@ -1,20 +1,28 @@
 """The paper's claims, each computed from the results: a number, its threshold, a verdict.
 
 Where the paper says "sharply" or "hardly", the docstring says which number was put in its place
-and why. Every threshold is met by the paper's own figures (a test says so), so a claim that fails
-here is one that our runs do not bear out.
+and why. The paper's own figures meet every threshold (a test checks it), so a claim that fails here
+is one that our runs do not support. A number is NaN, and undecided, until all its runs are there.
 """
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
-from math import log2
+import operator
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise, product
+from math import isnan, log2, nan
 from statistics import mean
+from typing import Literal, NamedTuple
 
-from foveate.paper.findings import Finding, Measured, check, largest, smallest
-from foveate.paper.summary import SEEDS, IncompleteError, Summaries
-from foveate.paper.tables import MIDDLE, SCALES
+import numpy as np
+
+from foveate.paper.tables import MIDDLE, SCALES, SEEDS, Summaries
 from foveate.sweeps.records import Winners
 
+Verdict = Literal["holds", "fails", "not yet"]
+Relation = Literal["<", "≤", "≥", ">"]
+COMPARE = {"<": operator.lt, "≤": operator.le, "≥": operator.ge, ">": operator.gt}
+DIGITS = 6  # of a measured number that count: a mean of shares is not exact in binary
 TRAINED = {"tr1": 1.0, "tr2": 2.0, "tr4": 4.0}
 """The training sets of one scale, and that scale."""
 SAME = 0.2
@@ -27,13 +35,84 @@ ORDER = ("FovAvg", "FovMax", "FovConc", "CNN", "SWMax")
 FEWEST = ("500", "200", "100")
 
 
-def claims(results: Summaries) -> list[Finding]:
+class Measured(NamedTuple):
+    """A number, and where in the results it was found."""
+
+    value: float
+    where: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """A number that decides a claim, with its bound; NaN while results are missing."""
+
+    words: str
+    relation: Relation
+    bound: float
+    value: float
+    where: str = ""
+    unit: str = "points"
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the number is on the right side of its bound."""
+        if isnan(self.value):
+            return "not yet"
+        right = COMPARE[self.relation](round(self.value, DIGITS), self.bound)
+        return "holds" if right else "fails"
+
+    @property
+    def measured(self) -> str:
+        """In words: smallest difference −0.12 points (FovAvg 17 tr1 at 4)."""
+        if isnan(self.value):
+            return f"{self.words}: not all runs yet"
+        where = f" ({self.where})" if self.where else ""
+        return f"{self.words}: {number(self.value)} {self.unit}{where}"
+
+    @property
+    def threshold(self) -> str:
+        """In words: ≥ −0.15 points."""
+        return f"{self.relation} {number(self.bound)} {self.unit}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement with what decides it; it holds if every check does."""
+
+    name: str
+    statement: str
+    checks: tuple[Check, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Not yet, while a check lacks results; otherwise whether all hold."""
+        verdicts = {check.verdict for check in self.checks}
+        return "not yet" if "not yet" in verdicts else "fails" if "fails" in verdicts else "holds"
+
+
+def smallest(found: Iterable[Measured]) -> Measured:
+    """The smallest of some numbers, or one that is missing."""
+    return min(found, key=lambda one: (not isnan(one.value), one.value))
+
+
+def largest(found: Iterable[Measured]) -> Measured:
+    """The largest of some numbers, or one that is missing."""
+    return max(found, key=lambda one: (isnan(one.value), one.value))
+
+
+def number(value: float) -> str:
+    """Two decimals, none for whole numbers; a true minus."""
+    text = f"{value:.0f}" if value == round(value) else f"{value:.2f}"
+    return text.replace("-", "−")
+
+
+def claims(results: Summaries) -> list[Claim]:
     """Judge all seven."""
     judges = (invariance, drop, concatenation, between, spacing, multiscale, few_samples)
     return [judge(results) for judge in judges]
 
 
-def invariance(results: Summaries) -> Finding:
+def invariance(results: Summaries) -> Claim:
     """(a): FovMax and FovAvg do not depend on the training scale.
 
     The difference is that of the means over the nine scales in [1, 4]. At single scales the paper's
@@ -43,23 +122,20 @@ def invariance(results: Summaries) -> Finding:
 
     def apart(network: str) -> Measured:
         rows = [results.row(f"{network}-{trained}") for trained in TRAINED]
-        at = [Measured(_range([r.at(s).settled for r in rows]), f"{s:.3g}") for s in MIDDLE]
-        most = largest(at)
+        ranges = {s: float(np.ptp([row.at(s).settled for row in rows])) for s in MIDDLE}
+        most = largest(Measured(value, f"{scale:.3g}") for scale, value in ranges.items())
         where = f"at a single scale up to {most.value:.2f}, at {most.where}"
-        return Measured(_range([row.over() for row in rows]), where)
+        return Measured(float(np.ptp([row.over() for row in rows])), where)
 
-    return Finding(
-        name="a",
-        statement="FovMax and FovAvg differ by less than 0.2 points over [1, 4] between training "
-        "on scales 1, 2 and 4",
-        checks=(
-            check("FovMax", "<", SAME, apart, "fovmax"),
-            check("FovAvg", "<", SAME, apart, "fovavg"),
-        ),
+    return Claim(
+        "a",
+        "FovMax and FovAvg differ by less than 0.2 points over [1, 4] between training on scales "
+        "1, 2 and 4",
+        tuple(Check(label, "<", SAME, *apart(name)) for name, label in FOVEATED.items()),
     )
 
 
-def drop(results: Summaries) -> Finding:
+def drop(results: Summaries) -> Claim:
     """(b): the CNN drops sharply beyond a factor √2.
 
     From √2 to 2 times the training scale, and from 1/√2 to 1/2, it loses at least 25 points: more
@@ -72,51 +148,44 @@ def drop(results: Summaries) -> Finding:
         near, far = (row.at(scale * factor**side).settled for factor in (2**0.5, 2.0))
         return Measured(near - far, f"trained on {scale:g}, {'above' if side > 0 else 'below'} it")
 
-    def least() -> Measured:
-        return smallest(loss(trained, side) for trained in TRAINED for side in (-1, 1))
-
-    return Finding(
-        name="b",
-        statement="the CNN drops sharply beyond a factor √2",
-        checks=(check("smallest loss from a factor √2 to 2", "≥", 25, least),),
+    least = smallest(loss(trained, side) for trained, side in product(TRAINED, (-1, 1)))
+    return Claim(
+        "b",
+        "the CNN drops sharply beyond a factor √2",
+        (Check("smallest loss from a factor √2 to 2", "≥", 25, *least),),
     )
 
 
-def concatenation(results: Summaries) -> Finding:
+def concatenation(results: Summaries) -> Claim:
     """(c): FovConc does not generalise, and falls below chance somewhere.
 
     "Does not generalise" is the measure of (b): a factor 2 from its training scale, on either
     side, it is at least 25 points below its accuracy there. Below chance is below 8.92 %, what the
     worst constant answer gives: less can only come from answers that are systematically wrong.
     """
+    rows = {trained: results.row(f"fovconc-{trained}") for trained in TRAINED}
 
     def loss(trained: str, factor: float) -> Measured:
-        row, scale = results.row(f"fovconc-{trained}"), TRAINED[trained]
+        row, scale = rows[trained], TRAINED[trained]
         lost = row.at(scale).settled - row.at(scale * factor).settled
         return Measured(lost, f"trained on {scale:g}, at {scale * factor:g}")
 
-    def lowest() -> Measured:
-        rows = [results.row(f"fovconc-{trained}") for trained in TRAINED]
-        cells = ((row, scale) for row in rows for scale in SCALES)
-        return smallest(
-            Measured(row.at(scale).settled, f"{row.row.label} at {scale:.3g}")
-            for row, scale in cells
-        )
-
-    def least() -> Measured:
-        return smallest(loss(trained, factor) for trained in TRAINED for factor in (0.5, 2.0))
-
-    return Finding(
-        name="c",
-        statement="FovConc does not generalise, and falls below chance somewhere",
-        checks=(
-            check("smallest loss at a factor 2 from the training scale", "≥", 25, least),
-            check("lowest accuracy", "<", CHANCE, lowest, unit="%"),
+    least = smallest(loss(trained, factor) for trained, factor in product(TRAINED, (0.5, 2.0)))
+    lowest = smallest(
+        Measured(row.at(scale).settled, f"{row.row.label} at {scale:.3g}")
+        for row, scale in product(rows.values(), SCALES)
+    )
+    return Claim(
+        "c",
+        "FovConc does not generalise, and falls below chance somewhere",
+        (
+            Check("smallest loss at a factor 2 from the training scale", "≥", 25, *least),
+            Check("lowest accuracy", "<", CHANCE, *lowest, unit="%"),
         ),
     )
 
 
-def between(results: Summaries) -> Finding:
+def between(results: Summaries) -> Claim:
     """(d): SWMax lies between the CNN and the foveated networks.
 
     Means over [1, 4], where whole digits are seen, for each training scale: at least 10 points
@@ -124,33 +193,26 @@ def between(results: Summaries) -> Finding:
     lower of FovMax and FovAvg, the difference that counts as one in (a).
     """
 
-    def over(network: str, trained: str) -> float:
-        return results.row(f"{network}-{trained}").over()
+    def above(one: str, other: str, trained: str, label: str = "") -> Measured:
+        gain = results.row(f"{one}-{trained}").over() - results.row(f"{other}-{trained}").over()
+        return Measured(gain, f"{label}trained on {TRAINED[trained]:g}")
 
-    def gain() -> Measured:
-        return smallest(
-            Measured(over("swmax", trained) - over("cnn", trained), f"trained on {scale:g}")
-            for trained, scale in TRAINED.items()
-        )
-
-    def lack() -> Measured:
-        return smallest(
-            Measured(over(name, trained) - over("swmax", trained), f"{label} trained on {scale:g}")
-            for name, label in FOVEATED.items()
-            for trained, scale in TRAINED.items()
-        )
-
-    return Finding(
-        name="d",
-        statement="SWMax lies between the CNN and the foveated networks",
-        checks=(
-            check("least above the CNN", "≥", 10, gain),
-            check("least below FovMax and FovAvg", "≥", SAME, lack),
+    gain = smallest(above("swmax", "cnn", trained) for trained in TRAINED)
+    lack = smallest(
+        above(name, "swmax", trained, f"{label} ")
+        for (name, label), trained in product(FOVEATED.items(), TRAINED)
+    )
+    return Claim(
+        "d",
+        "SWMax lies between the CNN and the foveated networks",
+        (
+            Check("least above the CNN", "≥", 10, *gain),
+            Check("least below FovMax and FovAvg", "≥", SAME, *lack),
         ),
     )
 
 
-def spacing(results: Summaries) -> Finding:
+def spacing(results: Summaries) -> Claim:
     """(e): a spacing of 2^(1/2) instead of 2 matters, 2^(1/4) instead of 2^(1/2) hardly.
 
     Measured where a spacing of 2 leaves the widest gap: at √2 and 2√2, halfway between two
@@ -163,27 +225,19 @@ def spacing(results: Summaries) -> Finding:
         rows = [results.row(f"{network}-tr2{count}", "table2") for count in (few, many)]
         return rows[1].over((2**0.5, 2**1.5)) - rows[0].over((2**0.5, 2**1.5))
 
-    def change(network: str) -> float:
-        return abs(gain(network, "-9ch", ""))
-
-    return Finding(
-        name="e",
-        statement="a channel spacing of 2^(1/2) instead of 2 matters, 2^(1/4) instead of 2^(1/2) "
-        "hardly",
-        checks=(
-            *(
-                check(f"{label}, 5 to 9 channels", "≥", 0.3, gain, name, "-5ch", "-9ch")
-                for name, label in FOVEATED.items()
-            ),
-            *(
-                check(f"{label}, 9 to 17, either way", "≤", 0.15, change, name)
-                for name, label in FOVEATED.items()
-            ),
+    coarse = {label: gain(name, "-5ch", "-9ch") for name, label in FOVEATED.items()}
+    fine = {label: abs(gain(name, "-9ch", "")) for name, label in FOVEATED.items()}
+    return Claim(
+        "e",
+        "a channel spacing of 2^(1/2) instead of 2 matters, 2^(1/4) instead of 2^(1/2) hardly",
+        (
+            *(Check(f"{net}, 5 to 9 channels", "≥", 0.3, got) for net, got in coarse.items()),
+            *(Check(f"{net}, 9 to 17, either way", "≤", 0.15, got) for net, got in fine.items()),
         ),
     )
 
 
-def multiscale(results: Summaries) -> Finding:
+def multiscale(results: Summaries) -> Claim:
     """(f): training on many scales changes nothing for FovMax and FovAvg, and much for the others.
 
     Trained on [1, 4] against trained on 2, means over [1, 4]. Indiscernible is the 0.2 points of
@@ -194,25 +248,19 @@ def multiscale(results: Summaries) -> Finding:
     def gain(network: str) -> float:
         return results.row(f"{network}-tr14").over() - results.row(f"{network}-tr2").over()
 
-    def change(network: str) -> float:
-        return abs(gain(network))
-
-    return Finding(
-        name="f",
-        statement="multi-scale training instead of single-scale is indiscernible for FovMax and "
-        "FovAvg, striking for CNN and FovConc",
-        checks=(
-            *(
-                check(f"{label}, either way", "<", SAME, change, name)
-                for name, label in FOVEATED.items()
-            ),
-            check("CNN", "≥", 10, gain, "cnn"),
-            check("FovConc", "≥", 10, gain, "fovconc5"),
+    return Claim(
+        "f",
+        "multi-scale training instead of single-scale is indiscernible for FovMax and FovAvg, "
+        "striking for CNN and FovConc",
+        (
+            *(Check(f"{FOVEATED[n]}, either way", "<", SAME, abs(gain(n))) for n in FOVEATED),
+            Check("CNN", "≥", 10, gain("cnn")),
+            Check("FovConc", "≥", 10, gain("fovconc5")),
         ),
     )
 
 
-def few_samples(results: Summaries) -> Finding:
+def few_samples(results: Summaries) -> Claim:
     """(g): with few samples FovAvg > FovMax > FovConc > CNN > SWMax.
 
     Few is 500, 200 and 100 samples, and the order is that of the means over the three. With 1000
@@ -227,16 +275,14 @@ def few_samples(results: Summaries) -> Finding:
         broken = [samples for samples, gap in gaps.items() if gap <= 0]
         return Measured(mean(gaps.values()), f"not with {', '.join(broken)}" if broken else "")
 
-    return Finding(
-        name="g",
-        statement=f"with few samples {' > '.join(ORDER)}",
-        checks=tuple(
-            check(f"{one} over {other}", ">", 0, lead, one, other) for one, other in pairwise(ORDER)
-        ),
+    return Claim(
+        "g",
+        f"with few samples {' > '.join(ORDER)}",
+        tuple(Check(f"{one} over {two}", ">", 0, *lead(one, two)) for one, two in pairwise(ORDER)),
     )
 
 
-def selection(winners: Iterable[Winners]) -> Finding:
+def selection(winners: Iterable[Winners]) -> Claim:
     """Not in the paper: the winning scale moves with the true one, as covariance says.
 
     From digits of scale 1 to the same digits at scale 4 the mean log2 of the winning channel must
@@ -244,33 +290,27 @@ def selection(winners: Iterable[Winners]) -> Finding:
     8, and the channel of scale 1, which alone takes pixels as they are and so sees sharper images,
     wins more than its share for digits near its own size.
     """
-    counted: dict[tuple[str, float], dict[int, list[Winners]]] = {}
+    counted: dict[tuple[str, float], list[Winners]] = defaultdict(list)
     for line in winners:
-        seeds = counted.setdefault((line.row, round(line.scale, 3)), {})
-        seeds.setdefault(line.seed, []).append(line)
+        counted[line.row, round(line.scale, 3)].append(line)
 
-    def missed(row: str) -> Measured:
-        low, high = (_mean_octave(counted.get((row, scale), {})) for scale in (1.0, 4.0))
+    def missed(network: str, trained: str) -> Measured:
+        row = f"{network}-{trained}"
+        low, high = (_mean_octave(counted[row, scale]) for scale in (1.0, 4.0))
         return Measured(abs(high - low - 2), f"{row} moves by {high - low:.2f}")
 
-    def most() -> Measured:
-        return largest(missed(f"{net}-{tr}") for net in FOVEATED for tr in (*TRAINED, "tr14"))
-
-    return Finding(
-        name="scale selection",
-        statement="not in the paper: from true scale 1 to 4 the winning scale of FovMax and FovAvg "
-        "moves by two octaves",
-        checks=(check("largest miss", "≤", 0.25, most, unit="octaves"),),
+    most = largest(missed(*row) for row in product(FOVEATED, (*TRAINED, "tr14")))
+    return Claim(
+        "scale selection",
+        "not in the paper: from true scale 1 to 4 the winning scale of FovMax and FovAvg moves by "
+        "two octaves",
+        (Check("largest miss", "≤", 0.25, *most, unit="octaves"),),
     )
 
 
-def _mean_octave(seeds: dict[int, list[Winners]]) -> float:
-    lines = [line for found in seeds.values() for line in found]
+def _mean_octave(lines: list[Winners]) -> float:
+    """The mean log2 of the winning channel; NaN unless all seeds are there."""
     total = sum(line.count for line in lines)
-    if len(seeds) < SEEDS or not total:
-        raise IncompleteError
+    if len({line.seed for line in lines}) < SEEDS or not total:
+        return nan
     return sum(line.count * log2(line.channel) for line in lines) / total
-
-
-def _range(values: Sequence[float]) -> float:
-    return max(values) - min(values)

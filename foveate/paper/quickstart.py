@@ -11,9 +11,8 @@ from foveate.data.sources import load_source
 from foveate.errors import DataError
 from foveate.evaluation.curve import accuracy_over_scale
 from foveate.evaluation.results import Curve, RunResult, read_results, save_results
-from foveate.paper.summary import SEEDS, Summaries, Summary
-from foveate.paper.tables import SCALES
-from foveate.sweeps.records import published, read_records
+from foveate.paper.tables import SCALES, SEEDS, Summaries, Summary, published
+from foveate.sweeps.records import read_records
 from foveate.training.checkpoint import RunFolder, hardware
 from foveate.training.config import TrainConfig
 from foveate.training.loop import train
@@ -34,16 +33,17 @@ def quick_runs(seed: int = 0) -> dict[str, TrainConfig]:
     The schedule of the learning rate is shortened as the number of epochs is. All three take
     about 240 seconds of one core, tests included.
     """
-    return {name: _shortened(preset(f"{name}-tr2"), seed) for name in NETWORKS}
-
-
-def _shortened(config: TrainConfig, seed: int) -> TrainConfig:
-    decay = config.epochs_per_decay * EPOCHS / config.epochs
-    return replace(config, source=SOURCE, seed=seed, epochs=EPOCHS, epochs_per_decay=decay)
+    runs = {}
+    for name in NETWORKS:
+        full = preset(f"{name}-tr2")
+        decay = full.epochs_per_decay * EPOCHS / full.epochs
+        short = replace(full, epochs=EPOCHS, epochs_per_decay=decay)
+        runs[name] = replace(short, source=SOURCE, seed=seed)
+    return runs
 
 
 def train_runs(
-    runs: Runs, folder: Path, shown: Shown = lambda name: nullcontext(_unwatched)
+    runs: Runs, folder: Path, shown: Shown = lambda name: nullcontext(lambda *step: None)
 ) -> None:
     """Train the runs one by one in `folder`, each in a folder of its name, unless they are done."""
     for name, config in runs.items():
@@ -119,7 +119,3 @@ def _curve(row: Summary) -> Curve:
         mean=tuple((point.mean or 0.0) / 100 for point in row.points),
         spread=tuple(s / 100 for s in spread if s is not None) if None not in spread else (),
     )
-
-
-def _unwatched(config: TrainConfig, progress: object, steps: int) -> None:
-    """Show nothing."""

@@ -1,12 +1,15 @@
-"""The paper's curves beside ours: accuracy over scale and over the size of the training set."""
+"""The figures of the reproduction: accuracy curves beside the paper's, and winning channels."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from foveate.paper.summary import SEEDS, Point, Summaries, Summary
-from foveate.paper.tables import SCALES
-from foveate.report.plots import COLOURS, MARKERS, percent_axis, scale_axis
+import torch
+from torch import Tensor
+
+from foveate.paper.tables import SCALES, SEEDS, Point, Summaries, Summary
+from foveate.report.plots import COLOURS, MARKERS, band, percent_axis, scale_axis
+from foveate.sweeps.records import Winners
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,11 +18,11 @@ if TYPE_CHECKING:
 NETWORKS = ("FovMax", "FovAvg", "SWMax", "CNN", "FovConc")
 TRAINED = {"tr1": "trained on 1", "tr2": "trained on 2", "tr4": "trained on 4"}
 CHANNELS = {"": "17 channels", "-9ch": "9 channels", "-5ch": "5 channels"}
-SHADE = 0.2  # of the band that shows the spread over seeds
+DASHED = (0, (4, 2))
 GREY = "0.45"
 
 
-class Look(NamedTuple):
+class Style(NamedTuple):
     """How a curve is drawn."""
 
     label: str
@@ -29,141 +32,182 @@ class Look(NamedTuple):
 
 def generalisation(results: Summaries) -> "Figure":
     """Accuracy over scale, a panel for each network, a curve for each training scale."""
-    figure, panels = _panels(2, 3)
-    looks = _looks(TRAINED.values())
-    for network, axes in zip(NETWORKS, panels, strict=False):
-        rows = [results.row(f"{network.lower()}-{trained}") for trained in TRAINED]
-        _draw(axes, network, rows, looks)
-        percent_axis(axes, 0)
-    _legend_panel(panels[-1], results.table("table1"), looks)
-    return figure
+    panels = {n: [results.row(f"{n.lower()}-{t}") for t in TRAINED] for n in NETWORKS}
+    return _over_scale(panels, TRAINED.values())
 
 
 def close_up(results: Summaries) -> "Figure":
-    """The upper end of FovMax and FovAvg, where all training sets look alike from afar."""
-    figure, panels = _panels(1, 2, height=3.9)
-    names = [*TRAINED, "tr14"]
-    looks = _looks([*TRAINED.values(), "trained on 1 to 4"])
-    rows: list[Summary] = []
-    for network, axes in zip(NETWORKS, panels, strict=False):
-        rows += (own := [results.row(f"{network.lower()}-{trained}") for trained in names])
-        _draw(axes, network, own, looks)
-        percent_axis(axes, 0)
-        axes.set_ylim(98, 99.6)
-    _legend_below(figure, rows, looks)
-    return figure
+    """The upper end of FovMax and FovAvg, where the curves of all training sets meet."""
+    sets = {**TRAINED, "tr14": "trained on 1 to 4"}
+    panels = {n: [results.row(f"{n.lower()}-{t}") for t in sets] for n in NETWORKS[:2]}
+    return _over_scale(panels, sets.values(), (98, 99.6))
 
 
 def spacing(results: Summaries) -> "Figure":
     """Accuracy over scale for 17, 9 and 5 channels on the same range."""
-    figure, panels = _panels(1, 2, height=3.9)
-    looks = _looks(CHANNELS.values())
-    for network, axes in zip(NETWORKS, panels, strict=False):
-        names = [f"{network.lower()}-tr2{few}" for few in CHANNELS]
-        _draw(axes, network, [results.row(name, "table2") for name in names], looks)
-        percent_axis(axes, 0)
-        axes.set_ylim(96, 99.8)
-    _legend_below(figure, results.table("table2"), looks)
-    return figure
+    panels = {
+        n: [results.row(f"{n.lower()}-tr2{few}", "table2") for few in CHANNELS]
+        for n in NETWORKS[:2]
+    }
+    return _over_scale(panels, CHANNELS.values(), (96, 99.8))
 
 
 def multiscale(results: Summaries) -> "Figure":
     """Accuracy over scale when trained on all scales in [1, 4], and when trained on 2 alone."""
-    figure, panels = _panels(2, 3)
-    looks = _looks(["trained on 1 to 4", "trained on 2"])
-    rows: list[Summary] = []
-    for network, axes in zip(NETWORKS, panels, strict=False):
-        name = "fovconc5" if network == "FovConc" else network.lower()
-        rows += (own := [results.row(f"{name}-{trained}") for trained in ("tr14", "tr2")])
-        title = "FovConc, 5 channels" if network == "FovConc" else network
-        _draw(axes, title, own, looks)
+    names = {n: n.lower() for n in NETWORKS[:-1]} | {"FovConc, 5 channels": "fovconc5"}
+    panels = {
+        title: [results.row(f"{name}-{t}") for t in ("tr14", "tr2")]
+        for title, name in names.items()
+    }
+    figure = _over_scale(panels, ("trained on 1 to 4", "trained on 2"))
+    for axes in figure.axes[: len(panels)]:
         axes.axvspan(1, 4, color="0.5", alpha=0.1, lw=0, zorder=0)
-        percent_axis(axes, 0)
-    _legend_panel(panels[-1], rows, looks)
     return figure
 
 
 def few_samples(results: Summaries) -> "Figure":
     """Accuracy over [1, 4] against the number of training samples, a curve for each network."""
     figure, (axes,) = _panels(1, 1, width=6.8, height=4.6)
-    looks = _looks(NETWORKS)
-    for look in looks:
-        rows = results.table("table3", look.label)
+    styles = _styles(NETWORKS)
+    for style in styles:
+        rows = results.table("table3", style.label)
         sizes = [int(row.row.trained) for row in rows]
-        _curve(axes, sizes, [row.points[0] for row in rows], look)
-    ticks = sorted(int(row.row.trained) for row in results.table("table3", "CNN"))
+        _curve(axes, sizes, [row.points[0] for row in rows], style)
+    ticks = sorted(sizes)
     axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.set_xticks([], minor=True)
     axes.set_xlabel("training samples")
     percent_axis(axes, 0)
     axes.set_ylim(40, 101)
-    _legend_below(figure, results.table("table3"), looks)
+    _legend(figure, [], results.table("table3"), styles)
+    return figure
+
+
+def winning_scales(winners: Iterable[Winners]) -> "Figure":
+    """Histograms of the winning scale, one upright for each true scale, darker for more images.
+
+    A dotted line marks where the winner moves as much as the digit, through the mean winner at
+    the training scale.
+    """
+    counted = list(winners)
+    figure, panels = _panels(3, 3, width=2.87, height=2.73, share=True)
+    grid = [(network, trained) for network in NETWORKS[:3] for trained in TRAINED]
+    for (network, trained), axes in zip(grid, panels, strict=True):
+        own = [w for w in counted if w.row == f"{network.lower()}-{trained}"]
+        _histogram(axes, own, float(trained[2:]))
+        axes.set_title(f"{network}, {TRAINED[trained]}{_partly(own)}", fontsize=10)
+    for axes in panels[-3:]:
+        axes.set_xlabel("scale of the test images")
+    for axes in panels[::3]:
+        axes.set_ylabel("scale of the winning channel")
     return figure
 
 
 def _panels(
-    rows: int, columns: int, width: float = 3.6, height: float = 3.0
+    rows: int, columns: int, width: float = 3.6, height: float = 3.0, share: bool = False
 ) -> "tuple[Figure, list[Axes]]":
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width * columns, height * rows))
     figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+    return figure, list(
+        figure.subplots(rows, columns, squeeze=False, sharex=share, sharey=share).flat
+    )
 
 
-def _looks(labels: Iterable[str]) -> list[Look]:
-    return [Look(*look) for look in zip(labels, COLOURS, MARKERS, strict=False)]
+def _over_scale(
+    panels: Mapping[str, Sequence[Summary]],
+    labels: Iterable[str],
+    limits: tuple[float, float] | None = None,
+) -> "Figure":
+    """A panel for each title, a curve for each of its rows; the legend takes a panel left over."""
+    columns = min(3, len(panels))
+    lines = math.ceil(len(panels) / columns)
+    figure, grid = _panels(lines, columns, height=3.0 if lines > 1 else 3.9)
+    styles = _styles(labels)
+    for (title, rows), axes in zip(panels.items(), grid, strict=False):
+        for row, style in zip(rows, styles, strict=True):
+            _curve(axes, row.row.scales, row.points, style)
+        axes.set_title(title, fontsize=10)
+        scale_axis(axes, SCALES)
+        percent_axis(axes, 0)
+        axes.set_ylim(limits)
+    _legend(figure, grid[len(panels) :], [row for rows in panels.values() for row in rows], styles)
+    return figure
 
 
-def _draw(axes: "Axes", title: str, rows: Sequence[Summary], looks: Sequence[Look]) -> None:
-    """A curve for each row, over scale."""
-    for row, look in zip(rows, looks, strict=True):
-        _curve(axes, row.row.scales, row.points, look)
-    axes.set_title(title, fontsize=10)
-    scale_axis(axes, SCALES)
+def _styles(labels: Iterable[str]) -> list[Style]:
+    return [Style(*style) for style in zip(labels, COLOURS, MARKERS, strict=False)]
 
 
-def _curve(axes: "Axes", at: Sequence[float], points: Sequence[Point], look: Look) -> None:
+def _curve(axes: "Axes", at: Sequence[float], points: Sequence[Point], style: Style) -> None:
     """Ours with its spread as a band, and the paper's dashed; hollow where seeds are missing."""
-    colour, marker = look.colour, look.marker
+    colour, marker = style.colour, style.marker
     ours = [math.nan if p.mean is None else p.mean for p in points]
     spread = [math.nan if p.spread is None else p.spread for p in points]
-    axes.plot(at, [p.paper for p in points], color=colour, ls=(0, (4, 2)), lw=1.1, gid="paper")
+    axes.plot(at, [p.paper for p in points], color=colour, ls=DASHED, lw=1.1, gid="paper")
     axes.plot(at, ours, color=colour, lw=1.6, gid="ours")
-    low = [y - s for y, s in zip(ours, spread, strict=True)]
-    high = [y + s for y, s in zip(ours, spread, strict=True)]
-    axes.fill_between(at, low, high, color=colour, alpha=SHADE, lw=0)
+    band(axes, at, ours, spread, colour)
     for complete, face in ((True, colour), (False, "none")):
         shown = [(x, y) for x, y, p in zip(at, ours, points, strict=True) if p.complete == complete]
         x, y = zip(*shown, strict=True) if shown else ((), ())
         axes.plot(x, y, ls="", marker=marker, ms=4, color=colour, mfc=face)
 
 
-def _handles(rows: Sequence[Summary], looks: Sequence[Look]) -> list[Any]:
-    """What a legend shows: the curves, what is dashed, and what is hollow if anything is."""
+def _legend(
+    figure: "Figure", free: "Sequence[Axes]", rows: Sequence[Summary], styles: Sequence[Style]
+) -> None:
+    """In a free panel, or below; explains the dashed curves, and hollow marks if there are any."""
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=look.colour, marker=look.marker, ms=4, lw=1.6, label=look.label)
-        for look in looks
+        Line2D([], [], color=style.colour, marker=style.marker, ms=4, lw=1.6, label=style.label)
+        for style in styles
     ]
-    handles.append(Line2D([], [], color=GREY, ls=(0, (4, 2)), lw=1.1, label="the paper"))
+    handles.append(Line2D([], [], color=GREY, ls=DASHED, lw=1.1, label="the paper"))
     if not all(row.complete for row in rows):
         words = f"partial: fewer than {SEEDS} seeds"
         handles.append(Line2D([], [], color=GREY, ls="", marker="o", ms=4, mfc="none", label=words))
-    return handles
+    for axes in free:
+        axes.set_axis_off()
+        axes.legend(handles=handles, frameon=False, fontsize=10, loc="center left")
+    if not free:
+        columns = math.ceil(len(handles) / math.ceil(len(handles) / 4))  # more than 4 are too wide
+        below: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
+        figure.legend(handles=handles, ncols=columns, **below)
 
 
-def _legend_panel(axes: "Axes", rows: Sequence[Summary], looks: Sequence[Look]) -> None:
-    """Use a panel that is left over for the legend."""
-    axes.set_axis_off()
-    axes.legend(handles=_handles(rows, looks), frameon=False, fontsize=10, loc="center left")
+def _histogram(axes: "Axes", winners: Sequence[Winners], trained: float) -> None:
+    octaves = [math.log2(scale) for scale in SCALES]
+    for place in (axes.set_xticks, axes.set_yticks):
+        place(octaves[::4], ["1/2", "1", "2", "4", "8"])
+    axes.set_xlim(octaves[0] - 0.125, octaves[-1] + 0.125)
+    axes.set_ylim(octaves[0] - 0.125, octaves[-1] + 0.125)
+    if not winners:
+        return
+    shares = _shares(winners)
+    axes.pcolormesh(octaves, octaves, shares.T.numpy(), cmap="Blues", vmin=0, rasterized=True)
+    means = (shares * torch.tensor(octaves)).sum(1).tolist()
+    start = means[octaves.index(math.log2(trained))] - math.log2(trained)
+    axes.plot(octaves, means, color="#D55E00", marker="o", ms=3, lw=1.4)
+    axes.plot(octaves, [o + start for o in octaves], color="0.35", ls=":", lw=1.2)
 
 
-def _legend_below(figure: "Figure", rows: Sequence[Summary], looks: Sequence[Look]) -> None:
-    handles = _handles(rows, looks)
-    columns = math.ceil(len(handles) / math.ceil(len(handles) / 4))  # more than 4 are too wide
-    figure.legend(
-        handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9
-    )
+def _partly(winners: Sequence[Winners]) -> str:
+    seeds = len({w.seed for w in winners})
+    if seeds >= SEEDS:
+        return ""
+    return f": {seeds} of {SEEDS} seeds" if seeds else ": no results yet"
+
+
+def _shares(winners: Sequence[Winners]) -> Tensor:
+    """Share of the images of each true scale (first axis) that each channel won, (17, 17)."""
+    counts = torch.zeros(len(SCALES), len(SCALES))
+    for line in winners:
+        counts[_nearest(line.scale), _nearest(line.channel)] += line.count
+    return counts / counts.sum(1, keepdim=True)
+
+
+def _nearest(scale: float) -> int:
+    return min(range(len(SCALES)), key=lambda k: abs(math.log(SCALES[k] / scale)))

@@ -1,10 +1,9 @@
 """Build one self-contained HTML page: text, tables and figures, and no request to anywhere.
 
-Everything a caller passes is escaped, except drawings: an SVG is put in as it is. In texts,
-captions and cells, what stands between backticks is shown as code.
+Everything a caller passes is escaped. In texts, captions and cells, what stands between backticks
+is shown as code.
 """
 
-import base64
 import html
 import io
 import math
@@ -14,15 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from foveate.errors import ConfigError, DataError
+from foveate.errors import DataError
 from foveate.files import write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Cell: TypeAlias = str | int | float | None
-Drawing: TypeAlias = "Figure | str | bytes"
-"""A matplotlib figure, the text of an SVG, or the bytes of a PNG."""
 Tints: TypeAlias = Sequence[Sequence[float | None]]
 
 STYLE = Path(__file__).with_name("page.css")
@@ -75,27 +72,27 @@ class Page:
         Columns of numbers (or of texts that begin with one) are aligned at the right. `colour`
         has the shape of `rows`: from -1 (vermilion) over 0 or None (no colour) to 1 (blue).
         """
-        _check_shape(headers, rows, colour)
+        for line in (*rows, *(colour or ())):
+            assert len(line) == len(headers), f"{len(headers)} headers above {line}"
         numeric = [all(_is_number(row[k]) for row in rows) for k in range(len(headers))]
         head = "".join(_tag("th", _text(h), n) for h, n in zip(headers, numeric, strict=True))
-        body = "".join(
-            _row(row, numeric, None if colour is None else colour[i]) for i, row in enumerate(rows)
-        )
+        tints = colour or [[None] * len(headers)] * len(rows)
+        body = "".join(_row(row, numeric, t) for row, t in zip(rows, tints, strict=True))
         above = f"<caption>{_text(caption)}</caption>" if caption else ""
         self._parts.append(
             f'<div class="scroll" tabindex="0"><table>{above}<thead><tr>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>"
         )
 
-    def figure(self, *drawings: Drawing, caption: str = "", alt: str = "") -> None:
-        """Show drawings side by side, or below each other where the page is narrow.
+    def figure(self, *figures: "Figure", caption: str = "", alt: str = "") -> None:
+        """Show figures side by side, or below each other where the page is narrow.
 
-        `alt` says what they show to those who cannot see them; without it the caption does.
+        `alt` describes them to those who cannot see them; the default is the caption.
         """
         label = html.escape(alt or caption)
         shown = "".join(
-            f'<div class="drawing" role="img" aria-label="{label}">{_drawn(drawing)}</div>'
-            for drawing in drawings
+            f'<div class="drawing" role="img" aria-label="{label}">{_svg(figure)}</div>'
+            for figure in figures
         )
         below = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
         self._parts.append(f'<figure><div class="drawings">{shown}</div>{below}</figure>')
@@ -143,25 +140,11 @@ def _text(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
-def _check_shape(
-    headers: Sequence[str], rows: Sequence[Sequence[Cell]], colour: Tints | None
-) -> None:
-    shapes = {"rows": [len(row) for row in rows]}
-    if colour is not None:
-        shapes["colour"] = [len(tints) for tints in colour]
-    for name, widths in shapes.items():
-        if widths != [len(headers)] * len(rows):
-            raise ConfigError(
-                f"{name} of a table must have {len(rows)} times {len(headers)} cells, got {widths}"
-            )
-
-
 def _is_number(cell: Cell) -> bool:
     return not isinstance(cell, str) or cell in ("", "–") or NUMBER.match(cell) is not None
 
 
-def _row(row: Sequence[Cell], numeric: Sequence[bool], tints: Sequence[float | None] | None) -> str:
-    tints = tints or [None] * len(row)
+def _row(row: Sequence[Cell], numeric: Sequence[bool], tints: Sequence[float | None]) -> str:
     cells = [
         _tag("td" if k else "th", _shown(cell), numeric[k], tint)
         for k, (cell, tint) in enumerate(zip(row, tints, strict=True))
@@ -183,18 +166,6 @@ def _shown(cell: Cell) -> str:
     return _text(f"{cell:,}" if isinstance(cell, int) else str(cell))
 
 
-def _drawn(drawing: Drawing) -> str:
-    if isinstance(drawing, bytes):
-        if not drawing.startswith(b"\x89PNG"):
-            raise ConfigError("the bytes of a drawing must be those of a PNG")
-        return f'<img alt="" src="data:image/png;base64,{base64.b64encode(drawing).decode()}">'
-    svg = drawing if isinstance(drawing, str) else _svg(drawing)
-    start = svg.find("<svg")
-    if start < 0:
-        raise ConfigError(f"a drawing must be an SVG, got {svg[:40]!r}")
-    return svg[start:].strip()
-
-
 def _svg(figure: "Figure") -> str:
     import matplotlib
 
@@ -204,4 +175,4 @@ def _svg(figure: "Figure") -> str:
     svg = buffer.getvalue()
     for ink, follows in INKS.items():
         svg = svg.replace(ink, follows)
-    return svg
+    return svg[svg.index("<svg") :].strip()  # without the XML header

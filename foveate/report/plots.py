@@ -62,12 +62,19 @@ def _draw_curves(axes: "Axes", curves: Sequence[Curve]) -> None:
         label = curve.label if curve.runs == 1 else f"{curve.label} ({curve.runs} runs)"
         axes.plot(curve.scales, percent, color=colour, marker=marker, ms=4, lw=1.6, label=label)
         if curve.spread:
-            low = [100 * (m - s) for m, s in zip(curve.mean, curve.spread, strict=True)]
-            high = [100 * (m + s) for m, s in zip(curve.mean, curve.spread, strict=True)]
-            axes.fill_between(curve.scales, low, high, color=colour, alpha=0.2, lw=0)
+            band(axes, curve.scales, percent, [100 * value for value in curve.spread], colour)
     scale_axis(axes, [scale for curve in curves for scale in curve.scales])
     percent_axis(axes, min(value for curve in curves for value in curve.mean))
     axes.legend(frameon=False, fontsize=9, loc="best")
+
+
+def band(
+    axes: "Axes", at: Sequence[float], mean: Sequence[float], spread: Sequence[float], colour: str
+) -> None:
+    """Shade what is within `spread` of a curve."""
+    low = [m - s for m, s in zip(mean, spread, strict=True)]
+    high = [m + s for m, s in zip(mean, spread, strict=True)]
+    axes.fill_between(at, low, high, color=colour, alpha=0.2, lw=0)
 
 
 def scale_axis(axes: "Axes", scales: Sequence[float]) -> None:

@@ -36,14 +36,12 @@ def quick_page(results: Sequence[RunResult], full: Sequence[Curve], folder: Path
     """Write the page of the runs in `folder`."""
     page = Page("Trained on one size, tested on many", quick_lead(results))
     page.section("Accuracy over scale")
-    drawn = [accuracy_curves(summarise(results), titles=["this run"])]
     caption = f"This run: {_size(results)}, tested on {results[0].scales[0].count:,} other digits."
-    if full:
-        drawn.append(accuracy_curves(full, titles=["full size, from results/"]))
-        caption = f"{caption} {FULL_SIZE}"
-    page.figure(*drawn, caption=caption, alt="accuracy of each network over scale")
-    if not full:
-        page.text(NO_FULL_SIZE)
+    page.figure(
+        quick_figure(results, full),
+        caption=f"{caption} {FULL_SIZE if full else NO_FULL_SIZE}",
+        alt="accuracy of each network over scale",
+    )
     _table(page, results, full)
     _seen(page, results)
     _next(page, results, folder)
@@ -58,15 +56,11 @@ def quick_lead(results: Sequence[RunResult]) -> str:
         (result, [at.accuracy for at in result.scales if 0.5 <= at.scale / trained <= 2])
         for result in results
     ]
-    told = ", ".join(f"{_title(result)} {100 * min(found):.1f} %" for result, found in near)
+    told = ", ".join(f"{network_title(r.model)} {100 * min(found):.1f} %" for r, found in near)
     return (
         f"Digits of scale {trained:g} were learned. The lowest accuracy from half to twice that "
         f"scale, on digits never seen: {told}."
     )
-
-
-def _title(result: RunResult) -> str:
-    return network_title(result.model)
 
 
 def _size(results: Sequence[RunResult]) -> str:
@@ -77,27 +71,23 @@ def _size(results: Sequence[RunResult]) -> str:
 
 def _table(page: Page, results: Sequence[RunResult], full: Sequence[Curve]) -> None:
     own = summarise(results)
-    names = [_title(result) for result in results]
-    named = [*zip(names, own, strict=True), *((f"{c.label}, full size", c) for c in full)]
+    curves = {network_title(r.model): curve for r, curve in zip(results, own, strict=True)}
+    curves |= {f"{curve.label}, full size": curve for curve in full}
     rows: list[list[Cell]] = []
     tints: list[list[float | None]] = []
-    for place, scale in enumerate(own[0].scales):
-        cells = [_at(curve, scale) for _, curve in named]
-        best = [max(curve.mean) for _, curve in named]
-        rows.append([f"{own[0].scales[place]:.3f}", *(_percent(cell) for cell in cells)])
-        lost = [None if c is None else (c - b) / STRONG for c, b in zip(cells, best, strict=True)]
-        tints.append([None, *lost])
-    headers = ["scale", *(f"{name} (%)" for name, _ in named)]
+    for scale in own[0].scales:
+        cells = [_at(curve, scale) for curve in curves.values()]
+        best = [max(curve.mean) for curve in curves.values()]
+        rows.append([f"{scale:.3f}", *(f"{100 * share:.1f}" for share in cells)])
+        tints.append([None, *((c - b) / STRONG for c, b in zip(cells, best, strict=True))])
+    headers = ["scale", *(f"{name} (%)" for name in curves)]
     page.table(headers, rows, colour=tints, caption="Coloured by what is lost against the best.")
 
 
-def _at(curve: Curve, scale: float) -> float | None:
-    found = [m for s, m in zip(curve.scales, curve.mean, strict=True) if abs(s / scale - 1) < 1e-3]
-    return found[0] if found else None
-
-
-def _percent(share: float | None) -> str | None:
-    return None if share is None else f"{100 * share:.1f}"
+def _at(curve: Curve, scale: float) -> float:
+    """The accuracy at the nearest scale: those of full size were written with four digits."""
+    nearest = min(range(len(curve.scales)), key=lambda k: abs(curve.scales[k] - scale))
+    return curve.mean[nearest]
 
 
 def _seen(page: Page, results: Sequence[RunResult]) -> None:
@@ -132,7 +122,7 @@ def _made(page: Page, results: Sequence[RunResult]) -> None:
         {
             "images": f"{first.config.source}, digits inside the package (part of MNIST's "
             "training set); training, validation and test digits are apart",
-            "networks": ", ".join(f"{_title(r)} ({_weights(r):,} weights)" for r in results),
+            "networks": ", ".join(network_title(result.model) for result in results),
             "schedule": f"{first.config.epochs} epochs in batches of {first.config.batch}, rate "
             f"{first.config.learning_rate:g} divided by e every "
             f"{first.config.epochs_per_decay:g} epochs",
@@ -141,10 +131,3 @@ def _made(page: Page, results: Sequence[RunResult]) -> None:
             "computed on": first.made_with.get("hardware", ""),
         }
     )
-
-
-def _weights(result: RunResult) -> int:
-    import torch
-
-    with torch.random.fork_rng(devices=[]):
-        return sum(weight.numel() for weight in result.config.model.build().parameters())

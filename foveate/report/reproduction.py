@@ -1,20 +1,18 @@
 """The page of the paper's reproduction: claims, figures, tables, how it was run and how long."""
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, NamedTuple
 
 from foveate import __version__
 from foveate.errors import DataError
-from foveate.paper.bars import bars
-from foveate.paper.claims import claims, selection
-from foveate.paper.findings import Finding
-from foveate.paper.summary import SEEDS, Summaries, Summary, effort, precision_of
-from foveate.report import figures, figures_data
+from foveate.paper.claims import Claim, claims, selection
+from foveate.paper.tables import SCALES, SEEDS, Point, Summaries, Summary, effort, precision_of
+from foveate.report import figures
 from foveate.report.html import Cell, Page
-from foveate.report.tables import over_samples, over_scale, verdicts
 from foveate.sweeps.records import RESULTS, Record, Winners, read_records, read_winners
 
 if TYPE_CHECKING:
@@ -23,6 +21,8 @@ if TYPE_CHECKING:
 NONE_YET = "No results yet: `foveate reproduce` makes them."
 OTHER = "other settings than this version's"
 BESIDE = "Solid is ours, the band its standard deviation over seeds; dashed is the paper."
+STRONG = 5.0  # points of difference that get the strongest colour
+VERDICT_TINTS = {"holds": 1.0, "fails": -1.0, "not yet": 0.0}
 
 
 class Plate(NamedTuple):
@@ -34,14 +34,15 @@ class Plate(NamedTuple):
 
 
 class Reproduction:
-    """Results of the paper's rows, all of them or some, and what follows from them."""
+    """Results of the paper's rows, all of them or some, and what follows from them.
+
+    The last of `claims` is not the paper's.
+    """
 
     def __init__(self, records: Sequence[Record] = (), winners: Sequence[Winners] = ()) -> None:
         self.records, self.winners = records, winners
         self.results = Summaries(records)
-        self.claims = claims(self.results)
-        self.theory = selection(winners)
-        self.bars = bars(self.results, records)
+        self.claims = [*claims(self.results), selection(winners)]
         self.effort = effort(records)
 
     @classmethod
@@ -51,19 +52,16 @@ class Reproduction:
             raise DataError(f"{folder} has no {RESULTS}; 'foveate reproduce --out' writes it")
         return cls(read_records(folder), read_winners(folder))
 
-    @property
-    def findings(self) -> list[Finding]:
-        """Everything that was judged."""
-        return [*self.claims, self.theory, *self.bars]
-
     def lead(self) -> str:
-        """Say in a sentence or two what came out."""
+        """Sum up the results in a sentence or two."""
         if not self.records:
             return NONE_YET
-        told = f"Of the paper's {len(self.claims)} claims {_counted(self.claims)}; of our "
-        told += f"{len(self.bars)} bars {_counted(self.bars)}. "
-        spent = self.effort
-        return told + f"{spent.runs} runs in {spent.seconds / 60:.1f} minutes of machine time."
+        *own, _ = self.claims
+        minutes = f"{self.effort.seconds / 60:.1f} minutes of machine time"
+        return (
+            f"Of the paper's {len(own)} claims {_counted(own)}. "
+            f"{self.effort.runs} runs in {minutes}."
+        )
 
     def missing(self) -> list[str]:
         """Say what is not there, in lines; none if all is."""
@@ -81,19 +79,6 @@ def plates(found: Reproduction) -> dict[str, Plate]:
     """Draw all figures, by the names of their files."""
     results = found.results
     return {
-        "data-set": Plate(
-            "The data set",
-            figures_data.data_set(),
-            "Four digits at the 17 test scales, each in a frame of 112 × 112 pixels. Above scale "
-            "4 parts of a digit leave the frame.",
-        ),
-        "foveated": Plate(
-            "Foveated processing",
-            figures_data.foveated(),
-            "A digit of scale 4 with the nested windows of 17 channels, and the patch of 28 × 28 "
-            "pixels that each channel shows to the same network. The window of channel 4 is the "
-            "frame itself; larger windows repeat its border.",
-        ),
         "generalisation": Plate(
             "Accuracy over scale",
             figures.generalisation(results),
@@ -122,7 +107,7 @@ def plates(found: Reproduction) -> dict[str, Plate]:
         ),
         "winning-scale": Plate(
             "The winning scale",
-            figures_data.winning_scales(found.winners),
+            figures.winning_scales(found.winners),
             "Not in the paper: at each true scale (across) the share of test images that each "
             "channel won (up), darker for more; the line is the mean. If the digit grows by a "
             "factor, the winner has to grow by the same factor: the dotted line, through the mean "
@@ -142,9 +127,7 @@ def reproduction_page(found: Reproduction, drawn: dict[str, Plate], source: str)
         f"again, {SEEDS} seeds each; accuracies are in percent of 10,000 test images."
     )
     page.section("The paper's claims")
-    verdicts(page, [*found.claims, found.theory], "claim")
-    page.section("How close it has to come")
-    verdicts(page, found.bars, "bar")
+    _verdicts(page, found.claims)
     for plate in drawn.values():
         page.section(plate.title)
         page.figure(plate.figure, caption=plate.caption)
@@ -153,21 +136,59 @@ def reproduction_page(found: Reproduction, drawn: dict[str, Plate], source: str)
     return page
 
 
+def shown(point: Point) -> str | None:
+    """The mean, with the number of seeds where some are missing: 99.31, or 99.31 (2 of 3)."""
+    if point.mean is None:
+        return None
+    partly = "" if point.complete else f" ({point.seeds} of {SEEDS})"
+    return f"{point.mean:.2f}{partly}"
+
+
+def signed(difference: float | None) -> str | None:
+    """A difference with its sign: +0.12, −0.07, and 0.00 without one."""
+    if difference is None:
+        return None
+    text = f"{difference:+.2f}".replace("-", "−")
+    return "0.00" if text[1:] == "0.00" else text
+
+
+def _verdicts(page: Page, judged: Sequence[Claim]) -> None:
+    """The verdicts, and the numbers that they rest on."""
+    page.table(
+        ["claim", "verdict", "statement"],
+        [[claim.name, claim.verdict, claim.statement] for claim in judged],
+        colour=[[None, VERDICT_TINTS[claim.verdict], None] for claim in judged],
+    )
+    checks = [(claim.name, check) for claim in judged for check in claim.checks]
+    page.table(
+        ["claim", "measured", "threshold"],
+        [[name, check.measured, check.threshold] for name, check in checks],
+        colour=[[None, VERDICT_TINTS[check.verdict], None] for _, check in checks],
+        caption="What was measured. The docstrings of `foveate.paper.claims` give the reason for "
+        "each threshold.",
+    )
+
+
 def _tables(page: Page, results: Summaries) -> None:
     page.section("Table I: accuracy over scale")
     page.text(
         "Ours with its standard deviation over seeds, then the paper's figure and ours less the "
         "paper's, blue where ours is higher. `tr2` is trained on scale 2, `tr14` on 1 to 4."
     )
+    scales = [f"{scale:.3g}" for scale in SCALES]
     for name, rows in _grouped(results.table("table1")).items():
-        over_scale(page, {row.row.trained: row for row in rows}, name)
+        _compare(page, "scale", scales, {r.row.trained: r.points for r in rows}, name)
     page.section("Table II: channel spacing")
     for network in ("FovMax", "FovAvg"):
-        rows = results.table("table2", network)
-        named = {f"{row.row.channels} channels": row for row in rows}
-        over_scale(page, named, f"{network}, trained on scale 2, channels on [1/2, 8].")
+        own = results.table("table2", network)
+        columns = {f"{row.row.channels} channels": row.points for row in own}
+        caption = f"{network}, trained on scale 2, channels on [1/2, 8]."
+        _compare(page, "scale", scales, columns, caption)
     page.section("Table III: few samples")
-    over_samples(page, results, "Mean over the nine test scales in [1, 4].")
+    few = _grouped(results.table("table3"))
+    sizes = [f"{int(row.row.trained):,}" for row in next(iter(few.values()))]
+    columns = {name: tuple(row.points[0] for row in rows) for name, rows in few.items()}
+    _compare(page, "samples", sizes, columns, "Mean over the nine test scales in [1, 4].")
 
 
 def _grouped(rows: Sequence[Summary]) -> dict[str, list[Summary]]:
@@ -176,6 +197,37 @@ def _grouped(rows: Sequence[Summary]) -> dict[str, list[Summary]]:
     for row in rows:
         groups.setdefault(row.row.label.removesuffix(f" {row.row.trained}"), []).append(row)
     return groups
+
+
+def _compare(
+    page: Page,
+    head: str,
+    names: Sequence[str],
+    columns: Mapping[str, Sequence[Point]],
+    caption: str,
+) -> None:
+    """Two cells for each point: ours with its spread, and the paper's with the difference."""
+    rows: list[list[Cell]] = []
+    tints: list[list[float | None]] = []
+    for name, *points in zip(names, *columns.values(), strict=True):
+        pairs = [_cells(point) for point in points]
+        rows.append([name, *(cell for pair in pairs for cell in pair)])
+        tints.append([None, *(tint for point in points for tint in (None, _tint(point)))])
+    headers = [head, *(text for name in columns for text in (name, "paper, diff."))]
+    page.table(headers, rows, colour=tints, caption=caption)
+
+
+def _cells(point: Point) -> tuple[str, str]:
+    spread = "" if point.spread is None else f"±{point.spread:.2f}"
+    paper = f"{point.paper:.2f} {signed(point.difference) or ''}".strip()
+    return f"{shown(point) or '–'}{spread}", paper
+
+
+def _tint(point: Point) -> float | None:
+    """By the root of the difference, so that tenths of a point are seen beside tens."""
+    if point.difference is None:
+        return None
+    return math.copysign(math.sqrt(min(1.0, abs(point.difference) / STRONG)), point.difference)
 
 
 def _how(page: Page, found: Reproduction, source: str) -> None:
@@ -213,9 +265,12 @@ def _how(page: Page, found: Reproduction, source: str) -> None:
     )
 
 
-def _counted(findings: Sequence[Finding]) -> str:
-    """As: 6 hold, 1 fails."""
-    counts = Counter[str](finding.verdict for finding in findings)
-    many = {"holds": "hold", "fails": "fail", "not yet": "cannot be judged yet"}
-    words = {**many, **{kind: kind for kind in ("holds", "fails") if counts[kind] == 1}}
+def _counted(judged: Sequence[Claim]) -> str:
+    """Count the verdicts in words: 6 hold, 1 fails."""
+    counts = Counter[str](claim.verdict for claim in judged)
+    words = {
+        "holds": "holds" if counts["holds"] == 1 else "hold",
+        "fails": "fails" if counts["fails"] == 1 else "fail",
+        "not yet": "cannot be judged yet",
+    }
     return ", ".join(f"{counts[kind]} {word}" for kind, word in words.items() if counts[kind])

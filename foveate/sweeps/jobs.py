@@ -1,14 +1,13 @@
-"""A list of runs, and what is left of each: trained, tested, and written down once."""
+"""A job: a run to train and to test over scale, and the outcome that is stored in its folder."""
 
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,17 +17,16 @@ from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.curve import AtScale, accuracy_over_scale
 from foveate.files import parse_json, read_text, write_text
-from foveate.paper.tables import Row
 from foveate.sweeps.records import Record, Winners
 from foveate.training.checkpoint import RunFolder
-from foveate.training.config import Precision, TrainConfig
+from foveate.training.config import TrainConfig
 from foveate.training.data import Load, made_from
 from foveate.training.loop import train_together
 from foveate.training.session import Watch
 from foveate.training.unchanged import check_unchanged
 
-MAX_SEEDS = 1000  # runs of one row
-SHARED = {f.name for f in fields(Record)}
+OUTCOME = "outcome.json"
+MAX_SEEDS = 1000  # of one configuration
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,30 +66,17 @@ class Outcome:
     hardware: str
     scales: tuple[AtScale, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
-        return {**asdict(self), "scales": [asdict(at) for at in self.scales]}
-
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> "Outcome":
-        """Read what `to_dict` wrote."""
-        outcome = cls(**{**values, "scales": tuple(map(AtScale.from_dict, values["scales"]))})
-        check_fields(outcome)
+    def read(cls, path: Path) -> "Outcome":
+        """Read the outcome.json of a run."""
+        try:
+            values = parse_json(read_text(path))
+            outcome = cls(**{**values, "scales": tuple(map(AtScale.from_dict, values["scales"]))})
+            check_fields(outcome)
+        except (ValueError, KeyError, TypeError, ConfigError) as error:
+            words = "remove it to test the run again"
+            raise DataError(f"{path} is damaged ({error}); {words}") from None
         return outcome
-
-
-def plan(rows: Iterable[Row], seeds: int, precision: Precision) -> list[Job]:
-    """The distinct runs that the rows need, the seeds of a row one after another."""
-    jobs: dict[str, Job] = {}
-    if not 1 <= seeds <= MAX_SEEDS:
-        raise ConfigError(f"seeds must be 1 to {MAX_SEEDS}, got {seeds}")
-    for row in rows:
-        for seed in range(seeds):
-            config = replace(row.config, seed=seed, precision=precision)
-            new = Job(name=row.name, config=config, scales=row.scales, rows=())
-            job = jobs.get(config.digest(), new)
-            jobs[config.digest()] = replace(job, rows=(*job.rows, (row.table, row.name)))
-    return list(jobs.values())
 
 
 def perform(
@@ -106,17 +91,28 @@ def perform(
 ) -> list[Outcome]:
     """Train the runs side by side, test them, and write an outcome into the folder of each.
 
-    `threads` are what torch may use on the CPU, 0 as it is: with another number, sums are rounded
-    otherwise. `at_once` is how many processes share the machine with this one, itself included.
+    Args:
+        jobs: The runs.
+        folder: The study's folder; each run gets a folder in it.
+        device: Where to train and to test.
+        threads: CPU threads of torch, 0 for its own choice. Their number changes the rounding.
+        at_once: The number of processes that share the GPU, this one included.
+        watch: Called after every training step.
+        load: Loads a source by its name.
     """
     load = lru_cache(maxsize=1)(load)
-    with using_threads(threads):
-        return _perform(jobs, folder, device, at_once, watch, load)
+    with _using_threads(threads):
+        if device.startswith("cuda"):
+            torch.cuda.reset_peak_memory_stats()
+        runs = [(job.config, folder / job.folder) for job in jobs]
+        trained = train_together(runs, device=device, watch=watch, load=load)
+        return [
+            _finish(job, run, device, at_once, load) for job, run in zip(jobs, trained, strict=True)
+        ]
 
 
 @contextmanager
-def using_threads(count: int) -> Iterator[None]:
-    """Let torch use `count` threads while the block runs; 0 leaves their number as it is."""
+def _using_threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:
@@ -125,37 +121,30 @@ def using_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _perform(
-    jobs: Sequence[Job], folder: Path, device: str, at_once: int, watch: Watch, load: Load
-) -> list[Outcome]:
-    if device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats()
-    runs = [(job.config, folder / job.folder) for job in jobs]
-    trained = train_together(runs, device=device, watch=watch, load=load)
-    found = []
-    for job, run in zip(jobs, trained, strict=True):
-        begun, last = time.perf_counter(), run.metrics()[-1]
-        scales = _test(job, run, device, load)
-        seconds = (last["share"] + time.perf_counter() - begun) / at_once
-        outcome = Outcome(
-            name=job.name,
-            seed=job.config.seed,
-            config=job.config.digest(),
-            validation=last["validation"],
-            seconds=round(seconds, 3),
-            memory=_peak_memory(device),
-            scales=scales,
-            **run.about(),
-        )
-        write_text(_path(folder, job), json.dumps(outcome.to_dict()) + "\n")
-        found.append(outcome)
-    return found
+def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load) -> Outcome:
+    """Test a trained run and write its outcome."""
+    begun, last = time.perf_counter(), run.metrics()[-1]
+    scales = _test(job, run, device, load)
+    seconds = (last["share"] + time.perf_counter() - begun) / at_once
+    outcome = Outcome(
+        name=job.name,
+        seed=job.config.seed,
+        config=job.config.digest(),
+        validation=last["validation"],
+        seconds=round(seconds, 3),
+        memory=_peak_memory(device),
+        scales=scales,
+        **run.about(),
+    )
+    write_text(run.path / OUTCOME, json.dumps(asdict(outcome)) + "\n")
+    return outcome
 
 
 def outcome_of(job: Job, folder: Path) -> Outcome | None:
     """What the job gave, if it is done; a folder with another run of that name is an error."""
-    run, path = RunFolder(folder / job.folder), _path(folder, job)
-    found = _read_outcome(path) if path.exists() else None
+    run = RunFolder(folder / job.folder)
+    path = run.path / OUTCOME
+    found = Outcome.read(path) if path.exists() else None
     digests = {found.config} if found else set()
     if (run.path / "config.json").exists():
         digests.add(run.config().digest())
@@ -167,16 +156,10 @@ def outcome_of(job: Job, folder: Path) -> Outcome | None:
     return found if tested >= set(job.scales) else None
 
 
-def _read_outcome(path: Path) -> Outcome:
-    try:
-        return Outcome.from_dict(parse_json(read_text(path)))
-    except (ValueError, KeyError, TypeError, ConfigError) as error:
-        raise DataError(f"{path} is damaged ({error}); remove it to test the run again") from None
-
-
 def records_of(job: Job, outcome: Outcome) -> list[Record]:
     """A line for every row of the job and every scale."""
-    how = {f.name: getattr(outcome, f.name) for f in fields(Outcome) if f.name in SHARED}
+    shared = {f.name for f in fields(Record)} & vars(outcome).keys()
+    how = {name: getattr(outcome, name) for name in shared}
     return [
         Record(table=table, row=row, scale=at.scale, accuracy=at.accuracy, **how)
         for table, row in job.rows
@@ -203,10 +186,6 @@ def source_of_tests(config: TrainConfig) -> str:
             "at other scales; name the images themselves as source"
         )
     return name
-
-
-def _path(folder: Path, job: Job) -> Path:
-    return folder / job.folder / "outcome.json"
 
 
 def _test(job: Job, run: RunFolder, device: str, load: Load) -> tuple[AtScale, ...]:

@@ -1,8 +1,8 @@
-"""Runs as tasks of a Ray cluster: workers and nodes may die, and each result still comes once.
+"""Perform jobs as tasks of a Ray cluster; every job ends once, also if workers or nodes die.
 
-A task trains in the folder of the study where it sees it, and so goes on from the checkpoint of a
-worker that died. Elsewhere it trains in a passing folder of its node, from the start after a death,
-and sends the finished run to the driver, which stores it.
+Where a worker can reach the study's folder, a task trains in it and resumes from the checkpoint of
+a worker that died. Elsewhere it trains in a temporary folder of its node, from the start after a
+death, and sends the finished run to the driver, which stores it.
 """
 
 import logging
@@ -26,8 +26,8 @@ import torch
 from foveate.data.sources import Source, load_source
 from foveate.errors import ConfigError, FoveateError
 from foveate.files import replacing, write_text
-from foveate.sweeps.jobs import Job, Outcome, outcome_of, perform
-from foveate.sweeps.runner import Done, Ended, Failure, ResourceError, reason_of
+from foveate.sweeps.jobs import OUTCOME, Job, outcome_of, perform
+from foveate.sweeps.runner import Done, Ended, Failure, reason_of
 from foveate.training.checkpoint import BusyError, RunFolder
 from foveate.trust import ALONE
 
@@ -35,28 +35,16 @@ IN_FLIGHT = 256  # tasks that Ray knows of at a time; more than 64 GPUs with thr
 LOOK_EVERY = 120.0  # seconds without a result after which the nodes are looked at
 CONNECT = 10.0  # seconds for the cluster to answer
 GRACE = 20.0  # seconds for cancelled runs to save
-FILES = ("config.json", "metrics.jsonl", "weights.safetensors", "outcome.json")  # the last is last
+FILES = ("config.json", "metrics.jsonl", "weights.safetensors", OUTCOME)  # in this order
 
 
-class Order(NamedTuple):
-    """What a task is told: `mark` is a file in `folder` by which it knows the study's folder."""
+class Place(NamedTuple):
+    """Where a task trains: `mark` is a file in `folder` that only the study's own folder has."""
 
-    job: Job
     folder: Path
     mark: str
-    here: Path
-    device: str
-    threads: int
-    at_once: int
+    current: Path
     patience: float
-
-
-class Answer(NamedTuple):
-    """What a task says: an outcome, or the reason why there is none; the files to be stored."""
-
-    outcome: Outcome | None
-    reason: str = ""
-    files: dict[str, bytes] = {}  # noqa: RUF012
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +66,7 @@ class RayEngine:
     patience: float = 60.0
 
     def check(self) -> None:
-        """Connect, and look whether any node has what a run asks for."""
+        """Connect, and raise a ConfigError if no node has what a run asks for."""
         if self.device not in ("cpu", "cuda"):
             raise ConfigError(f"Ray itself chooses among GPUs: use cpu or cuda, not {self.device}")
         nodes = [node["Resources"] for node in self._ray().nodes() if node["Alive"]]
@@ -86,10 +74,9 @@ class RayEngine:
         if any(all(node.get(key, 0) >= asked[key] for key in asked) for node in nodes):
             return
         most = {key: max((node.get(key, 0) for node in nodes), default=0) for key in asked}
-        raise ResourceError(
-            "cpus" if most["CPU"] < asked["CPU"] else "gpus",
+        raise ConfigError(
             f"a run asks for {_words(asked)}, and no node of the cluster has that (at most "
-            f"{_words(most)}); ask for less, with OMP_NUM_THREADS where no study says it",
+            f"{_words(most)}); lower the study's resources, or OMP_NUM_THREADS without a study"
         )
 
     def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[Ended]:
@@ -98,11 +85,14 @@ class RayEngine:
         ray, left, pending = self._ray(), iter(jobs), dict[Any, Job]()
         options = {"num_cpus": self._threads, "num_gpus": self.gpus, "max_retries": self.retries}
         task = ray.remote(work).options(name="foveate", **options)
+        at_once = round(1 / self.gpus) if self.gpus else 1
+        how = {"device": self.device, "threads": self._threads, "at_once": at_once}
         with _marked(folder.resolve(), self.shared) as mark:
+            place = Place(folder.resolve(), mark, Path.cwd(), self.patience)
             try:
                 while True:
                     for job in islice(left, IN_FLIGHT - len(pending)):
-                        pending[task.remote(self._order(job, folder.resolve(), mark))] = job
+                        pending[task.remote(job, place, how)] = job
                     if not pending:
                         return
                     ended, _ = ray.wait(list(pending), timeout=LOOK_EVERY)
@@ -118,32 +108,20 @@ class RayEngine:
         """On a GPU the CPU has little to do."""
         return self.cpus or (torch.get_num_threads() if self.device == "cpu" else 1)
 
-    def _order(self, job: Job, folder: Path, mark: str) -> Order:
-        return Order(
-            job=job,
-            folder=folder,
-            mark=mark,
-            here=Path.cwd(),
-            device=self.device,
-            threads=self._threads,
-            at_once=round(1 / self.gpus) if self.gpus else 1,
-            patience=self.patience,
-        )
-
     def _collect(self, reference: Any, job: Job, folder: Path) -> Ended:
         ray = self._ray()
         try:
-            answer: Answer = ray.get(reference)
-            if answer.files:
-                _store(answer.files, RunFolder(folder / job.folder))
-        except ray.exceptions.RayTaskError as error:  # `work` itself answers all that runs raise
+            ended, files = ray.get(reference)
+            if files:
+                _store(files, RunFolder(folder / job.folder))
+            return ended  # type: ignore[no-any-return]
+        except ray.exceptions.RayTaskError as error:  # `work` itself catches all that runs raise
             why = str(error).strip().splitlines()[-1]
             return Failure(job, f"no worker can do it ({why}); install this foveate on every node")
         except ray.exceptions.RayError as error:
             return Failure(job, f"its worker died {self.retries + 1} times ({_first_line(error)})")
         except (OSError, FoveateError) as error:
             return Failure(job, f"its result cannot be stored ({reason_of(error)})")
-        return Done(job, answer.outcome) if answer.outcome else Failure(job, answer.reason)
 
     def _cancel(self, pending: Iterable[Any]) -> None:
         """Stop what is under way, as Ctrl-C would, so that it is saved."""
@@ -177,25 +155,22 @@ class RayEngine:
         return ray
 
 
-def work(order: Order) -> Answer:
-    """Do one run; this is what a worker executes."""
+def work(job: Job, place: Place, how: dict[str, Any]) -> tuple[Ended, dict[str, bytes]]:
+    """Perform one job in a worker; returns how it ended, and the files that the driver stores."""
     try:
-        if order.here.is_dir():  # where relative paths and backbones of one's own are
-            os.chdir(order.here)
-        if order.mark and (order.folder / order.mark).exists():
-            _wait_for(RunFolder(order.folder / order.job.folder), order.patience)
-            return Answer(outcome_of(order.job, order.folder) or _perform(order, order.folder))
-        with tempfile.TemporaryDirectory(prefix="foveate-") as passing:
-            outcome = _perform(order, Path(passing))
-            made = Path(passing) / order.job.folder
-            return Answer(outcome, files={name: (made / name).read_bytes() for name in FILES})
-    except Exception as error:  # a backbone of one's own may fail in any way
-        return Answer(None, reason_of(error))
-
-
-def _perform(order: Order, folder: Path) -> Outcome:
-    how = {"device": order.device, "threads": order.threads, "at_once": order.at_once}
-    return perform([order.job], folder, load=_load, **how)[0]  # type: ignore[arg-type]
+        if place.current.is_dir():  # relative paths and the user's backbones start there
+            os.chdir(place.current)
+        if place.mark and (place.folder / place.mark).exists():
+            _wait_for(RunFolder(place.folder / job.folder), place.patience)
+            known = outcome_of(job, place.folder)
+            (outcome,) = [known] if known else perform([job], place.folder, load=_load, **how)
+            return Done(job, outcome), {}
+        with tempfile.TemporaryDirectory(prefix="foveate-") as made:
+            (outcome,) = perform([job], Path(made), load=_load, **how)
+            files = {name: (Path(made) / job.folder / name).read_bytes() for name in FILES}
+            return Done(job, outcome), files
+    except Exception as error:  # a user's backbone may raise anything
+        return Failure(job, reason_of(error)), {}
 
 
 @lru_cache(maxsize=2)

@@ -70,15 +70,6 @@ def read_winners(folder: Path) -> list[Winners]:
     return _read(folder / WINNERS, Winners)
 
 
-def published() -> Path | None:
-    """The folder of the results that come with the package, if there are any."""
-    package = Path(__file__).parents[1]
-    for folder in (package / "published", package.parent / "results" / "paper"):
-        if (folder / RESULTS).exists():
-            return folder
-    return None
-
-
 def write_results(folder: Path, records: Iterable[Record], winners: Iterable[Winners]) -> None:
     """Write both files, each whole or not at all, sorted, so that equal results are equal files."""
     try:
@@ -128,8 +119,8 @@ def _csv(kind: type, lines: Iterable[object]) -> str:
 def _read(path: Path, kind: type[Line]) -> list[Line]:
     if not path.exists():
         return []
-    types: dict[str, Callable[[str], Any]] = {"int": int, "float": _number, "str": str}
-    columns = {field.name: types[_name(field.type)] for field in fields(kind)}
+    readers: dict[Any, Callable[[str], Any]] = {int: int, float: _number, str: str}
+    columns = {field.name: readers[field.type] for field in fields(kind)}
     try:
         with regular(path).open(newline="", encoding="utf-8") as file:
             lines = list(csv.DictReader(file, strict=True))
@@ -143,7 +134,3 @@ def _number(text: str) -> float:
     if not math.isfinite(value):
         raise ValueError(f"{text} is not a finite number")
     return value
-
-
-def _name(kind: object) -> str:
-    return kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))

@@ -1,12 +1,11 @@
-"""Many runs: what is done is kept, what is left goes to an engine, and each result counts once."""
+"""A study: its folder of runs with one table of results, and the engines that perform its jobs."""
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, FoveateError
@@ -45,35 +44,27 @@ class Done(NamedTuple):
 Ended: TypeAlias = Done | Failure
 
 
-class ResourceError(ConfigError):
-    """A run asks for more of `key`, cpus or gpus, than any machine here has."""
-
-    def __init__(self, key: str, message: str) -> None:
-        super().__init__(message)
-        self.key = key
-
-
 def reason_of(error: Exception) -> str:
-    """Why a run failed, in one line."""
+    """The reason why a run failed, in one line."""
     words = " ".join(str(error).split())
     return words if isinstance(error, FoveateError) else f"{type(error).__name__}: {words}"
 
 
 class Engine(Protocol):
-    """Something that performs jobs, in any order, anywhere; `folder` is where runs are kept."""
+    """Performs jobs, in any order and on any machine."""
 
     def check(self) -> None:
-        """Refuse, before anything starts, runs that ask for more than any machine here has."""
+        """Raise a ConfigError if a run asks for more than any machine has."""
 
     def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[Ended]:
-        """Perform all jobs; each ends once, well or not."""
+        """Perform all jobs in the study's `folder`; each ends once, in `Done` or `Failure`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalEngine:
-    """This process and one device: on a GPU runs go side by side, on the CPU one by one.
+    """Performs jobs in this process on one device: side by side on a GPU, one by one on the CPU.
 
-    `cpus` is the number of threads, 0 for as many as torch takes by itself.
+    `cpus` is the number of threads, 0 for torch's own choice.
     """
 
     device: str = "cpu"
@@ -83,33 +74,64 @@ class LocalEngine:
     load: Load = load_source
 
     def check(self) -> None:
-        """Look whether the device and the cores are there."""
-        try:
-            find_device(self.device)
-        except ConfigError as error:
-            raise ResourceError("gpus", str(error)) from None
+        """Raise a ConfigError if the device or the cores are not there."""
+        find_device(self.device)
         there = os.cpu_count() or 1
         if self.cpus > there:
             asked = f"a run asks for {self.cpus} CPUs"
-            raise ResourceError("cpus", f"{asked}, and this machine has {there}; ask for fewer")
+            raise ConfigError(f"{asked}, and this machine has {there}; lower resources.cpus")
 
     def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[Ended]:
         """Perform the jobs in groups; a group that fails is tried again run by run."""
         together = self.together or (SIDE_BY_SIDE if self.device.startswith("cuda") else 1)
-        for group in _groups(jobs, together):
+        for first in range(0, len(jobs), together):
+            group = jobs[first : first + together]
             ended = self._perform(group, folder)
             yield from ended or replace(self, together=1).run(group, folder)
 
     def _perform(self, group: Sequence[Job], folder: Path) -> Sequence[Ended]:
         """How a group ended; nothing if some run of several failed, and any could be the one."""
-        place, threads = self.device, self.cpus
+        shown: dict[str, Any] = {"watch": self.watch, "load": self.load}
         try:
-            found = perform(
-                group, folder, device=place, threads=threads, watch=self.watch, load=self.load
-            )
+            found = perform(group, folder, device=self.device, threads=self.cpus, **shown)
         except Exception as error:  # a backbone of one's own may fail in any way
             return [Failure(group[0], reason_of(error))] if len(group) == 1 else []
         return [Done(job, outcome) for job, outcome in zip(group, found, strict=True)]
+
+
+def make_engine(
+    name: str,
+    *,
+    device: str = "cpu",
+    together: int = 0,
+    address: str | None = None,
+    cpus: int = 0,
+    gpus: float = 0.0,
+    **local: Any,
+) -> Engine:
+    """Make the engine `local`, this process, or `ray`, a Ray cluster.
+
+    Args:
+        name: `local` or `ray`.
+        device: Where runs train.
+        together: Runs side by side on one GPU, 0 for the default.
+        address: Address of the Ray cluster.
+        cpus: Threads of a run, 0 for torch's own choice.
+        gpus: The part of a GPU that a run gets; 0 leaves it to `together`.
+        local: `watch` and `load` of the local engine.
+    """
+    on_gpu = device.startswith("cuda")
+    together = round(1 / gpus) if gpus and on_gpu else together
+    if name == "local":
+        if address is not None:
+            raise ConfigError("--address is of a Ray cluster; add --engine ray")
+        return LocalEngine(device=device, together=together, cpus=cpus, **local)
+    if name == "ray":
+        from foveate.sweeps.ray_engine import RayEngine
+
+        part = gpus or 1 / (together or SIDE_BY_SIDE)
+        return RayEngine(device=device, address=address, cpus=cpus, gpus=part if on_gpu else 0.0)
+    raise ConfigError(f"engine must be local or ray, got {name!r}")
 
 
 class Study:
@@ -172,21 +194,3 @@ class Study:
     def _keys(job: Job) -> set[tuple[str, str, int, str, float]]:
         seed, digest = job.config.seed, job.config.digest()
         return {(table, row, seed, digest, s) for table, row in job.rows for s in job.scales}
-
-
-def estimate(jobs: Iterable[Job], known: Iterable[Record]) -> float | None:
-    """Seconds that the jobs will take, if runs of all their rows are among the known results."""
-    taken: dict[str, list[float]] = {}
-    for record in known:
-        taken.setdefault(record.row, []).append(record.seconds)
-    try:
-        return sum(sum(taken[job.name]) / len(taken[job.name]) for job in jobs)
-    except KeyError:
-        return None
-
-
-def _groups(jobs: Sequence[Job], size: int) -> Iterator[list[Job]]:
-    """Cut the jobs into groups that go side by side."""
-    left = iter(jobs)
-    while group := list(islice(left, size)):
-        yield group

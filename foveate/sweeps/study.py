@@ -1,32 +1,15 @@
-"""A list of runs as people write it: a TOML file, which is checked as a whole.
+"""A study: a TOML file that lists runs, checked as a whole before any of them starts.
 
-name = "pooling"                   # also the folder, runs/pooling, if --out does not say
-seeds = 3                          # 0, 1 and 2; or a list of them
-test_scales = [0.5, 1, 2, 4, 8]    # the paper's 17 if not said
-
-[resources]                        # of each run
-cpus = 1                           # threads; as many as torch takes here if not said
-gpus = 0.5                         # the part of a GPU that a run gets: two share one
-
-[defaults]                         # for all runs, the keys of 'foveate train --set'
-source = "mnist-5k"
-epochs = 3
-
-[[runs]]
-preset = "fovavg"                  # a network or preset, as for 'foveate train'
-model.dropout = 0.2
-
-[[runs]]
-name = "plain"                     # made of the preset and its changes if not said
-preset = "cnn"
-
-[grid]                             # each run with every combination of these
-samples = [1000, 3500]
+A file has `name`, `seeds`, `test_scales`, the tables `resources`, `defaults` and `grid`, and a
+list of tables `runs`; `examples/study.toml` explains each key.
 """
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -34,35 +17,58 @@ from typing import Any, NamedTuple
 
 import torch
 
+from foveate.checks import is_number
 from foveate.data.shards import is_shards, open_shards
 from foveate.data.sources import load_source
 from foveate.data.store import ScaledFile
-from foveate.paper.tables import SCALES
-from foveate.scales import as_scales
-from foveate.sweeps.jobs import Job, source_of_tests
-from foveate.sweeps.settings import Setting, check_keys, check_kind, configure, read_settings
-from foveate.sweeps.toml_lines import Keys, TomlFile, read_toml
+from foveate.errors import ConfigError, FoveateError
+from foveate.files import read_text
+from foveate.models.channels import PAPER_SCALES
+from foveate.models.zoo import ModelConfig
+from foveate.scales import ScaleGrid, as_scales
+from foveate.sweeps.jobs import MAX_SEEDS, Job, source_of_tests
 from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import Load, fitted, is_file, is_made
+from foveate.training.presets import preset
 
 TOP = ("name", "seeds", "test_scales", "resources", "defaults", "runs", "grid")
+SETTINGS = (
+    "preset",
+    *(f.name for f in fields(TrainConfig) if f.name not in ("model", "seed")),
+    *(f"model.{f.name}" for f in fields(ModelConfig)),
+)
+HINTS = {
+    "seed": "all runs have the same seeds: set seeds at the top",
+    "model": "name a network by preset, and change it by model.KEY",
+}
+KINDS = {int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "a table"}
 NAME = re.compile(r"[\w+=,-][\w.+=,-]*")
-LONGEST = 120  # letters of a name, which a folder has too
+LONGEST = 120  # characters of a name, which is also the name of a folder
+
+
+class Setting(NamedTuple):
+    """A value and its key path in the file, such as `runs[2].epochs`."""
+
+    value: Any
+    where: str
 
 
 class Run(NamedTuple):
-    """A run before its seeds, and where it stands."""
+    """A run before its seeds; `where` is the path of its table."""
 
     name: str
     settings: dict[str, Setting]
-    at: Keys
+    where: str
+
+    def at(self, key: str) -> str:
+        """The path of a setting, or of the run's table if it is not set."""
+        return self.settings[key].where if key in self.settings else self.where
 
 
 @dataclass(frozen=True)
 class StudyFile:
-    """A study that can be started; `cpus` is 0 and `gpus` None where the file does not say."""
+    """A study that can be started; `cpus` is 0 and `gpus` None where the file does not set them."""
 
-    file: TomlFile
     name: str
     jobs: tuple[Job, ...]
     scales: tuple[float, ...]
@@ -73,154 +79,196 @@ class StudyFile:
 def read_study(
     path: Path, load: Load = load_source, *, trust: bool = False, dry_run: bool = False
 ) -> StudyFile:
-    """Read a study, and refuse one with a run that could not work.
+    """Read a study and check every run of it, before any of them starts.
 
     Args:
         path: The TOML file.
         load: Loads a source by its name.
         trust: Whether backbones that the file names may be imported and called.
         dry_run: Never import backbones: their runs are listed, but must not be performed.
+
+    Raises:
+        ConfigError: Names the file and the path of the wrong key, as
+            `study.toml: runs[2].epochs must be a whole number, got 2.5`.
     """
-    load = lru_cache(maxsize=2)(load)
-    file = read_toml(path)
-    check_keys(file, (), file.values, TOP)
-    if "name" not in file.values:
-        raise file.error((), 'a study needs a name, as name = "pooling"')
-    name = _checked_name(file, ("name",), file.values["name"])
-    seeds, scales, (cpus, gpus) = _seeds(file), _scales(file), _resources(file)
+    values = _read_toml(path)
+    try:
+        return _study(values, lru_cache(maxsize=2)(load), trust, dry_run)
+    except FoveateError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(read_text(path))
+    except OSError as error:
+        raise ConfigError(f"cannot read {path} ({error.strerror}); check the path") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not a text in UTF-8; save it as one") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from None
+
+
+def _study(values: dict[str, Any], load: Load, trust: bool, dry_run: bool) -> StudyFile:
+    _check_keys("", values, TOP)
+    if "name" not in values:
+        raise ConfigError('a study needs a name, as name = "pooling"')
+    name, seeds = _checked_name("name", values["name"]), _seeds(values.get("seeds", 1))
+    with _at("test_scales"):
+        scales = as_scales(values.get("test_scales", PAPER_SCALES))
+    cpus, gpus = _resources(_table(values, "resources"))
     jobs = [
         Job(name=run.name, config=replace(config, seed=s), scales=scales, rows=((name, run.name),))
-        for run, config in _different(file, load, trust, dry_run)
+        for run, config in _different(values, load, trust, dry_run)
         for s in seeds
     ]
-    return StudyFile(file, name, tuple(jobs), scales, cpus, gpus)
+    return StudyFile(name, tuple(jobs), scales, cpus, gpus)
 
 
-def _seeds(file: TomlFile) -> list[int]:
-    given = file.values.get("seeds", 1)
-    at = ("seeds",)
+def _seeds(given: Any) -> list[int]:
     if not isinstance(given, list):
-        check_kind(file, at, given, int)
-        given = list(range(given))
-    for seed in given:
-        check_kind(file, at, seed, int)
-        with file.about(at):
+        _check_kind("seeds", given, int)
+        given = range(min(given, MAX_SEEDS + 1))
+    seeds: list[int] = list(given)
+    for seed in seeds:
+        _check_kind("seeds", seed, int)
+        with _at("seeds"):
             TrainConfig(seed=seed)
-    if not given or len(set(given)) < len(given):
-        raise file.error(at, "seeds must be a number of runs, as 3, or a list of different seeds")
-    return given
+    if not 0 < len(set(seeds)) == len(seeds) <= MAX_SEEDS:
+        raise ConfigError(f"seeds must be 1 to {MAX_SEEDS} runs, or a list of different seeds")
+    return seeds
 
 
-def _scales(file: TomlFile) -> tuple[float, ...]:
-    with file.about(("test_scales",)):
-        return as_scales(file.values.get("test_scales", SCALES))
-
-
-def _resources(file: TomlFile) -> tuple[int, float | None]:
-    table = _table(file, "resources")
-    check_keys(file, ("resources",), table, ("cpus", "gpus"))
-    for key, kind in (("cpus", int), ("gpus", float)):
-        if key in table:
-            check_kind(file, ("resources", key), table[key], kind)
-    cpus, gpus = table.get("cpus"), table.get("gpus")
-    if cpus is not None and cpus < 1:
-        raise file.error(("resources", "cpus"), f"a run needs a CPU, got cpus = {cpus}")
-    if gpus is not None and not 0 <= gpus <= 1:
-        raise file.error(("resources", "gpus"), f"a run uses a GPU or a part of it, got {gpus:g}")
-    return cpus or 0, gpus
+def _resources(table: dict[str, Any]) -> tuple[int, float | None]:
+    _check_keys("resources", table, ("cpus", "gpus"))
+    cpus, gpus = table.get("cpus", 1), table.get("gpus", 0)
+    _check_kind("resources.cpus", cpus, int)
+    _check_kind("resources.gpus", gpus, float)
+    if cpus < 1:
+        raise ConfigError(f"resources.cpus must be at least 1, got {cpus}")
+    if not 0 <= gpus <= 1:
+        raise ConfigError(f"resources.gpus must be 0 to 1, the part of a GPU, got {gpus:g}")
+    return cpus if "cpus" in table else 0, table.get("gpus")
 
 
 def _different(
-    file: TomlFile, load: Load, trust: bool, dry_run: bool
+    values: dict[str, Any], load: Load, trust: bool, dry_run: bool
 ) -> Iterator[tuple[Run, TrainConfig]]:
     """Every run with its configuration; two that are the same, or have one name, are refused."""
     configs: dict[str, Run] = {}
     names: dict[str, Run] = {}
-    for run in _runs(file):
-        config = _config(file, run, load)
+    for run in _runs(values):
+        config = _config(run, load)
         if not (dry_run and config.backbone):
-            _try_net(file, run, config, trust)
+            with _at(run.at("backbone")), torch.random.fork_rng(devices=[]):
+                build_net(config, trust=trust)
         if twin := configs.get(config.digest()):
-            words = f"{run.name} is the same run as {twin.name} in line {file.line(twin.at)}"
-            raise file.error(run.at, f"{words}; leave out one of them")
+            words = f"{run.name} is the same run as {twin.name} in {twin.where}"
+            raise _error(run.where, f"{words}; leave out one of them")
         if other := names.get(run.name):
-            words = f"{run.name} is the name of the run in line {file.line(other.at)} too"
-            raise file.error(run.at, f'{words}; give one of them another, as name = "wide"')
+            words = f"{run.name} is the name of the run in {other.where} too"
+            raise _error(run.where, f'{words}; give one of them another, as name = "wide"')
         configs[config.digest()] = names[run.name] = run
         yield run, config
 
 
-def _runs(file: TomlFile) -> Iterator[Run]:
+def _runs(values: dict[str, Any]) -> Iterator[Run]:
     """The runs of the list, or one that is all defaults, each at every point of the grid."""
-    usual = read_settings(file, ("defaults",), _table(file, "defaults"))
-    grid = _grid(file)
-    for at, table in _listed(file):
-        own = read_settings(file, at, {k: v for k, v in table.items() if k != "name"})
+    usual = _settings("defaults", _table(values, "defaults"))
+    grid = _grid(values)
+    for where, table in _listed(values):
+        own = _settings(where, {k: v for k, v in table.items() if k != "name"})
         for key in own.keys() & grid.keys():
-            raise file.error(own[key].at, f"{key} is in the grid too; say it in one of the places")
+            raise _error(own[key].where, "it is in the grid too; set it in one of the places")
         for point in product(*grid.values()):
             varied = dict(zip(grid, point, strict=True))
             settings = {**usual, **own, **varied}
             if "preset" not in settings:
-                raise file.error(at, 'which network? say preset = "fovavg"')
+                raise _error(where, 'no network; add preset = "fovavg"')
+            _check_kind(settings["preset"].where, settings["preset"].value, str)
             if "name" in table:
-                name = _checked_name(file, (*at, "name"), table["name"]) + _changes(varied)
+                name = _checked_name(f"{where}.name", table["name"])
             else:
-                check_kind(file, settings["preset"].at, settings["preset"].value, str)
-                name = _safe(settings["preset"].value) + _changes(own) + _changes(varied)
-            yield Run(_checked_name(file, at, name), settings, at)
+                name = _safe(settings["preset"].value) + _changes(own)
+            yield Run(_checked_name(where, name + _changes(varied)), settings, where)
 
 
-def _listed(file: TomlFile) -> Iterator[tuple[Keys, dict[str, Any]]]:
-    """The tables of runs; a grid without any is of one run."""
-    listed = file.values.get("runs", [{}] if "grid" in file.values else [])
+def _listed(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The tables of runs; a grid without any has one run."""
+    listed = values.get("runs", [{}] if "grid" in values else [])
     if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
-        raise file.error(("runs",), "runs must be tables of a list: write [[runs]] above each")
+        raise ConfigError("runs must be a list of tables: write [[runs]] above each")
     if not listed:
-        raise file.error(("runs",), "there are no runs; add [[runs]], or a [grid] of settings")
+        raise ConfigError("there are no runs; add [[runs]], or a [grid] of settings")
     for index, table in enumerate(listed):
-        yield (("runs", index) if "runs" in file.values else ("grid",)), table
+        yield f"runs[{index}]" if "runs" in values else "grid", table
 
 
-def _grid(file: TomlFile) -> dict[str, list[Setting]]:
+def _grid(values: dict[str, Any]) -> dict[str, list[Setting]]:
     """The values of each setting that is varied."""
     found = {}
-    for key, (values, at) in read_settings(file, ("grid",), _table(file, "grid")).items():
-        check_kind(file, at, values, list)
-        if not values:
-            raise file.error(at, f"{key} has no values; leave it out")
-        for value in values:
-            if values.count(value) > 1:
-                raise file.error(at, f"{key} has the value {value} twice; leave out one of them")
-        found[key] = [Setting(value, at) for value in values]
+    for key, (options, where) in _settings("grid", _table(values, "grid")).items():
+        _check_kind(where, options, list)
+        if not options:
+            raise _error(where, "it has no values; leave it out")
+        found[key] = [Setting(option, where) for option in options]
     return found
 
 
-def _config(file: TomlFile, run: Run, load: Load) -> TrainConfig:
+def _settings(where: str, table: Mapping[str, Any]) -> dict[str, Setting]:
+    """The settings in a table, `model.dropout` for the key dropout of its table model."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        nested = key == "model" and isinstance(value, dict)
+        flat |= {f"model.{k}": v for k, v in value.items()} if nested else {key: value}
+    _check_keys(where, flat, SETTINGS)
+    return {key: Setting(value, f"{where}.{key}") for key, value in flat.items()}
+
+
+def _config(run: Run, load: Load) -> TrainConfig:
     """The configuration of a run, made to fit its images, and known to work with them."""
-    settings, config = run.settings, configure(file, run.settings)
-    source = settings["source"].at if "source" in settings else run.at
-    with file.about(source):
+    settings = run.settings
+    with _at(settings["preset"].where):
+        config = preset(settings["preset"].value)
+    for key, setting in settings.items():
+        if key != "preset":
+            with _at(setting.where):
+                config = _set(config, key, setting.value)
+    with _at(run.at("source")):
         load(source_of_tests(config))
         made, there = is_made(config.source), _training_images(config.source, load)
     for key in ("scales", "size", "border"):
         if key in settings and made:
-            words = f"the images in {config.source} are made already: leave out {key}"
-            raise file.error(settings[key].at, words)
+            words = f"the images in {config.source} are made already: leave it out"
+            raise _error(settings[key].where, words)
     if config.samples > there:
-        at = settings["samples"].at if "samples" in settings else run.at
-        raise file.error(at, f"samples = {config.samples}, but {config.source} has {there} images")
-    with file.about(source):
-        config = fitted(config, load, settings)
-    _check_fit(file, config, fitted(config, load), settings)
+        words = f"samples is {config.samples}, but {config.source} has {there} images"
+        raise _error(run.at("samples"), words)
+    with _at(run.at("source")):
+        config, natural = fitted(config, load, settings), fitted(config, load)
+    for key in ("channels", "classes"):
+        ours, theirs = getattr(config.model, key), getattr(natural.model, key)
+        if ours < theirs or (key == "channels" and ours != theirs):
+            words = f"{config.source} has {theirs} {key}, not {ours}; leave it out"
+            raise _error(run.at(f"model.{key}"), words)
     return config
 
 
-def _try_net(file: TomlFile, run: Run, config: TrainConfig, trust: bool) -> None:
-    """Build the network once, to hear of mistakes before anything starts."""
-    place = run.settings["backbone"].at if "backbone" in run.settings else run.at
-    with file.about(place), torch.random.fork_rng(devices=[]):
-        build_net(config, trust=trust)
+def _set(config: TrainConfig, key: str, value: Any) -> TrainConfig:
+    """The configuration with one setting as TOML has it; `TrainConfig` checks its type."""
+    owner, name = (config.model, key[6:]) if key.startswith("model.") else (config, key)
+    if key == "scales" and is_number(value):
+        value = f"{value:g}"  # 2 is as good as "2" for a single training scale
+    if key == "model.scales":
+        if isinstance(value, str):
+            return config.changed({key: value})
+        if not (isinstance(value, list) and len(value) == 3):
+            raise ConfigError(f"scales must be [low, high, per_octave], got {value!r}")
+        value = ScaleGrid(*value)
+    if type(getattr(owner, name)) is float and is_number(value):
+        value = float(value)
+    changed: Any = replace(owner, **{name: value})
+    return changed if owner is config else replace(config, model=changed)
 
 
 def _training_images(source: str, load: Load) -> int:
@@ -229,27 +277,16 @@ def _training_images(source: str, load: Load) -> int:
     return ScaledFile(Path(source)).counts["train"] if is_file(source) else len(load(source).train)
 
 
-def _check_fit(
-    file: TomlFile, config: TrainConfig, natural: TrainConfig, settings: Mapping[str, Setting]
-) -> None:
-    """Refuse a network for other images than there are; `natural` follows the images."""
-    for key in ("channels", "classes"):
-        ours, theirs = getattr(config.model, key), getattr(natural.model, key)
-        if ours < theirs or (key == "channels" and ours != theirs):
-            at = settings[f"model.{key}"].at
-            raise file.error(at, f"{config.source} has {theirs} {key}, not {ours}; leave it out")
-
-
-def _table(file: TomlFile, key: str) -> dict[str, Any]:
-    table = file.values.get(key, {})
-    check_kind(file, (key,), table, dict)
+def _table(values: dict[str, Any], key: str) -> dict[str, Any]:
+    table = values.get(key, {})
+    _check_kind(key, table, dict)
     return table  # type: ignore[no-any-return]
 
 
 def _changes(settings: Mapping[str, Setting]) -> str:
     """Settings as the end of a name: _batch=32_model.dropout=0.2."""
-    kept = {key: setting.value for key, setting in settings.items() if key != "preset"}
-    short = {k: "x".join(map(str, v)) if isinstance(v, list) else v for k, v in kept.items()}
+    values = {key: setting.value for key, setting in settings.items() if key != "preset"}
+    short = {k: "x".join(map(str, v)) if isinstance(v, list) else v for k, v in values.items()}
     return _safe("".join(f"_{key}={value}" for key, value in short.items()))
 
 
@@ -258,9 +295,41 @@ def _safe(text: str) -> str:
     return re.sub(r"[^\w.+=,-]+", "_", text)
 
 
-def _checked_name(file: TomlFile, at: Keys, name: object) -> str:
+def _checked_name(where: str, name: object) -> str:
     if not (isinstance(name, str) and NAME.fullmatch(name)):
-        raise file.error(at, f"a name has letters, digits and _ . + = , - alone, got {name!r}")
+        raise _error(where, f"a name has letters, digits and _ . + = , - alone, got {name!r}")
     if len(name) > LONGEST:
-        raise file.error(at, f'{name[:20]}... is too long a name; say one, as name = "wide"')
+        raise _error(where, f'{name[:20]}... is too long a name; shorten it, as name = "wide"')
     return name
+
+
+def _check_keys(where: str, keys: Iterable[str], known: tuple[str, ...]) -> None:
+    """Refuse unknown keys."""
+    for key in keys:
+        if key not in known:
+            near = get_close_matches(key, known, n=1)
+            other = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            hint = HINTS.get(key, other)
+            raise ConfigError(f"{where}{'.' if where else ''}{key} is not a known key; {hint}")
+
+
+def _check_kind(where: str, value: object, kind: type) -> None:
+    """Refuse a value of another type; a whole number is a number too."""
+    if not (is_number(value) if kind is float else type(value) is kind):
+        raise ConfigError(f"{where} must be {KINDS[kind]}, got {value!r}")
+
+
+@contextmanager
+def _at(where: str) -> Iterator[None]:
+    """Let an error in the block name the key path `where`."""
+    try:
+        yield
+    except FoveateError as error:
+        raise _error(where, str(error)) from None
+
+
+def _error(where: str, message: str) -> ConfigError:
+    """An error about the value at `where`; "epochs must ..." becomes "runs[2].epochs must ..."."""
+    name, _, rest = message.partition(" ")
+    same = f".{where}".endswith(f".{name}")
+    return ConfigError(f"{where} {rest}" if same else f"{where}: {message}")

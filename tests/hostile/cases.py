@@ -58,9 +58,9 @@ def _options(command):
 
 
 COMMANDS = {
-    c.callback.__name__: [o for o in _options(c.callback) if o.name not in ("update_docs", "host")]
+    c.callback.__name__: [o for o in _options(c.callback) if o.name != "host"]
     for c in app.registered_commands
-}  # without --update-docs, which writes into the checkout, and --host, of the page's own cases
+}  # without --host, which has cases of its own
 GOOD = {
     "quickstart": "",
     "demo": "--model run",

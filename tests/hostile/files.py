@@ -148,7 +148,7 @@ def _models():
 
 def _paper():
     """The first rows of the published results."""
-    from foveate.sweeps.records import published
+    from foveate.paper.tables import published
 
     Path("paper").mkdir()
     for name in ("results.csv", "winners.csv"):

@@ -158,7 +158,7 @@ FIRST = (
 )
 WARM = str.split(
     "foveate.cli.app foveate.data.store foveate.evaluation.audit.report "
-    "foveate.evaluation.results foveate.evaluation.predict foveate.sweeps.engines "
+    "foveate.evaluation.results foveate.evaluation.predict foveate.sweeps.runner "
     "foveate.sweeps.study foveate.paper.quickstart foveate.report.audit_page "
     "foveate.report.plots foveate.report.reproduction "
     "foveate.training.distributed foveate.training.loop foveate.cli.display foveate.models.export "

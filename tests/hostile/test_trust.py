@@ -19,13 +19,13 @@ from tiny_runs import AS_TINY, tiny
 from torch import nn
 from traps import NET, forget, sprung
 
+from foveate import provenance
 from foveate.cli.app import run
 from foveate.demo.networks import load_networks
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.evaluation.models import load_model
 from foveate.sweeps.study import read_study
-from foveate.training import checkpoint
-from foveate.training.checkpoint import RunFolder, commit
+from foveate.training.checkpoint import RunFolder
 from foveate.training.config import build_net
 from foveate.training.loop import train
 
@@ -234,11 +234,10 @@ def test_a_trusted_run_is_built(honest, here):
 
 
 def test_a_folder_of_the_paper_does_not_choose_either(hostile, capsys):
-    from foveate.paper.tables import find_rows
-    from foveate.sweeps.jobs import plan
+    from foveate.paper.tables import find_rows, paper_jobs
 
     rows = find_rows(["table1"], ["cnn-tr2"])
-    (job,) = plan(rows, 1, "float32")
+    (job,) = paper_jobs(rows, 1, "float32")
     hostile.rename(hostile.parent / job.folder)
     out = ["--out", str(hostile.parent), "--device", "cpu"]
     assert run(["reproduce", "table1", "--rows", "cnn-tr2", "--seeds", "1", *out]) == 2
@@ -265,7 +264,8 @@ def test_a_study_does_not_choose_either(here, capsys):
     (here / "planted.py").write_text(NET)
     study = here / "study.toml"
     study.write_text(STUDY.replace("BACKBONE", 'backbone = "planted:net"'))
-    assert f"{study}, line 12: the backbone 'planted:net'" in refused(capsys, "sweep", study)
+    told = refused(capsys, "sweep", study)
+    assert f"{study}: runs[0].backbone: the backbone 'planted:net'" in told
     refusal(lambda: read_study(study), FoveateError)
     for more in ([], ["--trust"]):
         assert run(["sweep", str(study), "--dry-run", *more, "--device", "cpu"]) == 0
@@ -296,16 +296,16 @@ def test_postscript_is_not_given_to_ghostscript(here, capsys, monkeypatch):
 
 def test_git_does_not_look_at_folders_around_the_package(tmp_path, monkeypatch):
     """A folder with a hostile .git, in which someone made the environment with foveate."""
-    mark, package = tmp_path / "SPRUNG", tmp_path / "env" / "foveate" / "training"
+    mark, package = tmp_path / "SPRUNG", tmp_path / "env" / "foveate"
     package.mkdir(parents=True)
-    (package / "checkpoint.py").touch()
+    (package / "provenance.py").touch()
     (tmp_path / "hook").write_text(f"#!/bin/sh\ntouch {mark}\n")
     (tmp_path / "hook").chmod(0o755)
     for order in (["init", "-q"], ["add", "env"], ["config", "core.fsmonitor", "./hook"]):
         subprocess.run(["git", "-C", tmp_path, *order], check=True)
     monkeypatch.delenv("FOVEATE_COMMIT", raising=False)
-    monkeypatch.setattr(checkpoint, "__file__", str(package / "checkpoint.py"))
-    assert commit() == "" and not mark.exists()
+    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+    assert provenance.commit() == "" and not mark.exists()
     subprocess.run(["git", "-C", package, "ls-files"], check=True, capture_output=True)
     assert mark.exists()
 

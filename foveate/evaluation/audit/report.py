@@ -65,7 +65,7 @@ class AuditReport:
             "unreadable": self.unreadable,
             "audits": {name: audit.to_dict() for name, audit in self.audits.items()},
         }
-        return write_tables(folder, "audit", COLUMNS, rows, content)
+        return write_tables(folder / "audit.csv", folder / "audit.json", COLUMNS, rows, content)
 
 
 def choose_transform(

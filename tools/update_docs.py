@@ -1,21 +1,28 @@
-"""Tables of the results for README and docs, written between markers so that they stay true."""
+"""Write the tables and pictures of the published results into README and docs, between markers.
+
+python tools/update_docs.py
+"""
 
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bars import bars
+from illustration import foveated
+
 from foveate.errors import ConfigError
 from foveate.files import write_text
-from foveate.paper.findings import Finding
-from foveate.paper.summary import Point, Summary
+from foveate.paper.claims import Claim
+from foveate.paper.tables import Point, Summary, published
 from foveate.report.plots import save
-from foveate.report.reproduction import NONE_YET, Reproduction, plates
-from foveate.report.tables import NETWORKS, Line, sample_line, sample_sizes, shown, signed
+from foveate.report.reproduction import NONE_YET, Reproduction, plates, shown, signed
 
+ROOT = Path(__file__).parents[1]
 DOCS = ("README.md", "docs/reproduction.md")
 BLOCK = re.compile(r"(<!-- results:begin (\S+) -->\n)(.*?)(<!-- results:end -->)", re.DOTALL)
 HEADLINE = ("cnn-tr2", "fovconc-tr2", "swmax-tr2", "fovmax-tr2", "fovavg-tr2")
-PICTURES = ("generalisation", "spacing", "few-samples", "winning-scale")
+NETWORKS = ("CNN", "FovAvg", "FovMax", "FovConc", "SWMax")
+PICTURES = ("generalisation", "spacing", "few-samples", "winning-scale", "foveated")
 CELLS = "Ours in percent, in brackets ours less the paper's; every second of the 17 scales."
 
 
@@ -49,48 +56,49 @@ def update_docs(found: Reproduction, root: Path) -> list[Path]:
     folder = root / "docs" / "images"
     if not (found.records and folder.is_dir()):
         return having
-    drawn = plates(found)
-    return having + [save(drawn[name].figure, folder / f"{name}.png") for name in PICTURES]
+    drawn = {name: plate.figure for name, plate in plates(found).items()}
+    drawn["foveated"] = foveated()
+    return having + [save(drawn[name], folder / f"{name}.png") for name in PICTURES]
 
 
 def _claims(found: Reproduction) -> str:
-    return _findings("claim", [*found.claims, found.theory])
+    return _verdicts("claim", found.claims)
 
 
 def _bars(found: Reproduction) -> str:
-    return _findings("bar", found.bars)
+    return _verdicts("bar", bars(found.results, found.records))
 
 
-def _findings(what: str, findings: Sequence[Finding]) -> str:
+def _verdicts(what: str, claims: Sequence[Claim]) -> str:
     rows = [
         [
-            f"**{finding.name}** {finding.statement}",
-            "<br>".join(f"{check.measured}, {check.threshold}" for check in finding.checks),
-            finding.verdict,
+            f"**{claim.name}** {claim.statement}",
+            "<br>".join(f"{check.measured}, {check.threshold}" for check in claim.checks),
+            claim.verdict,
         ]
-        for finding in findings
+        for claim in claims
     ]
     return _table([what, "measured, threshold", "verdict"], rows)
 
 
 def _headline(found: Reproduction) -> str:
     rows = [found.results.row(name) for name in HEADLINE]
-    return _partly(rows) + _over_scale([_every(row, 4) for row in rows], 4)
+    return _partly(rows) + _over_scale(rows, 4)
 
 
 def _over_scale_of(table: str) -> Callable[[Reproduction], str]:
     def write(found: Reproduction) -> str:
         rows = found.results.table(table)
-        return f"{_partly(rows)}{CELLS}\n\n" + _over_scale([_every(row, 2) for row in rows], 2)
+        return f"{_partly(rows)}{CELLS}\n\n" + _over_scale(rows, 2)
 
     return write
 
 
 def _few(found: Reproduction) -> str:
-    lines = [sample_line(found.results, network) for network in NETWORKS]
-    rows = [[line.name, *map(_cell, line.points)] for line in lines]
-    partly = _partly(found.results.table("table3"))
-    return partly + _table(["network", *sample_sizes(found.results)], rows)
+    lines = {network: found.results.table("table3", network) for network in NETWORKS}
+    rows = [[name, *(_cell(row.points[0]) for row in own)] for name, own in lines.items()]
+    sizes = [f"{int(row.row.trained):,}" for row in lines["CNN"]]
+    return _partly(found.results.table("table3")) + _table(["network", *sizes], rows)
 
 
 def _made(found: Reproduction) -> str:
@@ -102,14 +110,11 @@ def _made(found: Reproduction) -> str:
     )
 
 
-def _every(row: Summary, step: int) -> Line:
-    """A line of every second or fourth scale."""
-    return Line(row.row.label, row.points[::step])
-
-
-def _over_scale(lines: Sequence[Line], step: int) -> str:
+def _over_scale(rows: Sequence[Summary], step: int) -> str:
+    """A table of every second or fourth scale."""
     scales = ["1/2", "0.71", "1", "1.41", "2", "2.83", "4", "5.66", "8"][:: step // 2]
-    return _table(["network", *scales], [[line.name, *map(_cell, line.points)] for line in lines])
+    lines = [[row.row.label, *map(_cell, row.points[::step])] for row in rows]
+    return _table(["network", *scales], lines)
 
 
 def _cell(point: Point) -> str:
@@ -136,3 +141,9 @@ BLOCKS: dict[str, Callable[[Reproduction], str]] = {
     "table3": _few,
     "made": _made,
 }
+
+
+if __name__ == "__main__":
+    folder = published()
+    for written in update_docs(Reproduction.read(folder) if folder else Reproduction(), ROOT):
+        print(written)

@@ -1,14 +1,20 @@
-"""From finished runs to the networks that come with the package: weights, index and cards."""
+"""Put trained networks into the package: weights, index and model cards.
+
+python tools/ship.py RESULTS   a results.json of 'foveate evaluate', or the folder that has it
+"""
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from model_cards import card, overview
+
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.results import RunResult
+from foveate.evaluation.results import RunResult, read_results
 from foveate.files import replacing, write_text
 from foveate.models.pretrained import (
     INDEX,
@@ -17,13 +23,11 @@ from foveate.models.pretrained import (
     from_pretrained,
     read_index,
 )
-from foveate.paper.cards import card, overview
-from foveate.paper.tables import find_rows
-from foveate.sweeps.jobs import Outcome
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.presets import PRESETS
 
+CARDS = Path(__file__).parents[1] / "docs" / "models"
 NAMED = ("model", "source", "scales", "samples", "size", "seed")
 """The settings of a run that have a field of their own in `PretrainedInfo`."""
 
@@ -58,18 +62,6 @@ def ship(
     for info in infos:
         from_pretrained(info.name, folder)  # says so if what was written cannot be read
     return infos
-
-
-def finished_rows(study: Path) -> list[RunResult]:
-    """The finished and tested runs of Table I in a study's folder, as `ship` takes them."""
-    wanted, found = {row.name for row in find_rows(["table1"])}, []
-    for path in sorted(study.glob("*/outcome.json")):
-        outcome = Outcome.from_dict(json.loads(path.read_text()))
-        if outcome.name in wanted:
-            made = {key: getattr(outcome, key) for key in ("version", "commit", "hardware")}
-            config, run = RunFolder(path.parent).config(), str(path.parent)
-            found.append(RunResult(run=run, config=config, scales=outcome.scales, made_with=made))
-    return found
 
 
 def row_name(config: TrainConfig) -> str:
@@ -135,3 +127,8 @@ def _write_index(infos: Sequence[PretrainedInfo], folder: Path) -> None:
     index = read_index(folder) | {info.name: info for info in infos}
     text = json.dumps([info.to_dict() for info in index.values()], indent=1, allow_nan=False)
     write_text(folder / INDEX, text + "\n")
+
+
+if __name__ == "__main__":
+    for shipped in ship(read_results(Path(sys.argv[1])), CARDS):
+        print(shipped.name)

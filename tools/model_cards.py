@@ -1,4 +1,4 @@
-"""The card of a network that comes with the package: what it is, where it holds, where it fails."""
+"""Model cards: Markdown pages about the networks that come with the package."""
 
 from collections.abc import Sequence
 
