@@ -1,6 +1,7 @@
 """Imports point one way, and importing the package does nothing heavy."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,23 +9,14 @@ from pathlib import Path
 import pytest
 
 import foveate
+from foveate.execution.plan import PLANS
 
 PACKAGE = Path(foveate.__file__).parent
-# A module may import from its own room and from rooms before it.
-ROOMS = (
-    ("errors", "checks", "files", "provenance", "tracing", "trust"),
-    ("native",),
-    ("scales", "resampling", "scale_space"),
-    ("data",),
-    ("models",),
-    ("execution",),
-    ("training",),
-    ("evaluation",),
-    ("sweeps",),
-    ("paper",),
-    ("report",),
-    ("cli", "demo", "__main__"),
-)
+ROOMS = [  # in the order of the page; a module may import from its own room and from those before
+    re.findall(r"`(\w+)`", row.split("|")[1])
+    for row in (PACKAGE.parent / "docs" / "architecture.md").read_text().splitlines()
+    if row.startswith("| `")
+][:12]
 RANK = {name: rank for rank, names in enumerate(ROOMS) for name in names}
 
 
@@ -39,6 +31,19 @@ def imports(path):
 def room(module):
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else None
+
+
+def test_the_page_has_every_room_once():
+    rooms = [room for row in ROOMS for room in row]
+    there = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    there -= {"__init__", "__pycache__", "alone"}  # `alone` is put on the path of other processes
+    assert sorted(rooms) == sorted(there)
+
+
+def test_the_page_has_every_plan():
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    named = re.findall(r"^\| `(\w+)` \|", page.partition("One door to speed")[2], re.MULTILINE)
+    assert named == [*(plan.__name__.rpartition(".")[2] for plan in PLANS), "definition"]
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.name))
