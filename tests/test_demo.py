@@ -19,7 +19,7 @@ from foveate.data.sources import load_source
 from foveate.demo import networks, scenes, uploads
 from foveate.demo.digit_page import DigitPage
 from foveate.demo.networks import load_networks, predict_digit
-from foveate.demo.panels import LOW, accuracy
+from foveate.demo.panels import LOW, accuracy, channels
 from foveate.demo.uploads import as_digit, pack, read_upload, unpack
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.models.sliding import LocalMaps, local_maps
@@ -79,8 +79,14 @@ def test_networks_that_do_not_fit_the_page_are_refused(specs, tmp_path):
         load_networks([specs[0], str(small)])
     two = replace(tiny().model, classes=12)
     other = train(tiny(model=two, samples=32, epochs=1), tmp_path / "other").path
-    with pytest.raises(ConfigError, match="is about digits"):
-        load_networks([str(other)])
+    for ref in (str(other), "fovmax"):  # 12 classes, and a network without trained weights
+        with pytest.raises(ConfigError, match="is about digits"):
+            load_networks([ref])
+
+
+def test_a_file_of_weights_has_no_accuracy(specs):
+    (contender,) = load_networks([f"{specs[1]}/weights.safetensors"])
+    assert (contender.title, contender.accuracy, contender.tested) == ("FovMax", {}, "")
 
 
 def test_the_answers_are_the_networks(contenders, digits):
@@ -89,25 +95,28 @@ def test_the_answers_are_the_networks(contenders, digits):
         seen = predict_digit(contenders, digit, zoom)
         frame = rescale(digit, zoom, size=112)
         torch.testing.assert_close(seen.frame, frame[0, 0], rtol=0, atol=0)
-        for contender, answer in zip(contenders, seen.predictions, strict=True):
+        assert [contender for contender, _ in seen.predictions] == contenders
+        for contender, prediction in seen.predictions:
             with torch.no_grad():
-                logits = contender.net(frame)[0]
-            assert answer.probabilities == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
-            assert answer.label == int(logits.argmax())
+                logits = contender.model.net(frame)[0]
+            assert prediction.probabilities == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
+            assert prediction.label == str(int(logits.argmax()))
 
 
 def test_channels_show_what_they_see_and_the_strongest_is_marked(contenders, digits):
     seen = predict_digit(contenders, digits.images[3:4], 2.0)
-    frame, net = seen.frame[None, None], contenders[1].net
+    frame, net = seen.frame[None, None], contenders[1].model.net
     with torch.no_grad():
         torch.testing.assert_close(seen.patches, net.patches(frame)[0, :, 0], rtol=0, atol=0)
         said = net.channels(frame)[0]
         scale = float(net.select_scale(frame))
-    answer = seen.predictions[1]
-    assert answer.strengths == pytest.approx(said[:, answer.label].tolist(), abs=1e-5)
-    assert answer.channel == int(said[:, answer.label].argmax())
-    assert answer.scale == pytest.approx(scale, rel=1e-4)
-    assert seen.predictions[0].channel is None
+    _, prediction = seen.predictions[1]
+    strengths = said[:, int(prediction.label)]
+    assert prediction.channel == int(strengths.argmax())
+    assert prediction.scale == pytest.approx(scale, rel=1e-4)
+    assert seen.predictions[0][1].channel is None
+    shown = re.findall(r'title="scale [\d.]+: (-?[\d.]+)"', channels(seen))[: len(strengths)]
+    assert [float(value) for value in shown] == pytest.approx(strengths.tolist(), abs=0.051)
 
 
 def test_a_reply_has_the_answers_of_all_and_one_winner_each(page, contenders, digits):
@@ -115,12 +124,12 @@ def test_a_reply_has_the_answers_of_all_and_one_winner_each(page, contenders, di
     reply = page.predict(pack(digit), 2.5, int(digits.labels[5]))
     seen = predict_digit(contenders, digit, 2.5)
     said = re.findall(r"<output>(\d)</output>", reply["cards"])
-    assert said == [str(answer.label) for answer in seen.predictions]
-    for answer in seen.predictions:
-        right = answer.label == int(digits.labels[5])
+    assert said == [prediction.label for _, prediction in seen.predictions]
+    for _, prediction in seen.predictions:
+        right = prediction.label == str(int(digits.labels[5]))
         assert f'class="{"right" if right else "wrong"}"' in reply["cards"]
     rows = [re.findall(r'<i class="(best)?"', row) for row in reply["channels"].split("bars")[1:]]
-    strongest = [prediction.channel for prediction in seen.predictions[1:]]
+    strongest = [prediction.channel for _, prediction in seen.predictions[1:]]
     assert [row.index("best") for row in rows] == strongest
     assert reply["frame"].count("<rect") == 2
     places = re.findall(r"--at:(\d+)", reply["channels"])
@@ -280,7 +289,7 @@ def test_a_reply_takes_at_most_five_times_the_networks_alone(page, contenders, d
         return min(times)
 
     with torch.no_grad():
-        bare = quickest(lambda: [c.net(frame) for c in contenders])
+        bare = quickest(lambda: [c.model.net(frame) for c in contenders])
     assert quickest(lambda: page.predict(digit, 2.0)) <= 5 * bare
 
 
@@ -327,7 +336,7 @@ def test_the_maps_of_a_scene_are_drawn(page, contenders, digits):
     drawn = scenes.draw(contenders[1], scene, placed)
     assert drawn.count("<img") == 3
     with torch.no_grad():
-        maps = local_maps(contenders[1].net, scene, scenes.STEP)
+        maps = local_maps(contenders[1].model.net, scene, scenes.STEP)
     labels = [scenes.predicted_at(maps, digit)[0] for digit in placed]
     found = re.findall(r'<g class="(right|wrong)">.*?>(\d)</text>', drawn)
     assert found == [

@@ -300,7 +300,7 @@ def contrast(one, other):
 
 def test_the_answer_to_a_zoom_takes_at_most_five_forward_passes(page, specs):
     """Both are taken in turn on the same machine, and their quickest times compared."""
-    nets = [c.net for c in load_networks(specs)]
+    nets = [c.model.net for c in load_networks(specs)]
     frame = rescale(load_source("mnist-5k").test.images[:1], 2.0, size=112)
     bare, whole = [], []
     for round_ in range(1, 7):

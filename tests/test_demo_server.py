@@ -1,5 +1,6 @@
 """How the page is served: to this machine alone, in bounds, and with no file left behind."""
 
+import asyncio
 import json
 import re
 import subprocess
@@ -13,7 +14,8 @@ from served_page import JSON, ask, written
 
 pytest.importorskip("uvicorn", reason="pip install 'foveate[demo]'")
 from foveate.demo.web import HERE as DEMO
-from foveate.demo.web import LIMIT
+from foveate.demo.web import LIMIT, make_app
+from foveate.errors import ConfigError
 
 
 def test_browsers_are_told_to_fetch_nothing_from_elsewhere(server):
@@ -78,6 +80,48 @@ def test_twenty_at_once_are_all_answered(server):
     with ThreadPoolExecutor(20) as visitors:
         assert list(visitors.map(reply, questions)) == alone
     assert len(set(alone)) == 20 and {status for status, _ in alone} == {200}
+
+
+class Sums:
+    """A page of another kind."""
+
+    files = ("page.css",)
+
+    def html(self):
+        return "<p>sums</p>"
+
+    def requests(self):
+        return (self.add,)
+
+    def add(self, one, other):
+        if one < 0:
+            raise ConfigError("one must not be negative")
+        return {"sum": one + other}
+
+
+def posted(app, path, fields):
+    """What an application replies to a request: its status, and the JSON."""
+    sent, headers = [], [(b"host", b"here"), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": path, "query_string": b""}
+
+    async def receive():
+        return {"type": "http.request", "body": json.dumps(fields).encode()}
+
+    async def send(message):
+        sent.append(message)
+
+    asyncio.run(app({**scope, "headers": headers}, receive, send))
+    return sent[0]["status"], json.loads(sent[1]["body"])
+
+
+def test_any_page_can_be_served():
+    app = make_app(Sums())
+    assert posted(app, "/add", {"one": 1, "other": 2}) == (200, {"sum": 3})
+    refused = {"error": "one must not be negative"}
+    assert posted(app, "/add", {"one": -1, "other": 2}) == (400, refused)
+    app.state.closing = True
+    refused = {"error": "the server is shutting down"}
+    assert posted(app, "/add", {"one": 1, "other": 2}) == (400, refused)
 
 
 def test_it_listens_on_loopback_alone(server):

@@ -11,7 +11,7 @@ def demo(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="A network that comes with foveate, or the folder of a run; up to four times."
+            help="Trained network, run folder or file of weights; may be given four times."
         ),
     ] = None,
     host: Annotated[

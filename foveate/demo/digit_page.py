@@ -39,7 +39,7 @@ class DigitPage:
 
     def __init__(self, contenders: Sequence[Contender], digits: Split) -> None:
         self.contenders, self.digits = contenders, digits
-        self.explorers = [c for c in contenders if isinstance(c.net, ScaleChannels)]
+        self.explorers = [c for c in contenders if isinstance(c.model.net, ScaleChannels)]
 
     def requests(self) -> tuple[Callable[..., dict[str, Any]], ...]:
         """The methods that handle requests."""
@@ -80,7 +80,7 @@ class DigitPage:
             f"{escape(contender.title)}</label>"
             for k, contender in enumerate(self.explorers)
         )
-        own = all(contender.source == "mnist-5k" for contender in self.contenders)
+        own = all(contender.model.source == "mnist-5k" for contender in self.contenders)
         page = Path(__file__).with_name("page.html").read_text("utf-8")
         return Template(page).substitute(
             self._panels(digit, zoom, label), digit=pack(digit), label=label, octave=1,

@@ -11,7 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from foveate.data.large_scale import BACKGROUND
-from foveate.demo.networks import Contender, DigitPrediction, DigitView
+from foveate.demo.networks import Contender, DigitView
+from foveate.evaluation.predict import Prediction
 
 LOW, HIGH = 0.5, 8.0  # of the zoom, and of the curves' scale axis
 TICKS = {0.5: "½", 1.0: "1", 2.0: "2", 4.0: "4", 8.0: "8"}
@@ -38,10 +39,9 @@ def frame(view: DigitView) -> str:
     """The digit in its frame, with the window of each network's strongest channel."""
     size = view.frame.shape[-1]
     windows = []
-    for k, prediction in enumerate(view.predictions):
+    for k, (contender, prediction) in enumerate(view.predictions):
         if prediction.channel is not None:
-            contender = prediction.contender
-            side = contender.window * contender.scales[prediction.channel]
+            side = contender.window * contender.model.scales[prediction.channel]
             side = min(side, size - 1.0)  # a larger one is drawn at the edge of the frame
             corner = (size - side) / 2
             windows.append(
@@ -54,25 +54,25 @@ def frame(view: DigitView) -> str:
 
 def cards(view: DigitView, label: int | None) -> str:
     """A card for each network: its prediction, and the probability of each class."""
-    return "".join(_card(k, prediction, label) for k, prediction in enumerate(view.predictions))
+    return "".join(_card(k, *pair, label) for k, pair in enumerate(view.predictions))
 
 
-def _card(k: int, prediction: DigitPrediction, label: int | None) -> str:
+def _card(k: int, contender: Contender, prediction: Prediction, label: int | None) -> str:
     verdict = ""
     if label is not None:
-        word = "right" if prediction.label == label else "wrong"
+        word = "right" if prediction.label == str(label) else "wrong"
         verdict = f'<span class="{word}">{word}</span>'
     bars = "".join(
-        f'<i class="{"best" if n == prediction.label else ""}" style="--h:{_bar(share)}%" '
+        f'<i class="{"best" if str(n) == prediction.label else ""}" style="--h:{_bar(share)}%" '
         f'title="{n}: {100 * share:.1f} %"><b>{n}</b></i>'
         for n, share in enumerate(prediction.probabilities)
     )
     scale = prediction.scale
     seen_at = "sees the whole frame" if scale is None else f"strongest at scale {scale:.2f}"
     return (
-        f'<article class="card net{k}"><h3>{escape(prediction.contender.title)}</h3>'
+        f'<article class="card net{k}"><h3>{escape(contender.title)}</h3>'
         f'<p class="said"><output>{prediction.label}</output>'
-        f"<span>{100 * max(prediction.probabilities):.1f} %{verdict}</span></p>"
+        f"<span>{100 * prediction.confidence:.1f} %{verdict}</span></p>"
         f'<div class="classes">{bars}</div><p class="quiet">{seen_at}</p></article>'
     )
 
@@ -85,12 +85,12 @@ def channels(view: DigitView) -> str:
     """The patch of each channel, and below how strongly it responds for each network."""
     if view.patches is None:
         return '<p class="quiet">None of these networks has scale channels.</p>'
-    predictions = enumerate(view.predictions)
-    alike = {k: p for k, p in predictions if p.contender.scales == view.scales}
+    pairs = enumerate(view.predictions)
+    alike = {k: (c, p) for k, (c, p) in pairs if c.model.scales == view.scales}
     axis = "".join(f"<span>{TICKS.get(scale, '')}</span>" for scale in view.scales)
     return (
-        _patches(view.patches, view.scales, {k: p.channel for k, p in alike.items()})
-        + "".join(_responses(k, prediction) for k, prediction in alike.items())
+        _patches(view.patches, view.scales, {k: p.channel for k, (_, p) in alike.items()})
+        + "".join(_responses(k, *pair) for k, pair in alike.items())
         + f'<div class="line axis" style="--s:{len(view.scales)}">{axis}</div>'
     )
 
@@ -108,8 +108,9 @@ def _patches(patches: Tensor, scales: Sequence[float], won: Mapping[int, int | N
     return f'<div class="strip" style="--s:{count}">{shown}{marks}</div>'
 
 
-def _responses(k: int, prediction: DigitPrediction) -> str:
-    scales, strengths = prediction.contender.scales, prediction.strengths
+def _responses(k: int, contender: Contender, prediction: Prediction) -> str:
+    scales = contender.model.scales
+    strengths = [logits[int(prediction.label)] for logits in prediction.channels]
     assert prediction.channel is not None
     low = min(strengths)
     span = max(max(strengths) - low, 1e-9)
@@ -121,7 +122,7 @@ def _responses(k: int, prediction: DigitPrediction) -> str:
     )
     strongest = f"strongest in channel {scales[prediction.channel]:.3g}"
     return (
-        f'<p class="quiet">{escape(prediction.contender.title)}: “{prediction.label}”, '
+        f'<p class="quiet">{escape(contender.title)}: “{prediction.label}”, '
         f'{strongest}</p><div class="line bars net{k}" style="--s:{len(scales)}">{bars}</div>'
     )
 

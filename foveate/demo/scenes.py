@@ -86,19 +86,19 @@ def _places(count: int, chance: np.random.Generator) -> list[tuple[int, int, flo
 
 def draw(contender: Contender, scene: Tensor, placed: Sequence[Placed]) -> str:
     """Three pictures: the scene with the predictions, the class map, and the scale map."""
-    assert isinstance(contender.net, ScaleChannels)
-    maps = local_maps(contender.net, scene, STEP)
+    assert isinstance(contender.model.net, ScaleChannels)
+    maps = local_maps(contender.model.net, scene, STEP)
     boxes = "".join(_box(digit, maps, contender.window) for digit in placed)
     over = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true">{boxes}</svg>'
     best = "What it says at each digit, and the window in which it saw it best"
-    classes, scales = _class_map(maps), _scale_map(maps, contender.scales)
+    classes, scales = _class_map(maps), _scale_map(maps, contender.model.scales)
     figures = (
         _figure(image(grey(scene[0, 0]), "the scene") + over, best),
         _figure(_overlay(scene, classes, maps), "Class, where it is sure", _class_legend()),
         _figure(
             _overlay(scene, scales, maps),
             "Scale of the strongest channel",
-            _scale_legend(contender.scales),
+            _scale_legend(contender.model.scales),
         ),
     )
     return f'<div class="maps">{"".join(figures)}</div>'

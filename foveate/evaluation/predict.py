@@ -83,7 +83,7 @@ def predict(
     except (DataError, ConfigError) as error:
         named = str(path) in str(error)
         raise DataError(str(error) if named else f"image {path}: {error}") from None
-    return _predict(model, image, inverted)
+    return classify(model, image, inverted)
 
 
 def prepare(
@@ -149,7 +149,8 @@ def _padded(values: Pixels, side: float) -> Pixels:
 
 
 @torch.no_grad()
-def _predict(model: Model, image: Tensor, inverted: bool) -> Prediction:
+def classify(model: Model, image: Tensor, inverted: bool = False) -> Prediction:
+    """Predict the class of an input (1, C, H, W) that `prepare` or a dataset made."""
     # A network of this package, or any model, whose outputs must be checked first.
     net = cast(nn.Module, model.net) if model.config else classifier(model)
     outputs = run(net, image.to(model.device))

@@ -38,7 +38,7 @@ GRACE = 20.0  # seconds for cancelled runs to save
 FILES = ("config.json", "metrics.jsonl", "weights.safetensors", OUTCOME)  # in this order
 
 
-class Place(NamedTuple):
+class TaskFolder(NamedTuple):
     """Where a task trains: `mark` is a file in `folder` that only the study's own folder has."""
 
     folder: Path
@@ -88,7 +88,7 @@ class RayEngine:
         at_once = round(1 / self.gpus) if self.gpus else 1
         how = {"device": self.device, "threads": self._threads, "at_once": at_once}
         with _marked(folder.resolve(), self.shared) as mark:
-            place = Place(folder.resolve(), mark, Path.cwd(), self.patience)
+            place = TaskFolder(folder.resolve(), mark, Path.cwd(), self.patience)
             try:
                 while True:
                     for job in islice(left, IN_FLIGHT - len(pending)):
@@ -155,7 +155,7 @@ class RayEngine:
         return ray
 
 
-def work(job: Job, place: Place, how: dict[str, Any]) -> tuple[Ended, dict[str, bytes]]:
+def work(job: Job, place: TaskFolder, how: dict[str, Any]) -> tuple[Ended, dict[str, bytes]]:
     """Perform one job in a worker; returns how it ended, and the files that the driver stores."""
     try:
         if place.current.is_dir():  # relative paths and the user's backbones start there
