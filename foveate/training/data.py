@@ -47,10 +47,11 @@ class Batches:
 
     def __call__(self, order: Tensor, batch: int) -> Iterator[Batch]:
         """Hand out the images that `order` lists, `batch` at a time."""
+        if self.held is not None:  # one copy of the order to the device, not one per batch
+            order = order.to(self.device)
         groups = torch.split(order, batch) if len(order) else ()
         if self.held is not None:
-            for chosen in groups:
-                yield self.held._replace(chosen=chosen.to(self.device))
+            yield from (self.held._replace(chosen=chosen) for chosen in groups)
             return
         with ThreadPoolExecutor(1) as reader:
             reads = [reader.submit(self.images.pick, self.split, chosen) for chosen in groups[:1]]
