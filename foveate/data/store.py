@@ -33,7 +33,7 @@ from foveate.data.splits import (
     digest,
 )
 from foveate.errors import ConfigError, DataError
-from foveate.files import reason_of, regular, replacing
+from foveate.files import reading, reason_of, regular, replacing
 from foveate.scales import ScaleRange
 
 # Images are always computed in the same blocks by one thread each, because matrix products round
@@ -182,14 +182,14 @@ class ScaledFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with self.reading() as file:
+        with reading(self.path), self.open() as file:
             self.manifest: dict[str, Any] | None = _manifest(file)
             self.labels = _read_labels(file)
         self.counts = {split: len(labels) for split, labels in self.labels.items()}
 
     def read(self, split: SplitName, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Read images (N, C, F, F) and labels (N,) of a split, or of a part of it."""
-        with self.reading() as file:
+        with reading(self.path), self.open() as file:
             if split not in self.counts:
                 holds = ", ".join(self.counts)
                 raise DataError(f"{self.path.name} holds no {split} images, only {holds}")
@@ -229,22 +229,6 @@ class ScaledFile:
         """What identifies the file without its pixels: name, size, labels, manifest."""
         labels = {split: digest(values) for split, values in self.labels.items()}
         yield [self.path.name, self.path.stat().st_size, labels, self.manifest]
-
-    @contextmanager
-    def reading(self) -> Iterator[h5py.File]:
-        """Open the file in the block, and turn whatever h5py raises into a DataError."""
-        try:
-            with self.open() as file:
-                yield file
-        except DataError:
-            raise
-        except FileNotFoundError:
-            raise DataError(f"no such file: {self.path}") from None
-        except Exception as error:  # h5py raises anything from KeyError to MemoryError
-            raise DataError(
-                f"{self.path} is not a whole data set file ({reason_of(error)}); "
-                "make or download it again"
-            ) from None
 
 
 def _has(file: h5py.File, name: str) -> bool:

@@ -48,7 +48,8 @@ class Batches:
 
     def __call__(self, order: Tensor, batch: int) -> Iterator[Batch]:
         """Hand out the images that `order` lists, `batch` at a time."""
-        order = order if self.held is None else order.to(self.device)  # one copy for an epoch
+        if self.held is not None:  # one copy of the order to the device, not one per batch
+            order = order.to(self.device)
         groups = torch.split(order, batch) if len(order) else ()
         if self.held is not None:
             yield from (self.held._replace(chosen=chosen) for chosen in groups)

@@ -110,16 +110,13 @@ class Session:
                 if self.folder.finished:
                     self.folder.check_finished()
                 else:
-                    self._record_data()
+                    shared = self.shared
+                    options = {"listing": shared.stream, "changed_data": shared.changed_data}
+                    record_data(self.folder, self.config, shared.load, **options)
             digest = int(self.config.digest(), 16)
             if self.team.tell(digest) != digest:
                 raise ConfigError("the processes of this run were given different options")
             yield
-
-    def _record_data(self) -> None:
-        shared = self.shared
-        options = {"listing": shared.stream, "changed_data": shared.changed_data}
-        record_data(self.folder, self.config, shared.load, **options)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
