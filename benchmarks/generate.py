@@ -21,7 +21,8 @@ from scipy.special import ive
 
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
-from foveate.data.store import BLOCK, FileSpec, ScaleRange, write
+from foveate.data.store import BLOCK, FileSpec, write
+from foveate.scales import ScaleRange
 
 
 def scipy_loop(images: np.ndarray, scale: float) -> np.ndarray:

@@ -83,6 +83,11 @@ def read_text(path: Path) -> str:
     return regular(path).read_text(encoding="utf-8")
 
 
+def reason_of(error: BaseException) -> str:
+    """The first line of an error's message, or its type if it has none."""
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 def parse_json(text: str) -> Any:
     """Read JSON; text that is not JSON, or nested too deeply, raises a ValueError."""
     try:

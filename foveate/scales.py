@@ -1,8 +1,17 @@
-"""A geometric set of scale factors, and the one reading of "some scales" used everywhere."""
+"""Scale factors: geometric grids, ranges to draw from, and the text that commands take for them.
+
+A text of scales lists items separated by commas:
+
+- ``2``: one scale;
+- ``1-4``: a range, drawn from log-uniformly, or four scales per octave where a list is needed;
+- ``0.5:8:4``: a grid from 0.5 to 8, four scales per octave;
+- ``all``: the paper's grid, 0.5:8:4.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
@@ -14,6 +23,9 @@ from foveate.errors import ConfigError
 WHOLE = 1e-6  # how far from a whole number of steps a grid may end
 MAX_SCALES = 1000
 """The largest number of scales, and so of scale channels."""
+SMALLEST, LARGEST = 1 / 16, 64.0  # scales at which images can be made
+PER_OCTAVE = 4  # of the paper's grid, and of a range where single scales are needed
+SCALES_HELP = "A list 0.5,1,2, a range 1-4, a grid 0.5:8:4 (4 per octave), or all: 0.5:8:4."
 
 
 @dataclass(frozen=True)
@@ -26,7 +38,7 @@ class ScaleGrid:
 
     low: float
     high: float
-    per_octave: float = 4
+    per_octave: float = PER_OCTAVE
     values: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -56,6 +68,14 @@ class ScaleGrid:
         octaves = step / self.per_octave
         whole = math.floor(octaves)
         return math.ldexp(self.low * 2.0 ** (octaves - whole), whole)
+
+    @classmethod
+    def parse(cls, text: str) -> ScaleGrid:
+        """Read one grid: ``0.5:8:4``, ``all``, a range with 4 scales per octave, or one scale."""
+        if "," in text:
+            raise ConfigError(f"a scale grid is low:high:per_octave, as 0.5:8:4, got {text!r}")
+        low, *rest = _numbers(text)
+        return cls(low, *(rest or [low]))
 
     @property
     def spacing(self) -> float:
@@ -102,11 +122,78 @@ class ScaleGrid:
         return cls(**values)
 
 
-def as_scales(scales: ScaleGrid | Iterable[float]) -> tuple[float, ...]:
-    """The scales as a tuple of positive floats in strictly increasing order."""
+@dataclass(frozen=True)
+class ScaleRange:
+    """Scales drawn log-uniformly from low to high, or one scale if the two are equal."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        check_scale(self.low)
+        check_scale(self.high)
+        if self.low > self.high:
+            raise ConfigError(f"scale range {self.low:g}-{self.high:g} is reversed, swap the two")
+
+    def __str__(self) -> str:
+        return f"{self.low:g}" if self.low == self.high else f"{self.low:g}-{self.high:g}"
+
+    def values(self) -> tuple[float, ...]:
+        """Four scales per octave from low to high, both included."""
+        steps = math.ceil(PER_OCTAVE * math.log2(self.high / self.low) - WHOLE)
+        return (*(self.low * 2.0 ** (k / PER_OCTAVE) for k in range(steps)), self.high)
+
+
+def check_scale(scale: float) -> float:
+    """Return `scale` if images can be made at it, otherwise raise a ConfigError."""
+    if not SMALLEST <= scale <= LARGEST:  # also refuses NaN
+        raise ConfigError(f"scale must lie between 1/16 and {LARGEST:g}, got {scale:g}")
+    return scale
+
+
+def parse_scales(text: str) -> tuple[ScaleRange, ...]:
+    """Read the scales to draw from; a grid counts as the list of its scales.
+
+    Example:
+        >>> [str(item) for item in parse_scales("0.5,1-4,1:4:1")]
+        ['0.5', '1-4', '1', '2', '4']
+    """
+    found: list[ScaleRange] = []
+    for item in text.split(","):
+        numbers = _numbers(item)
+        grid = ScaleGrid(*numbers) if len(numbers) == 3 else ()
+        found += [ScaleRange(s, s) for s in grid] or [ScaleRange(numbers[0], numbers[-1])]
+        _check_count(len(found))
+    return tuple(found)
+
+
+def _numbers(item: str) -> tuple[float, ...]:
+    """The numbers of one item: (scale,), (low, high) of a range, (low, high, per_octave)."""
+    if item.strip() == "all":
+        return (0.5, 8.0, PER_OCTAVE)
+    grid = item.split(":")
+    parts = grid if len(grid) == 3 else re.split(r"(?<=[\d.])-", item, maxsplit=1)
+    try:
+        return tuple(map(float, parts))
+    except ValueError:
+        raise ConfigError(
+            "scales must look like 0.5,1,2 (a list), 1-4 (a range) or 0.5:8:4 (low:high:per octave)"
+            f", got {item!r}"
+        ) from None
+
+
+def as_scales(scales: str | ScaleGrid | Iterable[float]) -> tuple[float, ...]:
+    """The scales as a tuple of positive floats in strictly increasing order.
+
+    Args:
+        scales: A grid, numbers, or text as described above, where a range means 4 per octave.
+    """
+    if isinstance(scales, str):
+        ranges = parse_scales(scales)
+        scales = [scale for item in ranges for scale in item.values()]
     if isinstance(scales, ScaleGrid):
         return scales.values
-    if isinstance(scales, str | Real) or not isinstance(scales, Iterable):
+    if isinstance(scales, Real) or not isinstance(scales, Iterable):
         raise ConfigError(f"scales must be a list of numbers, got {scales!r}: write [1.0] for one")
     values = tuple(_positive("each scale", scale) for scale in islice(scales, MAX_SCALES + 1))
     _check_count(len(values))
@@ -116,7 +203,7 @@ def as_scales(scales: ScaleGrid | Iterable[float]) -> tuple[float, ...]:
         if after <= before:
             raise ConfigError(
                 f"scales out of order: {after:g} follows {before:g}; "
-                "list each scale once, smallest first"
+                "list each scale once, smallest first (a grid is low:high:per_octave)"
             )
     return values
 

@@ -16,7 +16,7 @@ from foveate.evaluation.audit.measure import MEASURES, audit
 from foveate.evaluation.audit.report import AS_IT_IS, COLUMNS, IN_CHANNELS
 
 FILES = ["audit.csv", "audit.html", "audit.json", "audit.png", "audit.svg"]
-SCALES = ["--scales", "0.5,2,1"]
+SCALES = ["--scales", "0.5:2:1"]
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +158,7 @@ def test_the_code_on_the_page_is_the_network_in_scale_channels(audited):
 
 def test_options_reach_the_audit(folder, tmp_path, capsys):
     command = ["audit", "audited_nets:net", "--source", f"folder:{folder}", "--limit", "10"]
-    options = ["--scales", "1,2,1", "--native", "1.5", "--size", "32", "--border", "reflect"]
+    options = ["--scales", "1:2:1", "--native", "1.5", "--size", "32", "--border", "reflect"]
     options += ["--mean", "0.1", "--std", "0.5", "--pool", "none", "--batch", "4"]
     names = tmp_path / "names.txt"
     names.write_text("\n".join(NAMES) + "\n")
@@ -207,7 +207,7 @@ def test_errors_are_one_line_and_nothing_is_written(folder, tmp_path, capsys):
         "has no class sub-folders": [net, "--source", f"folder:{tmp_path / 'empty'}"],
         "unknown data source 'nothing'": [net, "--source", "nothing"],
         "split must be one of": [net, "--source", source, "--split", "some"],
-        "scales must be low,high,per_octave": [net, "--source", source, "--scales", "1,2"],
+        "scales must look like": [net, "--source", source, "--scales", "1:2"],
         "pool must be one of": [net, "--source", source, "--pool", "mean"],
         "recipe must be frame": [net, "--source", source, "--recipe", "other"],
         "border must be": [net, "--source", source, "--border", "around"],

@@ -18,7 +18,7 @@ from foveate.models.zoo import ModelConfig
 from foveate.training.checkpoint import RunFolder
 from foveate.training.loop import train
 
-SCALES = ["--scales", "0.5,2,1"]
+SCALES = ["--scales", "0.5:2:1"]
 
 
 def content(out):

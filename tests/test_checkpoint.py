@@ -17,9 +17,15 @@ from torch import nn
 import foveate
 from foveate.cli.app import run as command_line
 from foveate.errors import DataError, FoveateError
-from foveate.training.checkpoint import Progress, RunFolder, commit, hardware, read_tensors
+from foveate.training.checkpoint import (
+    Progress,
+    RunFolder,
+    commit,
+    hardware,
+    pack_tensors,
+    read_tensors,
+)
 from foveate.training.loop import train
-from foveate.training.tensors import pack_tensors
 
 
 @pytest.fixture
@@ -286,7 +292,7 @@ def test_older_files_have_no_history(finished):
     path.write_text(json.dumps(content))
     assert finished.history() == [start] and finished.about() == start
     path.write_text(json.dumps({**content, "history": 3}))
-    assert "config.json is damaged (history)" in error_of(finished.about)
+    assert "config.json is damaged ('int' object is not iterable)" in error_of(finished.about)
 
 
 # Damaged weights

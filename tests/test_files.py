@@ -61,7 +61,7 @@ from pathlib import Path
 import h5py
 from foveate.cli.app import run
 from foveate.data.idx import decode
-from foveate.data.picture import read_picture
+from foveate.data.pictures import read_picture
 from foveate.data.shards import open_shards
 from foveate.data.sources import load_source
 from foveate.data.store import ScaledFile

@@ -8,7 +8,7 @@ import pytest
 from made_sources import error_of
 from PIL import Image
 
-from foveate.data.folder import fraction
+from foveate.data.pictures import fraction
 from foveate.data.sources import load_source
 from foveate.errors import DataError
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from foveate.data.checks import MAX_CLASSES
 from foveate.data.shards import open_shards
+from foveate.data.splits import MAX_CLASSES
 from foveate.data.store import ScaledFile
 from foveate.errors import DataError
 
@@ -59,7 +59,7 @@ def test_every_real_dtype_of_whole_labels_is_taken(tmp_path):
         path = made(tmp_path / f"{number}.h5", labels=LABELS.astype(dtype))
         assert ScaledFile(path).read("train")[1].tolist() == [0, 1, 2]
     path = made(tmp_path / "column.h5", labels=LABELS[:, None])
-    assert ScaledFile(path).pick("train", torch.tensor([2, 0]))[1].tolist() == [2, 0]
+    assert open_shards(str(path)).pick("train", torch.tensor([2, 0]))[1].tolist() == [2, 0]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
@@ -71,7 +71,7 @@ def test_pixels_that_are_not_finite_are_refused_when_read(tmp_path, value):
     chosen = torch.tensor([2, 0])
     assert words in error_of(path, lambda path: ScaledFile(path).read("train"))
     assert words in error_of(path, lambda path: ScaledFile(path).read("train", slice(1, 3)))
-    assert words in error_of(path, lambda path: ScaledFile(path).pick("train", chosen))
+    assert words in error_of(path, lambda path: open_shards(str(path)).pick("train", chosen))
     assert words in error_of(path, lambda path: open_shards(f"shards:{path}").pick("train", chosen))
     assert ScaledFile(path).read("train", slice(2))[0].shape == (2, 1, 4, 4)
 
@@ -102,12 +102,6 @@ def test_pixels_that_are_no_numbers_are_refused_on_opening(tmp_path, dtype):
 def test_shapes_that_do_not_fit_are_refused_on_opening(tmp_path, images, labels):
     path = made(tmp_path / "a.h5", np.zeros(images, np.float32), np.zeros(labels))
     assert f"x_train is {images} and y_train is {labels}" in error_of(path)
-
-
-@pytest.mark.parametrize("scales", [[1, 2], [1, np.nan, 1], [1, -1, 1], [1j, 1, 1]])
-def test_scales_are_checked_when_read(tmp_path, scales):
-    path = made(tmp_path / "a.h5", scale_train=np.asarray(scales))
-    assert "scale" in error_of(path, lambda path: ScaledFile(path).scales("train"))
 
 
 GOOD = {
@@ -156,12 +150,12 @@ def test_a_good_manifest_is_read(tmp_path):
 # Other files
 
 
-@pytest.mark.parametrize("name", ["x_train", "y_train", "scale_train"])
+@pytest.mark.parametrize("name", ["x_train", "y_train"])
 @pytest.mark.parametrize("way", ["external link", "soft link", "virtual", "external storage"])
 def test_nothing_outside_the_file_is_read(tmp_path, name, way):
-    other = made(tmp_path / "secret.h5", scale_train=np.ones(3))
+    other = made(tmp_path / "secret.h5")
     (tmp_path / "secret.raw").write_bytes(bytes(48 * 8))
-    path = made(tmp_path / "a.h5", scale_train=np.ones(3), ext=h5py.ExternalLink(other, "/"))
+    path = made(tmp_path / "a.h5", ext=h5py.ExternalLink(other, "/"))
     with h5py.File(path, "a") as file:
         shape, dtype = file[name].shape, file[name].dtype
         del file[name]
@@ -176,7 +170,7 @@ def test_nothing_outside_the_file_is_read(tmp_path, name, way):
         else:
             kept = [(tmp_path / "secret.raw", 0, h5py.h5f.UNLIMITED)]
             file.create_dataset(name, shape, dtype, external=kept)
-    said = error_of(path, lambda path: ScaledFile(path).scales("train"))
+    said = error_of(path)
     assert f"{name} is a link" in said or f"the values of {name} are in other files" in said
 
 

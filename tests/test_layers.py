@@ -12,7 +12,7 @@ import foveate
 PACKAGE = Path(foveate.__file__).parent
 # A module may import from its own room and from rooms before it.
 ROOMS = (
-    ("errors", "checks", "files", "tracing", "trust"),
+    ("errors", "checks", "files", "provenance", "tracing", "trust"),
     ("native",),
     ("scales", "resampling", "scale_space"),
     ("data",),

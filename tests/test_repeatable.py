@@ -9,7 +9,7 @@ from tiny_runs import MODEL, same_bits, tiny, weights
 
 from foveate.models.zoo import ModelConfig
 from foveate.training.loop import train, train_together
-from foveate.training.randomness import RandomStates, deterministic
+from foveate.training.state import RandomStates, deterministic
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 SLIDING = ModelConfig(

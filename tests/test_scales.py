@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foveate.errors import ConfigError
-from foveate.scales import ScaleGrid, as_scales
+from foveate.scales import ScaleGrid, ScaleRange, as_scales, parse_scales
 
 PAPER = ScaleGrid(0.5, 8, per_octave=4)
 
@@ -120,7 +120,6 @@ def test_as_scales_reads_lists_arrays_and_iterators():
         ([1, 2, 2], "out of order: 2 follows 2"),
         ([1, 4, 2], "out of order: 2 follows 4; list each scale once, smallest first"),
         (["1"], "got '1'"),
-        ("12", "must be a list of numbers, got '12'"),
         (2.0, r"got 2\.0: write \[1\.0\] for one"),
         (None, "got None"),
     ],
@@ -134,3 +133,47 @@ def test_what_cannot_be_scales(scales, words):
 def test_a_grid_of_too_many_scales_is_refused(per_octave):
     with pytest.raises(ConfigError, match=r"scales are too many; the limit is 1,000"):
         ScaleGrid(0.5, 8, per_octave=per_octave)
+
+
+# Scales as text
+
+
+def test_one_grammar_for_lists_ranges_and_grids():
+    assert as_scales("0.5,1,2") == (0.5, 1.0, 2.0)
+    assert as_scales("all") == as_scales("0.5:8:4") == as_scales("0.5-8") == tuple(PAPER)
+    assert as_scales("0.5:2:1,3") == (0.5, 1.0, 2.0, 3.0)
+    assert as_scales("1-1.1") == (1.0, 1.1)  # both ends of a range, whatever its length
+    assert as_scales("1e-1-0.1") == (0.1,)
+
+
+def test_ranges_are_drawn_from_and_grids_are_lists():
+    ends = [(item.low, item.high) for item in parse_scales("1-4,0.5,1:4:1")]
+    assert ends == [(1, 4), (0.5, 0.5), (1, 1), (2, 2), (4, 4)]
+    assert str(ScaleRange(1, 4)) == "1-4" and str(ScaleRange(0.5, 0.5)) == "0.5"
+
+
+@pytest.mark.parametrize("text", ["0.5:8:4", "all", "0.5-8"])
+def test_a_grid_as_text(text):
+    assert ScaleGrid.parse(text) == PAPER
+    assert ScaleGrid.parse("2") == ScaleGrid(2, 2)
+    with pytest.raises(ConfigError, match=r"a scale grid is low:high:per_octave.*got '0\.5,8,4'"):
+        ScaleGrid.parse("0.5,8,4")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        *((text, "scales must look like") for text in ("x", "1-", "", "1-2-3", "1:2", "1,,2")),
+        ("4-1", "range 4-1 is reversed"),
+        *(
+            (text, "must lie between 1/16 and 64")
+            for text in ("0", "-2", "nan", "1-inf", "1:128:1")
+        ),
+        ("0.5,8,4", r"4 follows 8; .* \(a grid is low:high:per_octave\)"),
+        ("1:2:100000", "too many"),
+        (",".join(["1"] * 1001), "too many"),
+    ],
+)
+def test_what_cannot_be_scales_as_text(text, words):
+    with pytest.raises(ConfigError, match=words):
+        as_scales(text)

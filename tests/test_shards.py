@@ -15,12 +15,13 @@ from tiny_runs import MODEL, STEPS, python, same_bits, tiny, weights
 
 import foveate.data.shards as shards_module
 from foveate.cli.app import run
-from foveate.data.folder import SPLITS
 from foveate.data.shards import open_shards
 from foveate.data.sources import Split, load_source
-from foveate.data.store import FileSpec, ScaledFile, ScaleRange, write
+from foveate.data.splits import SPLITS
+from foveate.data.store import FileSpec, ScaledFile, write
 from foveate.errors import ConfigError, DataError
 from foveate.execution.captured import pick
+from foveate.scales import ScaleRange
 from foveate.training.checkpoint import RunFolder
 from foveate.training.data import fitted, made_from, open_batches
 from foveate.training.loop import train
@@ -234,7 +235,7 @@ def test_memory_stays_flat_as_data_grows(tmp_path):
 
 def test_the_command_line_takes_shards(tmp_path, tar_folder, capsys):
     options = ["--set", f"size={SIDE}", "--set", "model.size=12", "--set", "model.features=[4,8]"]
-    options += ["--set", "model.scales=1,2,1", "--epochs", "1", "--device", "cpu"]
+    options += ["--set", "model.scales=1:2:1", "--epochs", "1", "--device", "cpu"]
     source, out = f"shards:{tar_folder}", str(tmp_path / "run")
     assert run(["train", "fovavg", "--source", source, *options, "--out", out]) == 0
     model = RunFolder(tmp_path / "run").config().model
@@ -290,11 +291,11 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path, h5_folder):
     assert "not a whole data set file" in error(f"shards:{h5_folder}")
     (h5_folder / "train-1.h5").unlink()
     assert "of one kind" in error(f"shards:{tmp_path}/**/*")
-    with pytest.raises(DataError, match="the shards hold no test images, only train, val"):
+    with pytest.raises(DataError, match="h5 holds no test images, only train, val"):
         open_shards(f"shards:{h5_folder}").pick("test", torch.arange(1))
 
 
 def test_shards_without_validation_images_are_refused(tmp_path):
     write_h5(tmp_path / "a.h5", "train", 20)
-    with pytest.raises(DataError, match="hold no val images"):
+    with pytest.raises(DataError, match="holds no val images, only train"):
         train(config_for(tmp_path), tmp_path / "run")

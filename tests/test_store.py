@@ -15,8 +15,9 @@ import torch
 
 from foveate.data.large_scale import rescale
 from foveate.data.sources import Source, Split
-from foveate.data.store import FileSpec, ScaledFile, ScaleRange, write
-from foveate.errors import ConfigError, DataError
+from foveate.data.store import FileSpec, ScaledFile, draw, write
+from foveate.errors import DataError
+from foveate.scales import ScaleRange
 
 ONE, MANY = ScaleRange(1, 1), ScaleRange(1, 4)
 
@@ -80,20 +81,20 @@ def test_training_file_has_the_official_layout(tmp_path):
     images, labels = ScaledFile(path).read("train")
     torch.testing.assert_close(images, rescale(source.train.images, 1.0, size=16))
     assert torch.equal(labels, source.train.labels)
-    assert torch.equal(ScaledFile(path).scales("val"), torch.ones(140).double())
 
 
 def test_multi_scale_files_store_the_scale_of_each_image(tmp_path):
     source = tiny()
     path = write(FileSpec(train=MANY, test=MANY, size=16), source, tmp_path)
     file = ScaledFile(path)
-    scales = file.scales("train")
+    with h5py.File(path) as stored:
+        scales, tested = (torch.from_numpy(stored[f"scale_{s}"][()]) for s in ("train", "test"))
     assert scales.shape == (300,)
     assert 1 <= float(scales.min()) < 1.1 < 3.7 < float(scales.max()) <= 4
     # log-uniform: log2 has mean 1 and standard deviation 2 / sqrt(12), so the mean of 300 lies
     # within 4 of its own standard deviations, 0.133
     assert abs(float(scales.log2().mean()) - 1) < 4 * 2 / 12**0.5 / 300**0.5
-    assert not torch.equal(scales[:10], file.scales("test"))
+    assert not torch.equal(scales[:10], tested)
     images, _ = file.read("train", slice(7, 9))
     torch.testing.assert_close(images, rescale(source.train.images[7:9], scales[7:9], size=16))
 
@@ -112,8 +113,8 @@ def test_the_same_bytes_for_any_number_of_workers(tmp_path, scales):
 
 
 def test_seeds_differ_and_repeat():
-    assert torch.equal(MANY.draw(50, 1, "train"), MANY.draw(50, 1, "train"))
-    assert not torch.equal(MANY.draw(50, 1, "train"), MANY.draw(50, 2, "train"))
+    assert torch.equal(draw(MANY, 50, 1, "train"), draw(MANY, 50, 1, "train"))
+    assert not torch.equal(draw(MANY, 50, 1, "train"), draw(MANY, 50, 2, "train"))
 
 
 def test_a_finished_file_is_not_made_again_and_another_is_refused(tmp_path):
@@ -135,7 +136,6 @@ def test_our_test_only_file_has_dummies_that_are_not_data(tmp_path):
         assert file["x_train"].shape == (1, 16, 16, 1)
     file = ScaledFile(path)
     assert file.counts == {"test": 10}
-    assert torch.equal(file.scales("test"), torch.full((10,), 2.0).double())
     with pytest.raises(DataError, match="holds no train images, only test"):
         file.read("train")
 
@@ -155,18 +155,6 @@ def test_official_files_with_a_dummy_without_its_batch_axis_are_read(tmp_path):
     assert labels.dtype == torch.int64
     assert data.manifest is None
     assert data.counts == {"test": 5}
-    assert data.scales("test").tolist() == [0.595] * 5
-
-
-def test_a_multi_scale_official_file_says_that_scales_are_unknown(tmp_path):
-    name = "mnist_large_scale_tr3_vl3_te3_outsize4-4_sctr1p000-4p000_scte1p000-4p000.h5"
-    with h5py.File(tmp_path / name, "w") as file:
-        for split in ("train", "val", "test"):
-            file[f"x_{split}"] = np.zeros((3, 4, 4, 1), np.float32)
-            file[f"y_{split}"] = np.zeros(3)
-    assert ScaledFile(tmp_path / name).counts == {"train": 3, "val": 3, "test": 3}
-    with pytest.raises(DataError, match="does not say the scale"):
-        ScaledFile(tmp_path / name).scales("test")
 
 
 def test_damaged_files_are_named(tmp_path):
@@ -241,15 +229,6 @@ def test_an_unwritable_folder_is_named(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot write"):
         write(FileSpec(test=ONE, size=16), tiny(), tmp_path / "file" / "below")
-
-
-@pytest.mark.parametrize("text", ["x", "1-", "", "1-2-3", "4-1", "0", "-2", "nan", "1-inf"])
-def test_bad_scale_texts(text):
-    if text == "1-":
-        assert ScaleRange.parse(text) == ONE
-        return
-    with pytest.raises(ConfigError, match="scale"):
-        ScaleRange.parse(text)
 
 
 def test_peak_memory_does_not_grow_with_the_file(tmp_path):

@@ -180,7 +180,7 @@ def test_settings_mean_what_they_mean_for_train(tmp_path):
         {
             "source": "mnist-5k", "scales": "1", "samples": "96", "size": "24", "batch": "16",
             "epochs": "2", "model.features": "[4, 8]", "model.size": "12", "model.hidden": "8",
-            "model.scales": "1,2,1", "learning_rate": "0.001", "model.dropout": "0.15", "seed": "1",
+            "model.scales": "1:2:1", "learning_rate": "0.001", "model.dropout": "0.15", "seed": "1",
         }
     )  # fmt: skip
 
@@ -198,7 +198,7 @@ def test_a_grid_alone_is_a_study(tmp_path):
 
 
 def test_images_of_other_shapes_are_followed(tmp_path):
-    text = 'name = "x"\n[[runs]]\npreset = "fovavg"\nsource = "mnist-5k"\nmodel.scales = "1,4,1"\n'
+    text = 'name = "x"\n[[runs]]\npreset = "fovavg"\nsource = "mnist-5k"\nmodel.scales = "1:4:1"\n'
     (job,) = read_study(written(tmp_path, text)).jobs
     assert job.config.model.scales == ScaleGrid(1, 4, per_octave=1)
     assert (job.config.model.channels, job.config.model.classes) == (1, 10)

@@ -7,18 +7,20 @@ import torch
 from PIL import Image
 from tiny_runs import MODEL, STEPS, same_bits, tiny, weights
 
-import foveate.data.folder as folder
+import foveate.data.pictures as folder
 import foveate.training.session as session
+from foveate.data.large_scale import rescale
+from foveate.data.shards import open_shards
 from foveate.data.sources import Source, Split, load_source
-from foveate.data.store import FileSpec, ScaledFile, ScaleRange, write
+from foveate.data.store import FileSpec, ScaledFile, write
 from foveate.errors import ConfigError, DataError, FoveateError
-from foveate.execution.captured import pick
+from foveate.execution.captured import pick, prepare
+from foveate.scales import ScaleRange
 from foveate.training.data import (
-    Streamed,
+    Batches,
     draw_scales,
     fitted,
     open_batches,
-    training_images,
 )
 from foveate.training.loop import train
 
@@ -65,13 +67,20 @@ def test_the_order_of_images_does_not_depend_on_interruptions(tmp_path, monkeypa
     assert len(rest) == 2 * STEPS - 2
 
 
+def batches_of(config, split):
+    net, device = MODEL.build(), torch.device("cpu")
+    return open_batches(config, split, net, device, True, load_source)
+
+
 def test_samples_are_the_first_images():
-    source = load_source("mnist-5k")
-    data, scales = training_images(source, tiny(samples=30), "train")
-    assert torch.equal(data.images, source.train.images[:30])
-    assert scales.tolist() == [1.0] * 30
-    assert len(training_images(source, tiny(samples=30), "val")[0]) == 500
-    assert len(training_images(source, tiny(samples=0), "train")[0]) == 3500
+    source, some = load_source("mnist-5k"), batches_of(tiny(samples=30), "train")
+    assert len(some) == 30
+    (batch,) = some(torch.arange(30), 30)
+    assert torch.equal(batch.labels, source.train.labels[:30])
+    images = rescale(source.train.images[:30], 1.0, size=24)
+    assert torch.equal(batch.inputs[0], prepare(MODEL.build(), images, "float32")[0])
+    assert len(batches_of(tiny(samples=30), "val")) == 500
+    assert len(batches_of(tiny(samples=0), "train")) == 3500
 
 
 def test_a_range_of_scales_is_drawn_once_for_all_seeds_and_samples():
@@ -80,8 +89,9 @@ def test_a_range_of_scales_is_drawn_once_for_all_seeds_and_samples():
     assert 1 <= float(scales.min()) < 1.01 < 3.9 < float(scales.max()) <= 4
     assert torch.equal(scales, draw_scales(replace(config, seed=3), 3500, "train"))
     assert not torch.equal(scales, draw_scales(replace(config, data_seed=3), 3500, "train"))
-    few = training_images(load_source("mnist-5k"), replace(config, samples=20), "train")[1]
-    assert torch.equal(few, scales[:20])
+    (few,) = batches_of(replace(config, samples=20), "train")(torch.arange(20), 20)
+    images = rescale(load_source("mnist-5k").train.images[:20], scales[:20], size=24)
+    assert torch.equal(few.inputs[0], prepare(MODEL.build(), images, "float32")[0])
 
 
 def test_a_list_of_scales_gives_each_image_one_of_them():
@@ -112,25 +122,19 @@ def data_file(tmp_path_factory):
 def test_a_streamed_run_ends_with_the_bits_of_a_resident_one(tmp_path, data_file, monkeypatch):
     config = tiny(source=str(data_file), samples=70)
     resident = weights(train(config, tmp_path / "resident").path)
-    taken = []
-    pick, read = ScaledFile.pick, ScaledFile.read
+    taken, images = [], ScaledFile.images
 
-    def counting_pick(self, split, chosen):
+    def counting(self, file, split, chosen):
         taken.append(len(chosen))
-        return pick(self, split, chosen)
+        return images(self, file, split, chosen)
 
-    def counting_read(self, split, part=slice(None)):
-        images, labels = read(self, split, part)
-        taken.append(len(images))
-        return images, labels
-
-    monkeypatch.setattr(ScaledFile, "pick", counting_pick)
-    monkeypatch.setattr(ScaledFile, "read", counting_read)
+    monkeypatch.setattr(ScaledFile, "images", counting)
     monkeypatch.setattr(session, "CHUNK", 20)
     streamed = weights(train(config, tmp_path / "streamed", stream=True).path)
     assert same_bits(resident, streamed)
     assert max(taken) == 20  # never more at once than a batch, or a chunk of the validation
-    assert sum(taken) == 2 + 3 * (70 + 90)  # the first of each split, then each once an epoch
+    firsts = taken.count(1)  # read on each opening, for their shape
+    assert firsts < 10 and sum(taken) == firsts + 3 * (70 + 90)  # then each once an epoch
 
 
 @pytest.fixture
@@ -174,14 +178,14 @@ def test_a_folder_streams_the_images_that_a_resident_run_has(tmp_path, picture_f
 def test_a_folder_whose_pictures_differ_is_said_when_it_is_read(tmp_path, picture_folder):
     config = fitted(tiny(source=f"folder:{picture_folder}", samples=50), load_source, stream=True)
     Image.new("RGB", (28, 28)).save(picture_folder / "1" / "005.png")
-    with pytest.raises(DataError, match=r"005\.png is \(3, 28, 28\), channels first, and"):
+    with pytest.raises(DataError, match=r"005\.png is \(3, 28, 28\), the first of all"):
         train(config, tmp_path / "run", stream=True)
 
 
 def test_streaming_reads_ahead_by_one_batch_only(data_file):
     net, config = MODEL.build(), tiny()
-    file, device = ScaledFile(data_file), torch.device("cpu")
-    batches = Streamed(file, "train", net, device, config.precision, 90)
+    images, device = open_shards(str(data_file)), torch.device("cpu")
+    batches = Batches(images, "train", 90, net, device, config.precision)
     got = [len(batch.labels) for batch in batches(torch.arange(90), 32)]
     assert got == [32, 32, 26]
     assert list(batches(torch.arange(0), 32)) == []
@@ -216,7 +220,6 @@ def test_official_names_say_the_scales(data_file, tmp_path):
         ({"model": replace(MODEL, classes=3)}, False, "set model.classes=10"),
         ({"model": replace(MODEL, channels=3)}, False, "set model.channels=1"),
         ({"model": replace(MODEL, form="plain")}, False, "set both to one number"),
-        ({}, True, "only a data set file"),
         ({"source": "nothing"}, False, "unknown data source"),
         ({"source": "none.h5"}, False, "no such file"),
     ],

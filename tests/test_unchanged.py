@@ -13,9 +13,10 @@ from tiny_runs import AS_TINY, MODEL, tiny
 from foveate.cli.app import run
 from foveate.data.shards import open_shards
 from foveate.data.sources import load_source
-from foveate.data.store import FileSpec, ScaleRange, write
+from foveate.data.store import FileSpec, write
 from foveate.errors import DataError
 from foveate.models.zoo import ModelConfig
+from foveate.scales import ScaleRange
 from foveate.sweeps.jobs import Job, perform
 from foveate.training.checkpoint import RunFolder
 from foveate.training.loop import train
@@ -117,7 +118,7 @@ def test_the_commands_refuse_changed_data(tmp_path, pictures, capsys):
     command = [*AS_TINY, "--source", source, "--samples", "0", "--epochs", "1", "--out", out]
     assert run(command) == 0
     evaluate = ["evaluate", out, "--scales", "1"]
-    audit = ["audit", out, "--source", source, "--scales", "1,2,1", "--out", f"{tmp_path}/audit"]
+    audit = ["audit", out, "--source", source, "--scales", "1:2:1", "--out", f"{tmp_path}/audit"]
     assert run(evaluate) == run(audit) == 0
     sorted(pictures.glob("1/*"))[0].unlink()
     capsys.readouterr()

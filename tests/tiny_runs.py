@@ -26,7 +26,7 @@ TIMES = ("seconds", "share")
 # `tiny` as a command.
 AS_TINY = ["train", "fovavg", "--source", "mnist-5k", "--scales", "1", "--samples", "96"]
 AS_TINY += ["--batch", "16", "--epochs", "3", "--set", "size=24", "--set", "model.size=12"]
-AS_TINY += ["--set", "model.features=[4,8]", "--set", "model.scales=1,2,1"]
+AS_TINY += ["--set", "model.features=[4,8]", "--set", "model.scales=1:2:1"]
 AS_TINY += ["--set", "model.hidden=8", "--device", "cpu"]
 
 

@@ -56,20 +56,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
-app.command()(quickstart.quickstart)
-app.command()(demo.demo)
-app.command()(data.generate)
-app.command()(data.show)
-app.command()(training.train)
-app.command()(training.evaluate)
-app.command()(audit.audit)
-app.command()(predict.predict)
-app.command()(export.export)
-app.command()(reproduce.reproduce)
-app.command()(reproduce.merge)
-app.command()(sweep.sweep)
-app.command()(report.report)
-app.command()(theory.verify)
+for command in (
+    *(quickstart.quickstart, demo.demo, data.generate, data.show, training.train),
+    *(training.evaluate, audit.audit, predict.predict, export.export, reproduce.reproduce),
+    *(reproduce.merge, sweep.sweep, report.report, theory.verify),
+):
+    app.command()(command)
 
 
 def _version(wanted: bool) -> None:
@@ -100,13 +92,14 @@ def run(arguments: list[str]) -> int:
         where = usage.ctx.command_path if usage.ctx else "foveate"
         if os.environ.get("RANK", "0") != "0":  # torchrun's first process says it for all
             return 2
-        return _fail(f"{usage.format_message().rstrip('.')}; see '{where} --help'")
+        complain(f"{usage.format_message().rstrip('.')}; see '{where} --help'")
     except (typer.Abort, KeyboardInterrupt) as error:  # outside a command: click makes it Abort
         return interrupted(error, "run the same command again")
     except Exception as error:
         if "--debug" in arguments:
             raise
-        return _fail(_told(error))
+        complain(_told(error))
+    return 2
 
 
 def _told(error: Exception) -> str:
@@ -118,18 +111,7 @@ def _told(error: Exception) -> str:
         what = f"cannot use {error.filename}" if error.filename else "a file cannot be used"
         remedy = "free some space" if error.errno in FULL else "check the path and permissions"
         return f"{what} ({reason}); {remedy}, or choose another place"
-    if _is_memory(error):
+    failed = isinstance(error, RuntimeError) and "allocate memory" in str(error)  # torch, CPU
+    if failed or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return "the memory does not suffice; use a smaller --size, --batch or model"
     return f"{type(error).__name__}: {error} ('foveate --debug ...' shows where)"
-
-
-def _is_memory(error: Exception) -> bool:
-    """Whether an allocation failed, in Python, in torch on the CPU, or on a GPU."""
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return True
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)
-
-
-def _fail(message: str, code: int = 2) -> int:
-    complain(message)
-    return code

@@ -8,6 +8,7 @@ import typer
 from foveate.cli.console import ERRORS, OUTPUT, PretrainedOption, TrustOption, progress
 from foveate.cli.predict import MODELS
 from foveate.cli.training import PICTURES, ChangedDataOption, DeviceOption, _loader
+from foveate.scales import SCALES_HELP, as_scales
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from foveate.evaluation.audit.report import AuditReport
     from foveate.models.pooling import Pool
     from foveate.report.html import Page
-    from foveate.scales import ScaleGrid
 
 POOLS = ("max", "avg", "logsumexp", "none")
 
@@ -36,7 +36,7 @@ def audit(
         typer.Option(help="Classes in the order of the logits: a,b,c or a file with one per line."),
     ] = None,
     scales: Annotated[
-        str | None, typer.Option(help="low,high,per_octave; 0.25,4,2, or the paper's 0.5,8,4.")
+        str | None, typer.Option(help=f"Scales. {SCALES_HELP} Default: 0.25:4:2, or the paper's.")
     ] = None,
     native: Annotated[
         float | None, typer.Option(help="The scale to compare with; 1, or a run's training scale.")
@@ -100,7 +100,7 @@ def audit(
 
     if pool not in POOLS:
         raise ConfigError(f"pool must be one of {', '.join(POOLS)}, got {pool!r}")
-    grid, place = _grid(scales), find_device(device)
+    grid, place = None if scales is None else as_scales(scales), find_device(device)
     check_folder(out)
     check_size(size or 1)
     names = _classes(classes)
@@ -168,19 +168,6 @@ def _table(report: "AuditReport") -> "Table":
     for row in rows:
         table.add_row(*row)
     return table
-
-
-def _grid(text: str | None) -> "ScaleGrid | None":
-    from foveate.errors import ConfigError
-    from foveate.scales import ScaleGrid
-
-    if text is None:
-        return None
-    try:
-        low, high, per_octave = map(float, text.split(","))
-    except ValueError:
-        raise ConfigError(f"scales must be low,high,per_octave as 0.25,4,2, got {text!r}") from None
-    return ScaleGrid(low, high, per_octave=per_octave)
 
 
 def _classes(text: str | None) -> list[str]:

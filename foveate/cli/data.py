@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foveate.cli.console import OUTPUT, progress, status, tell
+from foveate.scales import SCALES_HELP, ScaleRange, as_scales, parse_scales
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -13,11 +14,6 @@ if TYPE_CHECKING:
     from foveate.data.sources import Source
     from foveate.data.store import FileSpec
 
-SourceOption = Annotated[
-    str,
-    typer.Option(help="mnist, fashion-mnist, mnist-5k (embedded), idx:DIR or folder:DIR."),
-]
-SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the scales drawn for a range.")]
 MAX_WORKERS = 256
 BorderOption = Annotated[
     str, typer.Option(help="Beyond the frame in smoothing: replicate, reflect, zero or whole.")
@@ -27,15 +23,17 @@ BorderOption = Annotated[
 def generate(
     what: Annotated[str, typer.Argument(metavar="mnist-large-scale", help="The recipe.")],
     out: Annotated[Path, typer.Option(help="Folder for the files.")],
-    source: SourceOption = "mnist",
+    source: Annotated[
+        str, typer.Option(help="mnist, fashion-mnist, mnist-5k (embedded), idx:DIR or folder:DIR.")
+    ] = "mnist",
     train: Annotated[
-        str, typer.Option(help="Training scales, a range as 1-4, one file each, or 'none'.")
+        str, typer.Option(help=f"Training scales, a file for each, or none. {SCALES_HELP}")
     ] = "1,2,4,1-4",
     test: Annotated[
-        str, typer.Option(help="Test scales, one file each, 'all' (the paper's 17) or 'none'.")
+        str, typer.Option(help=f"Test scales, a file for each, or none. {SCALES_HELP}")
     ] = "all",
     size: Annotated[int, typer.Option(help="Width and height of the images in pixels.")] = 112,
-    seed: SeedOption = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the scales drawn for a range.")] = 0,
     border: BorderOption = "replicate",
     workers: Annotated[
         int, typer.Option(min=1, max=MAX_WORKERS, help="Threads; the files do not depend on it.")
@@ -57,8 +55,7 @@ def generate(
     check_folder(out)
     data = _load(source)
     _check_space(out, sum(s.bytes(data) for s in specs if not (out / s.name(data)).exists()))
-    total = sum(len(getattr(data, split)) for spec in specs for split in spec.splits())
-    with progress("images", total) as advance:
+    with progress("images", sum(spec.count(data) for spec in specs)) as advance:
         for spec in specs:
             OUTPUT.print(write(spec, data, out, workers=workers, advance=advance))
 
@@ -71,7 +68,7 @@ def show(
         "samples.png"
     ),
     samples: Annotated[int, typer.Option(min=1, max=50, help="Rows of the picture.")] = 4,
-    scales: Annotated[str, typer.Option(help="Scales of the columns, or 'all' for 17.")] = "all",
+    scales: Annotated[str, typer.Option(help=f"Scales of the columns. {SCALES_HELP}")] = "all",
     size: Annotated[int, typer.Option(help="Width and height of the images in pixels.")] = 112,
     border: BorderOption = "replicate",
 ) -> None:
@@ -86,38 +83,24 @@ def show(
     if what.endswith((".h5", ".hdf5")):
         images, titles = _from_file(Path(what), samples)
     else:
-        images, titles = _from_source(what, samples, read_scales(scales), size, border)
+        images, titles = _from_source(what, samples, as_scales(scales), size, border)
     OUTPUT.print(save(sample_grid(images, titles), out))
 
 
 def _plan(train: str, test: str, size: int, seed: int, border: str) -> "list[FileSpec]":
     from foveate.data.large_scale import check_border
-    from foveate.data.store import FileSpec, ScaleRange
+    from foveate.data.store import FileSpec
     from foveate.errors import ConfigError
 
     beyond = check_border(border)
-    ranges = [] if train == "none" else [ScaleRange.parse(item) for item in train.split(",")]
-    alone = [] if test == "none" else [ScaleRange(scale, scale) for scale in read_scales(test)]
-    pairs = [(both, both) for both in ranges] + [(None, scale) for scale in alone]
-    if not pairs:
+    both = () if train == "none" else parse_scales(train)
+    alone = [] if test == "none" else [ScaleRange(scale, scale) for scale in as_scales(test)]
+    if not both and not alone:
         raise ConfigError("--train none and --test none leave nothing to make; name some scales")
     return [
         FileSpec(train=first, test=second, size=size, seed=seed, border=beyond)
-        for first, second in pairs
+        for first, second in [*zip(both, both, strict=True), *((None, scale) for scale in alone)]
     ]
-
-
-def read_scales(text: str) -> list[float]:
-    """Read scales such as 0.5,1,2, or 'all' for the paper's 17."""
-    from foveate.data.large_scale import check_scale
-    from foveate.errors import ConfigError
-
-    if text == "all":
-        return [2 ** (k / 4) for k in range(-4, 13)]
-    try:
-        return [check_scale(float(item)) for item in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"scales must look like 0.5,1,2 or all, got {text!r}") from None
 
 
 def _load(name: str) -> "Source":
@@ -142,7 +125,7 @@ def _check_space(folder: Path, needed: int) -> None:
 
 
 def _from_source(
-    name: str, samples: int, scales: list[float], size: int, border: str
+    name: str, samples: int, scales: tuple[float, ...], size: int, border: str
 ) -> "tuple[list[Tensor], list[str]]":
     from foveate.data.large_scale import check_border, rescale
 

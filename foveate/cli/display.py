@@ -1,7 +1,6 @@
 """How a run is shown while it trains: a live line for people, a line per epoch for files."""
 
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from rich.progress import BarColumn, Progress, TextColumn
@@ -35,67 +34,53 @@ class Display:
         self.bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.bar.stop()
 
     def __call__(self, config: "TrainConfig", progress: "RunProgress", steps: int) -> None:
         """Show how far the run is."""
         now, done = time.monotonic(), progress.epoch * steps + progress.step
+        total = config.epochs * steps
         if self.start is None:
             ended = progress.step == 0  # a run that was stopped in validation begins with a line
             self.start, self.told = (now, done), len(progress.metrics) - ended
             OUTPUT.print(self.greeting, markup=False)
+        left = self._left(now, done, total, config.batch) if done < total else ""
         if len(progress.metrics) > self.told:
             self.told = len(progress.metrics)
-            OUTPUT.print(self._epoch_line(config, progress, steps, now))
+            words = _join(f"loss {progress.metrics[-1]['loss']:.4f}", _validation(progress), left)
+            OUTPUT.print(f"epoch {progress.epoch}/{config.epochs}  {words}")
         if now - self.drawn > REFRESH and ERRORS.is_terminal:
             self.drawn = now
+            loss = f"loss {progress.loss / progress.step:.4f}" if progress.loss else ""
             self.bar.update(
                 self.task,
                 description=f"epoch {min(progress.epoch + 1, config.epochs)}/{config.epochs}",
-                total=config.epochs * steps,
+                total=total,
                 completed=done,
-                now=self._now(config, progress, steps, now),
+                now=_join(loss, _validation(progress), left),
             )
 
-    def _epoch_line(
-        self, config: "TrainConfig", progress: "RunProgress", steps: int, now: float
-    ) -> str:
-        last = progress.metrics[-1]
-        found = f"loss {last['loss']:.4f}{_validation(progress)}"
-        rest = f"  {self._left(config, progress, steps, now)}"
-        ended = progress.epoch == config.epochs
-        return f"epoch {progress.epoch}/{config.epochs}  {found}{'' if ended else rest}"
-
-    def _now(self, config: "TrainConfig", progress: "RunProgress", steps: int, now: float) -> str:
-        words = []
-        if progress.loss:
-            words.append(f"loss {progress.loss / progress.step:.4f}")
-        rest = self._left(config, progress, steps, now)
-        return "  ".join(words) + _validation(progress) + f"  {rest}"
-
-    def _left(self, config: "TrainConfig", progress: "RunProgress", steps: int, now: float) -> str:
+    def _left(self, now: float, done: int, total: int, batch: int) -> str:
         """Images per second and the time left, both as in this call, not before it."""
         assert self.start is not None
         begun, first = self.start
-        done = progress.epoch * steps + progress.step
         if done == first or now == begun:
             return ""
         pace = (done - first) / (now - begun)
-        left = round((config.epochs * steps - done) / pace)
+        left = round((total - done) / pace)
         hours, minutes, seconds = left // 3600, left // 60 % 60, left % 60
-        return f"{pace * config.batch:,.0f} images/s  {hours}:{minutes:02}:{seconds:02} left"
+        return f"{pace * batch:,.0f} images/s  {hours}:{minutes:02}:{seconds:02} left"
+
+
+def _join(*words: str) -> str:
+    return "  ".join(filter(None, words))
 
 
 def _validation(progress: "RunProgress") -> str:
     """The accuracy on the validation images when it was last measured, if ever."""
     measured = [entry["validation"] for entry in progress.metrics if "validation" in entry]
-    return f"  validation {100 * measured[-1]:.2f} %" if measured else ""
+    return f"validation {100 * measured[-1]:.2f} %" if measured else ""
 
 
 class Events:

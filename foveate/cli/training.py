@@ -1,6 +1,6 @@
 """The commands about networks: train and evaluate."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,11 +15,13 @@ from foveate.cli.console import (
     progress,
     tell,
 )
+from foveate.scales import SCALES_HELP, as_scales
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from torch import nn
 
-    from foveate.data.sources import Source
+    from foveate.data.sources import Source, Split
     from foveate.evaluation.results import Curve, RunResult
     from foveate.training.checkpoint import RunFolder
     from foveate.training.config import TrainConfig
@@ -46,7 +48,7 @@ def train(
         typer.Option(help="mnist (default), mnist-5k (embedded), folder:, shards:, file.h5 ..."),
     ] = None,
     scales: Annotated[
-        str | None, typer.Option(help="Training scales: 2 (default), 1-4, or several as 1,2,4.")
+        str | None, typer.Option(help=f"Training scales; 2 by default. {SCALES_HELP}")
     ] = None,
     samples: Annotated[int | None, typer.Option(help="Use only the first images.")] = None,
     epochs: Annotated[int | None, typer.Option(help="20 in the paper.")] = None,
@@ -172,7 +174,7 @@ def evaluate(
         Path | None, typer.Option(help="Folder for the results; the run's own if there is one.")
     ] = None,
     split: Annotated[str, typer.Option(help="test or val.")] = "test",
-    scales: Annotated[str, typer.Option(help="Scales as 0.5,1,2, or 'all' for 17.")] = "all",
+    scales: Annotated[str, typer.Option(help=f"Test scales. {SCALES_HELP}")] = "all",
     source: Annotated[
         str | None, typer.Option(help="Other images than the ones the run was trained on.")
     ] = None,
@@ -188,20 +190,30 @@ def evaluate(
     matrix and the winning scales) and accuracy.png and .svg. Runs that differ in their seed alone
     give a mean and its spread.
     """
+    from foveate.errors import ConfigError
     from foveate.evaluation.results import save_results, summarise
     from foveate.files import check_folder
     from foveate.report.plots import accuracy_curves, save
-    from foveate.training.checkpoint import hardware
+    from foveate.training.checkpoint import RunFolder, hardware
     from foveate.training.loop import find_device
 
-    target, place = _target(runs, out), find_device(device)
+    if split not in ("val", "test"):
+        raise ConfigError(f"split must be val or test, got {split!r}")
+    if out is None and len(runs) > 1:
+        raise ConfigError(f"{len(runs)} runs: say with --out where their results go")
+    target, place, factors, load = out or runs[0], find_device(device), as_scales(scales), _loader()
     check_folder(target)
-    load = _loader()
-    results = _measure(runs, split, scales, source, str(place), load, changed_data, trust)
-    tested = sorted({_tested(result.config, source) for result in results})
+    folders = [RunFolder(path) for path in dict.fromkeys(runs)]
+    nets = [folder.net(trust).to(place) for folder in folders]
+    sources = [_tested(folder, source, load, changed_data) for folder in folders]
+    images: list[Split] = [getattr(found, split) for found in sources]
+    with progress("images", len(factors) * sum(map(len, images))) as advance:
+        tested = zip(folders, nets, images, strict=True)
+        results = [_measured(*run, factors, advance) for run in tested]
+    checksums = {found.name: found.checksum for found in sources}
     about = {
         "split": split,
-        "sources": [{"name": name, "checksum": load(name).checksum} for name in tested],
+        "sources": [{"name": n, "checksum": c} for n, c in sorted(checksums.items())],
         "hardware": hardware(place),
     }
     curves = summarise(results)
@@ -210,6 +222,51 @@ def evaluate(
     OUTPUT.print(_table(curves))
     for path in (*written, *pictures):
         OUTPUT.print(path, markup=False)
+
+
+def _measured(
+    folder: "RunFolder",
+    net: "nn.Module",
+    images: "Split",
+    scales: tuple[float, ...],
+    advance: "Callable[[int], None]",
+) -> "RunResult":
+    from foveate.evaluation.curve import accuracy_over_scale
+    from foveate.evaluation.results import RunResult
+
+    config = folder.config()
+    found = accuracy_over_scale(
+        net, images, scales, size=config.size, border=config.border, precision=config.precision,
+        advance=advance,
+    )  # fmt: skip
+    made_with = folder.about()
+    return RunResult(run=str(folder.path), config=config, scales=tuple(found), made_with=made_with)
+
+
+def _tested(folder: "RunFolder", other: str | None, load: "Load", changed_data: bool) -> "Source":
+    """The source `other`, or else that of the run, or what its data set file was made from."""
+    from foveate.errors import ConfigError
+    from foveate.training.data import made_from
+    from foveate.training.unchanged import check_unchanged
+
+    config = folder.config()
+    made = made_from(config.source)
+    name = made if other is None else other
+    if name is None or (other is None and name.startswith("shards:")):
+        raise ConfigError(
+            f"{config.source} does not say from what it was made: name the images with --source"
+        )
+    if not changed_data:
+        check_unchanged(folder, name, load)
+    if name == "mnist-5k" and made == "mnist":
+        raise ConfigError("mnist-5k is a part of mnist's training images: test on mnist instead")
+    source = load(name)
+    if source.shape[0] != config.model.channels:
+        raise ConfigError(
+            f"{name} has images of {source.shape[0]} channels, and the network takes "
+            f"{config.model.channels}"
+        )
+    return source
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:
@@ -254,93 +311,7 @@ def _kept(folder: "RunFolder") -> str:
     found = folder.load()
     if found is None:
         return f"nothing was done yet in {folder.path}; run the same command to go on"
-    at = f"epoch {found[0].epoch + 1}, step {found[0].step}"
-    return f"saved in {folder.path} at {at}; run the same command to go on"
-
-
-def _target(runs: Sequence[Path], out: Path | None) -> Path:
-    from foveate.errors import ConfigError
-
-    if out is None and len(runs) > 1:
-        raise ConfigError(f"{len(runs)} runs: say with --out where their results go")
-    return out or runs[0]
-
-
-def _measure(
-    runs: Sequence[Path],
-    split: str,
-    scales: str,
-    source: str | None,
-    device: str,
-    load: "Load",
-    changed_data: bool,
-    trust: bool,
-) -> "list[RunResult]":
-    from foveate.cli.data import read_scales
-    from foveate.data.sources import Split
-    from foveate.errors import ConfigError
-    from foveate.evaluation.curve import accuracy_over_scale
-    from foveate.evaluation.results import RunResult
-    from foveate.training.checkpoint import RunFolder
-    from foveate.training.unchanged import check_unchanged
-
-    if split not in ("val", "test"):
-        raise ConfigError(f"split must be val or test, got {split!r}")
-    factors = read_scales(scales)
-    folders = [RunFolder(path) for path in dict.fromkeys(runs)]
-    nets = [folder.net(trust).to(device) for folder in folders]
-    if not changed_data:
-        for folder in folders:
-            check_unchanged(folder, _tested(folder.config(), source), load)
-    images: list[Split] = [
-        getattr(_images(folder.config(), source, load), split) for folder in folders
-    ]
-    results = []
-    with progress("images", len(factors) * sum(map(len, images))) as advance:
-        for folder, net, data in zip(folders, nets, images, strict=True):
-            config = folder.config()
-            options = {"size": config.size, "border": config.border, "precision": config.precision}
-            found = accuracy_over_scale(net, data, factors, advance=advance, **options)  # type: ignore[arg-type]
-            results.append(
-                RunResult(
-                    run=str(folder.path),
-                    config=config,
-                    scales=tuple(found),
-                    made_with=folder.about(),
-                )
-            )
-    return results
-
-
-def _images(config: "TrainConfig", other: str | None, load: "Load") -> "Source":
-    from foveate.errors import ConfigError
-    from foveate.training.data import made_from
-
-    name = _tested(config, other)
-    if name == "mnist-5k" and made_from(config.source) == "mnist":
-        raise ConfigError("mnist-5k is a part of mnist's training images: test on mnist instead")
-    source = load(name)
-    if source.test.images.shape[1] != config.model.channels:
-        raise ConfigError(
-            f"{name} has images of {source.test.images.shape[1]} channels, and the network takes "
-            f"{config.model.channels}"
-        )
-    return source
-
-
-def _tested(config: "TrainConfig", other: str | None) -> str:
-    """The source `other`, or else that of a run, or what its data set file was made from."""
-    from foveate.errors import ConfigError
-    from foveate.training.data import made_from
-
-    if other is not None:
-        return other
-    name = made_from(config.source)
-    if name is None or name.startswith("shards:"):
-        raise ConfigError(
-            f"{config.source} does not say from what it was made: name the images with --source"
-        )
-    return name
+    return f"saved in {folder.path} at {found[0].reached}; run the same command to go on"
 
 
 def _table(curves: "list[Curve]") -> "Table":

@@ -28,10 +28,12 @@ from torch import Tensor
 from foveate.checks import check_memory
 from foveate.errors import ConfigError, DataError
 from foveate.scale_space import discrete_gaussian, gaussian_radius
+from foveate.scales import LARGEST as LARGEST
+from foveate.scales import SMALLEST as SMALLEST
+from foveate.scales import check_scale as check_scale
 
 RECIPE = 1  # raise it when the same options give other pixels
 Border = Literal["replicate", "reflect", "zero", "whole"]
-SMALLEST, LARGEST = 1 / 16, 64.0
 MAX_SIZE = 4096  # pixels of a side
 BACKGROUND = 2 / math.pi * math.atan(0.02 * (0 - 128))
 
@@ -109,13 +111,6 @@ def _check(images: Tensor, scales: float | Tensor, size: int, border: str) -> Te
     for factor in (factors.min(), factors.max()) if factors.numel() else ():
         check_scale(float(factor))
     return factors
-
-
-def check_scale(scale: float) -> float:
-    """Return `scale`, or say why no image can be made at it."""
-    if not SMALLEST <= scale <= LARGEST:  # also refuses NaN
-        raise ConfigError(f"scale must lie between 1/16 and {LARGEST:g}, got {scale:g}")
-    return scale
 
 
 def check_size(size: int) -> None:

@@ -1,7 +1,7 @@
-"""A data set in many files, HDF5 or tar, of which only what is asked for is in memory.
+"""Images in files of which only what is asked for is in memory: HDF5, tars, a folder of pictures.
 
-`open_shards` takes shards:DIR, all .h5 or all .tar files of a folder, or shards:PATTERN, those
-whose path matches, in the order of their names.
+`open_shards` takes one HDF5 file, shards:DIR, all .h5 or all .tar files of a folder, or
+shards:PATTERN, those whose path matches, in the order of their names.
 
 - HDF5 files are in the layout of `foveate.data.store`, with images at their scales already. A file
   may leave out splits.
@@ -11,7 +11,7 @@ whose path matches, in the order of their names.
   RGB too.
 
 Any image can be read alone, so every order can be had, and had again after an interruption. Kept
-in memory are a label for each image and, of a tar, where its picture is: 24 bytes.
+in memory are a label for each image and, of a tar, where its picture is: 32 bytes.
 """
 # Shape letters: N images, C image channel, H W pixels.
 
@@ -21,28 +21,44 @@ import tarfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
-import h5py
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foveate.data.checks import checked_labels, checked_pixels
-from foveate.data.folder import EXTENSIONS, SPLITS, SplitName
-from foveate.data.hdf5 import Labels
-from foveate.data.picture import read_picture
+from foveate.data.pictures import EXTENSIONS, read_picture
+from foveate.data.splits import SPLITS, Labels, SplitName, checked_labels, digest
 from foveate.data.store import ScaledFile
 from foveate.errors import DataError
-from foveate.files import regular
+from foveate.files import reason_of, regular
 
 PREFIX = "shards:"
 OPEN = 32  # files kept open at a time
 LONGEST_LABEL = 32  # bytes
+
+
+class Shard(Protocol):
+    """One file or folder: the labels (N,) of its splits in memory, its images on the disk."""
+
+    path: Path
+    labels: Labels
+
+    def open(self) -> Any:
+        """Open the file for `images`; what it gives has a close()."""
+
+    def images(self, file: Any, split: SplitName, chosen: Sequence[int]) -> Sequence[NDArray[Any]]:
+        """Read the images, each (C, H, W), float32 or uint8, at the rising indices `chosen`."""
+
+    def where(self, split: SplitName, index: int) -> str:
+        """Name an image in an error."""
+
+    def listing(self) -> Iterator[list[Any]]:
+        """What identifies the images without reading their pixels."""
 
 
 def is_shards(source: str) -> bool:
@@ -51,7 +67,9 @@ def is_shards(source: str) -> bool:
 
 
 def open_shards(source: str) -> "Shards":
-    """Find the files that shards:DIR or shards:PATTERN names."""
+    """Open an HDF5 file, or the files that shards:DIR or shards:PATTERN names."""
+    if not is_shards(source):
+        return Shards([ScaledFile(Path(source))])
     place = os.path.expanduser(source.removeprefix(PREFIX))
     pattern = os.path.join(glob.escape(place), "*") if os.path.isdir(place) else place
     names = sorted(n for n in glob.glob(pattern, recursive=True) if n.endswith(tuple(KINDS)))
@@ -68,58 +86,44 @@ def _open_files(files: tuple[tuple[str, int], ...]) -> "Shards":
     return Shards([KINDS[Path(name).suffix](Path(name)) for name, _ in files])
 
 
-class Shard(Protocol):
-    """One file: the labels (N,) of its splits in memory, its images on the disk."""
-
-    path: Path
-    labels: Labels
-
-    def open(self) -> Any:
-        """Give the file as `image` wants it; it has a close()."""
-
-    def image(self, file: Any, split: SplitName, index: int) -> NDArray[Any]:
-        """Read one image (C, H, W), float32 or uint8."""
-
-
-class H5Shard(ScaledFile):
-    """A data set file as a shard."""
-
-    def open(self) -> Any:
-        """Give the file."""
-        return h5py.File(regular(self.path))
-
-    def image(self, file: Any, split: SplitName, index: int) -> NDArray[Any]:
-        """Read one image (C, H, W)."""
-        pixels = file[f"x_{split}"][index : index + 1]
-        return np.moveaxis(checked_pixels(pixels, f"x_{split} of {self.path}", [index])[0], -1, 0)
-
-
 class TarShard:
     """A tar of pictures and labels as a shard."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with _one_line(path):
+        with _reading(path):
             found = list(_samples(regular(path)))
         labels = np.array([sample[2] for sample in found], np.float64)  # holds 2^63 too
         self.labels: Labels = {_split_of(path): checked_labels(labels, str(path))}
         self.places = np.array([sample[:2] for sample in found], np.int64)
 
     def open(self) -> Any:
-        """Give the file."""
+        """Open the file for `images`."""
         return regular(self.path).open("rb")
 
-    def image(self, file: Any, split: SplitName, index: int) -> NDArray[Any]:
-        """Read one picture (C, H, W)."""
-        offset, size = map(int, self.places[index])
-        content = _Picture(os.pread(file.fileno(), size, offset))
-        content.name = f"{index} of {self.path}"
-        return read_picture(content).transpose(2, 0, 1)
+    def images(self, file: Any, split: SplitName, chosen: Sequence[int]) -> list[NDArray[Any]]:
+        """Read the pictures, each (C, H, W), at the indices `chosen`."""
+        found = []
+        for index in chosen:
+            offset, size = map(int, self.places[index])
+            content = _Picture(os.pread(file.fileno(), size, offset))
+            content.name = f"{index} of {self.path}"
+            found.append(read_picture(content).transpose(2, 0, 1))
+        return found
+
+    def where(self, split: SplitName, index: int) -> str:
+        """Name a picture in an error."""
+        return f"image {index} of {self.path}"
+
+    def listing(self) -> Iterator[list[Any]]:
+        """What identifies the file without its pixels: name, size, labels, places of pictures."""
+        labels = {split: digest(values) for split, values in self.labels.items()}
+        yield [self.path.name, self.path.stat().st_size, labels, digest(self.places)]
 
 
-KINDS: dict[str, type[H5Shard] | type[TarShard]] = {
-    ".h5": H5Shard,
-    ".hdf5": H5Shard,
+KINDS: dict[str, type[ScaledFile] | type[TarShard]] = {
+    ".h5": ScaledFile,
+    ".hdf5": ScaledFile,
     ".tar": TarShard,
 }
 
@@ -134,45 +138,70 @@ class _Picture(BytesIO):
 
 
 class Shards:
-    """The images of many files, as if they were one; `made` says that they have their scales."""
+    """The images of many files, as if they were one."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards = shards
         self.files: dict[int, Any] = {}
         self.lock = threading.Lock()  # runs side by side may read at the same time
-        self.made = isinstance(shards[0], H5Shard)
-        self.starts = {
-            split: np.cumsum([0, *(len(shard.labels.get(split, ())) for shard in shards)])
-            for split in SPLITS
-        }
-        self.counts = {split: int(ends[-1]) for split, ends in self.starts.items() if ends[-1]}
+        self.scaled: list[ScaledFile] = [shard for shard in shards if isinstance(shard, ScaledFile)]
+        self.starts, self._labels = {}, dict[SplitName, Tensor]()
+        for split in SPLITS:
+            found = [shard.labels.get(split, np.empty(0, np.int64)) for shard in shards]
+            self.starts[split] = np.cumsum([0, *map(len, found)])
+            if self.starts[split][-1]:
+                self._labels[split] = torch.from_numpy(np.concatenate(found))
+        self.counts = {split: len(labels) for split, labels in self._labels.items()}
         if not self.counts:
             raise DataError(f"there are no images in {shards[0].path} and the files beside it")
-        self.first = self._image(next(iter(self.counts)), 0).copy()
+
+    @cached_property
+    def first(self) -> NDArray[Any]:
+        """The first image (C, H, W)."""
+        split = next(iter(self.counts))
+        return self._read(int(np.flatnonzero(self.starts[split])[0]) - 1, split, [0])[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape (C, H, W) of an image."""
+        return self.first.shape
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes: one more than the largest label."""
+        return 1 + max(int(labels.max()) for labels in self._labels.values())
 
     def labels(self, split: SplitName) -> Tensor:
         """The labels (N,) of a split."""
-        self._require(split)
-        found = [s.labels[split] for s in self.shards if split in s.labels]
-        return torch.from_numpy(np.concatenate(found))
+        if split not in self.counts:
+            where, holds = self.shards[0].path, ", ".join(self.counts)
+            where = where if len(self.shards) == 1 else where.parent
+            raise DataError(f"{where} holds no {split} images, only {holds}")
+        return self._labels[split]
 
     def pick(self, split: SplitName, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Read the images (N, C, H, W) and labels (N,) at the indices `chosen`, in their order."""
-        self._require(split)
-        images = np.empty((len(chosen), *self.first.shape), self.first.dtype)
-        labels = np.empty(len(chosen), np.int64)
-        with self.lock:
-            for place in chosen.argsort().tolist():  # a file's images one after the other
-                shard, inside = self._find(split, int(chosen[place]))
-                labels[place] = self.shards[shard].labels[split][inside]
-                image = self._image(split, int(chosen[place]))
-                if image.shape not in (self.first.shape, (1, *self.first.shape[1:])):
+        labels, starts = self.labels(split)[chosen], self.starts[split]
+        owners = np.searchsorted(starts, chosen.numpy(), side="right") - 1
+        images = np.empty((len(chosen), *self.shape), self.first.dtype)
+        for at in np.unique(owners).tolist():
+            places = np.flatnonzero(owners == at)
+            inside, back = np.unique(chosen.numpy()[places] - starts[at], return_inverse=True)
+            found = self._read(at, split, inside.tolist())
+            for place, number in zip(places, back, strict=True):
+                image = found[number]
+                if image.shape not in (self.shape, (1, *self.shape[1:])):
                     raise DataError(
-                        f"image {inside} of {self.shards[shard].path} is {image.shape}, the first "
-                        f"of all is {self.first.shape}; make them alike"
+                        f"{self.shards[at].where(split, int(inside[number]))} is {image.shape}, "
+                        f"the first of all is {self.shape}; make them alike"
                     )
                 images[place] = image
-        return torch.from_numpy(images), torch.from_numpy(labels)
+        return torch.from_numpy(images), labels
+
+    def listing(self) -> Iterator[list[Any]]:
+        """What identifies the images without reading their pixels."""
+        for shard in self.shards:
+            yield from shard.listing()
 
     def close(self) -> None:
         """Close all files; they open again when needed."""
@@ -182,24 +211,14 @@ class Shards:
     def __del__(self) -> None:
         self.close()
 
-    def _require(self, split: SplitName) -> None:
-        if split not in self.counts:
-            raise DataError(f"the shards hold no {split} images, only {', '.join(self.counts)}")
-
-    def _find(self, split: SplitName, index: int) -> tuple[int, int]:
-        """The shard of an image, and its number there."""
-        shard = int(np.searchsorted(self.starts[split], index, side="right")) - 1
-        return shard, index - int(self.starts[split][shard])
-
-    def _image(self, split: SplitName, index: int) -> NDArray[Any]:
-        at, inside = self._find(split, index)
+    def _read(self, at: int, split: SplitName, chosen: list[int]) -> Sequence[NDArray[Any]]:
         shard = self.shards[at]
-        with _one_line(shard.path):
+        with _reading(shard.path), self.lock:
             file = self.files.pop(at, None) or shard.open()
             self.files[at] = file  # the last in the order, which is that of use
             if len(self.files) > OPEN:
                 self.files.pop(next(iter(self.files))).close()
-            return shard.image(file, split, inside)
+            return shard.images(file, split, chosen)
 
 
 def _split_of(path: Path) -> SplitName:
@@ -253,11 +272,11 @@ def _label(tar: tarfile.TarFile, member: tarfile.TarInfo) -> int:
 
 
 @contextmanager
-def _one_line(path: Path) -> Iterator[None]:
+def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except DataError:
         raise
     except Exception as error:  # tarfile and h5py raise anything from IndexError to MemoryError
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = reason_of(error)
         raise DataError(f"cannot read {path} ({reason}); make or get it again") from None

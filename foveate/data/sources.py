@@ -1,29 +1,23 @@
-"""The door to the data: `load_source(name)` gives images and labels in three fixed splits."""
+"""The door to the data: every kind of source, and `load_source` and `open_source` by name."""
+# Shape letters: N images, C image channel, H W pixels.
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from foveate.data.checks import checked_labels
 from foveate.data.fetch import Report, fetch
-from foveate.data.folder import SPLITS, read_folder
 from foveate.data.idx import FILES, decode, find, read_idx
+from foveate.data.pictures import PictureFolder, read_folder
+from foveate.data.shards import Shards, open_shards
+from foveate.data.splits import Source as Source
+from foveate.data.splits import Split as Split
+from foveate.data.splits import kind_of
 from foveate.errors import DataError
 
-# Shape letters: N images, C image channel, H W pixels.
-SOURCES = {
-    "mnist": "60,000 handwritten digits for training and 10,000 for the test; fetched once",
-    "fashion-mnist": "the same number of pictures of clothes; fetched once",
-    "mnist-5k": "5,000 of MNIST's training digits, part of this package; needs no network",
-    "idx:DIR": "the four IDX files in the folder DIR, plain or .gz",
-    "folder:DIR": "pictures in the folder DIR, one sub-folder per class, or train/ and test/ first",
-}
-"""The names that `load_source` takes, each with what it is."""
-
+Load = Callable[[str], Source]
 DIGITS = tuple("0123456789")
 CLOTHES = (
     "T-shirt/top",
@@ -44,93 +38,71 @@ EMBEDDED = {
 """The files of mnist-5k and the sha256 of their decoded content."""
 
 
-@dataclass(frozen=True, eq=False)
-class Split:
-    """Images (N, C, H, W) uint8 with their labels (N,) int64."""
-
-    images: Tensor
-    labels: Tensor
-
-    def __post_init__(self) -> None:
-        if self.images.ndim != 4 or self.images.dtype != torch.uint8:
-            raise DataError(f"images must be (N, C, H, W) uint8, got {_kind(self.images)}")
-        if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
-            raise DataError(
-                f"labels must be int64, one for each of {len(self.images)} images, "
-                f"got {_kind(self.labels)}"
-            )
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-
-@dataclass(frozen=True, eq=False)
-class Source:
-    """A data set in three splits; `classes[label]` is the name of a label.
-
-    `checksum` is the sha256 over the content: shapes, image bytes and labels of train, val and
-    test in this order. Equal checksums mean equal data, wherever it came from.
-    """
-
-    name: str
-    train: Split
-    val: Split
-    test: Split
-    classes: tuple[str, ...]
-    checksum: str
-
-    def __post_init__(self) -> None:
-        for split in SPLITS:
-            labels = getattr(self, split).labels.numpy()
-            checked_labels(labels, f"the {split} labels of {self.name}", len(self.classes))
-
-
 def load_source(name: str, report: Report | None = None) -> Source:
-    """Load one of `SOURCES`, with its splits fixed as follows.
+    """Load one of `SOURCES` into memory, with its splits fixed as follows.
 
     - `mnist`, `fashion-mnist`, `idx:DIR`: the last sixth of the training images is val (of 60,000
       the first 50,000 are train), and the test images are test.
     - `mnist-5k`: the first 500 of each class of MNIST's training images, the classes taking turns;
       3,500 are train, the next 500 val and the last 1,000 test, each balanced. All of them,
       the test split too, belong to MNIST's *training* set: never mix the two in one experiment.
-    - `folder:DIR`: see `foveate.data.folder.read_folder`.
+    - `folder:DIR`: see `foveate.data.pictures.read_folder`.
 
     `report` is told in words what is being fetched from where.
     """
-    kind, colon, folder = name.partition(":")
-    if colon and kind in ("idx", "folder"):
-        if not folder:
-            raise DataError(f"{name!r} names no folder; write {kind}:DIR")
-        read = _read_idx_folder if kind == "idx" else _read_pictures
-        return read(name, Path(folder).expanduser())
-    if name == "mnist-5k":
-        return _read_embedded()
-    if name in ("mnist", "fashion-mnist"):
-        files = fetch(name, report)
-        tensors = [read_idx(files[file], file) for file in FILES]
-        return _from_tensors(name, tensors, DIGITS if name == "mnist" else CLOTHES)
-    raise DataError(f"unknown data source {name!r}; there are: {', '.join(SOURCES)}")
+    kind = find_kind(name)
+    if kind is None:
+        raise DataError(f"unknown data source {name!r}; there are: {', '.join(SOURCES)}")
+    if kind.load is None:
+        whole = ", ".join(key for key, kind in SOURCES.items() if kind.load)
+        raise DataError(f"{name} can only be trained on; give images of one of: {whole}")
+    return kind.load(name, report)
 
 
-def _read_idx_folder(name: str, folder: Path) -> Source:
+def open_source(name: str, load: Load = load_source, stream: bool = False) -> Source | Shards:
+    """Open a source to read its images by index.
+
+    Args:
+        name: One of `SOURCES`.
+        load: Loads the kinds that are held in memory.
+        stream: Whether images stay on the disk until they are read, where the kind can do both.
+    """
+    kind = find_kind(name)
+    if kind and kind.open and (stream or kind.load is None):
+        return kind.open(name)
+    return load(name)
+
+
+def _fetched(name: str, report: Report | None) -> Source:
+    files = fetch(name, report)
+    tensors = [read_idx(files[file], file) for file in FILES]
+    return _from_tensors(name, tensors, DIGITS if name == "mnist" else CLOTHES)
+
+
+def _place(name: str) -> Path:
+    """The folder of a name as folder:DIR."""
+    prefix, _, folder = name.partition(":")
+    if not folder:
+        raise DataError(f"{name!r} names no folder; write {prefix}:DIR")
+    return Path(folder).expanduser()
+
+
+def _read_idx_folder(name: str, report: Report | None) -> Source:
+    folder = _place(name)
     if not folder.is_dir():
         raise DataError(f"folder {folder} does not exist; check the path")
-    tensors = [read_idx(decode(path), str(path)) for path in _four_files(folder)]
-    if tensors[0].shape[1:] != tensors[2].shape[1:]:
-        raise DataError(
-            f"training and test images in {folder} differ in shape: {_kind(tensors[0])} and "
-            f"{_kind(tensors[2])}; bring them to one size"
-        )
-    count = int(max(tensors[1].max(), tensors[3].max())) + 1
-    return _from_tensors(name, tensors, tuple(str(label) for label in range(count)))
-
-
-def _four_files(folder: Path) -> list[Path]:
     found = {file: find(folder, file) for file in FILES}
     for file, paths in found.items():
         if not paths:
             raise DataError(f"{folder} has no {file} (nor {file}.gz); put it there")
-    return [paths[0] for paths in found.values()]
+    tensors = [read_idx(decode(paths[0]), str(paths[0])) for paths in found.values()]
+    if tensors[0].shape[1:] != tensors[2].shape[1:]:
+        raise DataError(
+            f"training and test images in {folder} differ in shape: {kind_of(tensors[0])} and "
+            f"{kind_of(tensors[2])}; bring them to one size"
+        )
+    count = int(max(tensors[1].max(), tensors[3].max())) + 1
+    return _from_tensors(name, tensors, tuple(str(label) for label in range(count)))
 
 
 def _from_tensors(name: str, tensors: Sequence[Tensor], classes: tuple[str, ...]) -> Source:
@@ -142,14 +114,13 @@ def _from_tensors(name: str, tensors: Sequence[Tensor], classes: tuple[str, ...]
         raise DataError(
             f"{name} has {count} training images; at least 6 are needed, a sixth is for validation"
         )
-    return _source(name, _part(training, 0, count), _part(training, count, None), test, classes)
+    return Source.of(name, (training[:count], training[count:], test), classes)
 
 
-def _read_embedded() -> Source:
+def _read_embedded(name: str, report: Report | None) -> Source:
     images, labels = (_read_verified(file, sha256) for file, sha256 in EMBEDDED.items())
-    digits = _split(images, labels, "mnist-5k")
-    train, val, test = _part(digits, 0, 3500), _part(digits, 3500, 4000), _part(digits, 4000, None)
-    return _source("mnist-5k", train, val, test, DIGITS)
+    digits = _split(images, labels, name)
+    return Source.of(name, (digits[:3500], digits[3500:4000], digits[4000:]), DIGITS)
 
 
 def _read_verified(file: str, sha256: str) -> Tensor:
@@ -160,18 +131,12 @@ def _read_verified(file: str, sha256: str) -> Tensor:
     return read_idx(data, str(path))
 
 
-def _read_pictures(name: str, folder: Path) -> Source:
-    splits, classes = read_folder(folder)
-    train, val, test = (Split(images, labels) for images, labels in splits)
-    return _source(name, train, val, test, classes)
-
-
 def _split(images: Tensor, labels: Tensor, what: str) -> Split:
     """Join grey images (N, H, W) and labels (N,) as IDX files have them."""
     if images.ndim != 3 or labels.ndim != 1:
         raise DataError(
-            f"the {what} must have images (N, H, W) and labels (N,), got {_kind(images)} and "
-            f"{_kind(labels)}; check that the files are not swapped"
+            f"the {what} must have images (N, H, W) and labels (N,), got {kind_of(images)} and "
+            f"{kind_of(labels)}; check that the files are not swapped"
         )
     if len(images) != len(labels):
         raise DataError(
@@ -180,22 +145,34 @@ def _split(images: Tensor, labels: Tensor, what: str) -> Split:
     return Split(images.unsqueeze(1), labels.long())
 
 
-def _part(split: Split, start: int, stop: int | None) -> Split:
-    return Split(split.images[start:stop], split.labels[start:stop])
+@dataclass(frozen=True)
+class Kind:
+    """A kind of source: what it is, and how to read it, into memory or image by image."""
+
+    about: str
+    load: Callable[[str, Report | None], Source] | None = None
+    open: Callable[[str], Shards] | None = None
 
 
-def _source(name: str, train: Split, val: Split, test: Split, classes: tuple[str, ...]) -> Source:
-    return Source(name, train, val, test, classes, _checksum((train, val, test)))
+SOURCES = {
+    "mnist": Kind("60,000 handwritten digits for training, 10,000 to test; fetched once", _fetched),
+    "fashion-mnist": Kind("the same number of pictures of clothes; fetched once", _fetched),
+    "mnist-5k": Kind("5,000 of MNIST's training digits, part of this package", _read_embedded),
+    "idx:DIR": Kind("the four IDX files in the folder DIR, plain or .gz", _read_idx_folder),
+    "folder:DIR": Kind(
+        "pictures in the folder DIR, one sub-folder per class, or train/ and test/ first",
+        lambda name, report: read_folder(name, _place(name)),
+        lambda name: Shards([PictureFolder(_place(name))]),
+    ),
+    "shards:DIR": Kind("the .h5 or .tar files in the folder DIR", open=open_shards),
+    "FILE.h5": Kind("a file of 'foveate generate', or an official one", open=open_shards),
+}
+"""Every kind of source, by how it is named."""
 
 
-def _checksum(splits: Sequence[Split]) -> str:
-    digest = hashlib.sha256()
-    for split in splits:
-        digest.update(f"{tuple(split.images.shape)}".encode())
-        digest.update(split.images.numpy().tobytes())
-        digest.update(split.labels.numpy().astype("<i8").tobytes())
-    return digest.hexdigest()
-
-
-def _kind(tensor: Tensor) -> str:
-    return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+def find_kind(name: str) -> Kind | None:
+    """The kind of a source by its name: all of it, what is before a colon, or how it ends."""
+    prefix, colon, _ = name.partition(":")
+    if found := SOURCES.get(f"{prefix}:DIR" if colon else name):
+        return found
+    return SOURCES["FILE.h5"] if name.endswith((".h5", ".hdf5")) else None

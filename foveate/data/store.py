@@ -1,8 +1,11 @@
 """Write and read data set files in the layout of the official MNIST Large Scale files."""
+# Shape letters: N images, C image channel, F frame pixels.
 
 import io
 import json
+import math
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,58 +20,40 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foveate import __version__
-from foveate.data.checks import checked_pixels
-from foveate.data.folder import SPLITS, SplitName
-from foveate.data.hdf5 import has_dataset, own_dataset, read_labels, read_scales
-from foveate.data.large_scale import (
-    RECIPE,
-    Border,
-    check_border,
-    check_scale,
-    check_size,
-    rescale,
+from foveate.data.large_scale import RECIPE, Border, check_border, check_size, rescale
+from foveate.data.splits import (
+    NUMBERS,
+    SPLITS,
+    Labels,
+    Source,
+    Split,
+    SplitName,
+    checked_labels,
+    checked_pixels,
+    digest,
 )
-from foveate.data.sources import Source, Split
 from foveate.errors import ConfigError, DataError
-from foveate.files import regular, replacing
+from foveate.files import reason_of, regular, replacing
+from foveate.scales import ScaleRange
 
 # Images are always computed in the same blocks by one thread each, because matrix products round
 # differently for other shapes and thread counts: so the file does not depend on either.
 BLOCK = 128
 MAX_SEED = 2**32 - 1  # training multiplies it by a million, within 64 bits
+MAX_UNSTORED = 1 << 30  # bytes; a data set may claim so many without being on the disk
+MAX_RATIO = 1_100  # claimed bytes per byte of the file beyond that; gzip reaches 1,032
 
 
-@dataclass(frozen=True)
-class ScaleRange:
-    """The scales of a set: one factor (low == high), or log-uniform between two."""
+def draw(scales: ScaleRange, count: int, seed: int, split: SplitName) -> Tensor:
+    """Draw a scale for each of `count` images; each split has a stream of its own."""
+    random = np.random.default_rng([seed, SPLITS.index(split)]).random(count)
+    return torch.from_numpy(scales.low * (scales.high / scales.low) ** random)
 
-    low: float
-    high: float
 
-    def __post_init__(self) -> None:
-        check_scale(self.low)
-        check_scale(self.high)
-        if self.low > self.high:
-            raise ConfigError(f"scale range {self.low:g}-{self.high:g} is reversed, swap the two")
-
-    @classmethod
-    def parse(cls, text: str) -> "ScaleRange":
-        """Read `2` or `1-4`."""
-        low, _, high = text.strip().partition("-")
-        try:
-            return cls(float(low), float(high or low))
-        except ValueError:
-            raise ConfigError(f"scale must look like 2 or 1-4, got {text!r}") from None
-
-    def __str__(self) -> str:
-        """Spell the range as the official file names do: 2p000 or 1p000-4p000."""
-        ends = (self.low,) if self.low == self.high else (self.low, self.high)
-        return "-".join(f"{end:.3f}".replace(".", "p") for end in ends)
-
-    def draw(self, count: int, seed: int, split: SplitName) -> Tensor:
-        """Draw a scale for each of `count` images; each split has a stream of its own."""
-        random = np.random.default_rng([seed, SPLITS.index(split)]).random(count)
-        return torch.from_numpy(self.low * (self.high / self.low) ** random)
+def _spelled(scales: ScaleRange) -> str:
+    """A range as the official file names have it: 2p000 or 1p000-4p000."""
+    ends = sorted({scales.low, scales.high})
+    return "-".join(f"{end:.3f}".replace(".", "p") for end in ends)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,16 +83,19 @@ class FileSpec:
     def name(self, source: Source) -> str:
         """Name the file as the official ones are named."""
         stem = re.sub(r"[^A-Za-z0-9-]+", "-", source.name.split("/")[-1].replace(":", "-"))
-        frame = f"outsize{self.size}-{self.size}"
-        if self.train is None:
-            return f"{stem}_large_scale_te{len(source.test)}_{frame}_scte{self.test}.h5"
-        counts = f"tr{len(source.train)}_vl{len(source.val)}_te{len(source.test)}"
-        return f"{stem}_large_scale_{counts}_{frame}_sctr{self.train}_scte{self.test}.h5"
+        counts, scales = f"te{len(source.test)}", f"scte{_spelled(self.test)}"
+        if self.train is not None:
+            counts = f"tr{len(source.train)}_vl{len(source.val)}_{counts}"
+            scales = f"sctr{_spelled(self.train)}_{scales}"
+        return f"{stem}_large_scale_{counts}_outsize{self.size}-{self.size}_{scales}.h5"
+
+    def count(self, source: Source) -> int:
+        """Count the images that the file holds."""
+        return sum(source.counts[split] for split in self.splits())
 
     def bytes(self, source: Source) -> int:
         """Estimate the size of the file."""
-        count = sum(len(getattr(source, split)) for split in self.splits())
-        return count * source.test.images.shape[1] * self.size**2 * 4
+        return self.count(source) * source.shape[0] * self.size**2 * 4
 
     def manifest(self, source: Source) -> dict[str, Any]:
         """Say how the file is made, so that it can be made again and told from others."""
@@ -131,26 +119,28 @@ def write(
     path = folder / spec.name(source)
     if path.exists():
         _same_or_raise(path, spec.manifest(source))
-        advance(sum(len(getattr(source, split)) for split in spec.splits()))
+        advance(spec.count(source))
         return path
-    with (
-        _one_line(path),
-        replacing(path) as temporary,
-        _Disk(temporary, "w+b") as disk,
-        h5py.File(disk, "w") as file,
-        one_thread(),
-        ThreadPoolExecutor(workers) as pool,
-    ):
-        for split in SPLITS:
-            if split in spec.splits():
-                data = getattr(source, split)
-                _write_split(file, spec, split, data, pool, workers, disk.checked(advance))
-            else:
-                _write_dummy(file, spec, split, source)
-        manifest = {**spec.manifest(source), "version": __version__}
-        file.attrs["foveate"] = json.dumps(manifest)
-        file.flush()
-        disk.check()
+    try:
+        with (
+            replacing(path) as temporary,
+            _Disk(temporary, "w+b") as disk,
+            h5py.File(disk, "w") as file,
+            one_thread(),
+        ):
+            for split in SPLITS:
+                for count in _write_split(file, spec, split, source, workers):
+                    disk.check()
+                    advance(count)
+            manifest = {**spec.manifest(source), "version": __version__}
+            file.attrs["foveate"] = json.dumps(manifest)
+            file.flush()
+            disk.check()
+    except (OSError, RuntimeError) as error:
+        reason = reason_of(error)
+        raise DataError(
+            f"cannot write {path} ({reason}); free some space or choose --out"
+        ) from None
     return path
 
 
@@ -182,134 +172,172 @@ class _Disk(io.FileIO):
         if self.failure is not None:
             raise self.failure
 
-    def checked(self, advance: Callable[[int], None]) -> Callable[[int], None]:
-        """Give a function that calls `check` before `advance`."""
-
-        def both(count: int) -> None:
-            self.check()
-            advance(count)
-
-        return both
-
 
 class ScaledFile:
-    """A data set file, ours or an official one, read split by split or image by image.
+    """A data set file, ours or an official one, whose pixels are read when they are needed.
 
-    Its labels, shapes and manifest are checked and the labels read when it is opened; pixels are
-    checked when they are read.
+    Opening it reads the labels and checks them, the shapes and the manifest. Pixels are checked
+    when they are read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with self._open() as file:
+        with self.reading() as file:
             self.manifest: dict[str, Any] | None = _manifest(file)
-            self.labels = read_labels(file)
+            self.labels = _read_labels(file)
         self.counts = {split: len(labels) for split, labels in self.labels.items()}
 
     def read(self, split: SplitName, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Read images (N, C, F, F) and labels (N,) of a split, or of a part of it."""
-        with self._open() as file:
-            self._require(split)
-            images = own_dataset(file, f"x_{split}")
-            batch = images[part] if images.ndim == 4 else images[()][None][part]
-        pixels = self._pixels(batch, split, range(self.counts[split])[part])
-        return pixels, torch.from_numpy(self.labels[split][part].copy())
+        with self.reading() as file:
+            if split not in self.counts:
+                holds = ", ".join(self.counts)
+                raise DataError(f"{self.path.name} holds no {split} images, only {holds}")
+            chosen = range(self.counts[split])[part]
+            images = np.ascontiguousarray(self.images(file, split, chosen))
+        return torch.from_numpy(images), torch.from_numpy(self.labels[split][part].copy())
 
-    def pick(self, split: SplitName, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the images and labels at the indices `chosen`, in their order."""
-        order, back = torch.unique(chosen, return_inverse=True)  # HDF5 reads in rising order
-        with self._open() as file:
-            self._require(split)
-            batch = own_dataset(file, f"x_{split}")[order.numpy()]
-        pixels = self._pixels(batch, split, order.tolist())
-        return pixels[back], torch.from_numpy(self.labels[split][chosen.numpy()])
+    def open(self) -> Any:
+        """Open the file for `images`."""
+        return h5py.File(regular(self.path))
 
-    def _pixels(self, batch: NDArray[Any], split: SplitName, indices: Sequence[int]) -> Tensor:
-        pixels = checked_pixels(batch, f"x_{split} of {self.path}", indices)
-        return torch.from_numpy(np.ascontiguousarray(np.moveaxis(pixels, -1, 1)))
+    def images(self, file: Any, split: SplitName, chosen: Sequence[int]) -> Any:
+        """Read the images (N, C, F, F) at the rising indices `chosen`."""
+        stored = _own_dataset(file, f"x_{split}")
+        if not len(chosen) or stored.ndim == 3:
+            pixels = stored[()].reshape(-1, *stored.shape[-3:])[list(chosen)]
+        elif chosen[-1] - chosen[0] == len(chosen) - 1:  # a slice is read much faster than a list
+            pixels = stored[chosen[0] : chosen[-1] + 1]
+        else:
+            pixels = stored[list(chosen)]
+        pixels = checked_pixels(pixels, f"x_{split} of {self.path}", chosen)
+        return np.moveaxis(pixels, -1, 1)
 
-    def scales(self, split: SplitName) -> Tensor:
-        """Give the scale of each image (N,): stored, or the one scale that the file's name says."""
-        with self._open() as file:
-            self._require(split)
-            if has_dataset(file, f"scale_{split}"):
-                return torch.from_numpy(read_scales(file, split, self.counts[split]))
-        key = "te" if split == "test" else "tr"
-        found = re.search(rf"_sc{key}(\d+p\d+)(?!\d*-)", self.path.name)
-        if not found:
-            raise DataError(f"{self.path.name} does not say the scale of each image")
-        scale = float(found[1].replace("p", "."))
-        return torch.full((self.counts[split],), scale, dtype=torch.float64)
+    def where(self, split: SplitName, index: int) -> str:
+        """Name an image in an error."""
+        return f"image {index} of {self.path}"
 
-    def _require(self, split: SplitName) -> None:
-        if split not in self.counts:
-            holds = ", ".join(self.counts)
-            raise DataError(f"{self.path.name} holds no {split} images, only {holds}")
+    def training_scales(self) -> str | None:
+        """The scales of the training images as text, as far as manifest or file name give them."""
+        if self.manifest and self.manifest.get("train"):
+            return str(ScaleRange(**self.manifest["train"]))
+        if found := re.search(r"_sctr(\d+p\d+(?:-\d+p\d+)?)", self.path.name):
+            return "-".join(f"{float(end):g}" for end in found[1].replace("p", ".").split("-"))
+        return None
+
+    def listing(self) -> Iterator[list[Any]]:
+        """What identifies the file without its pixels: name, size, labels, manifest."""
+        labels = {split: digest(values) for split, values in self.labels.items()}
+        yield [self.path.name, self.path.stat().st_size, labels, self.manifest]
 
     @contextmanager
-    def _open(self) -> Iterator[h5py.File]:
+    def reading(self) -> Iterator[h5py.File]:
+        """Open the file in the block, and turn whatever h5py raises into a DataError."""
         try:
-            with h5py.File(regular(self.path)) as file:
+            with self.open() as file:
                 yield file
         except DataError:
             raise
         except FileNotFoundError:
             raise DataError(f"no such file: {self.path}") from None
         except Exception as error:  # h5py raises anything from KeyError to MemoryError
-            reason = (str(error) or type(error).__name__).splitlines()[0]
             raise DataError(
-                f"{self.path} is not a whole data set file ({reason}); make or download it again"
+                f"{self.path} is not a whole data set file ({reason_of(error)}); "
+                "make or download it again"
             ) from None
 
 
+def _has(file: h5py.File, name: str) -> bool:
+    """Whether the file has an object or link of that name; nothing is followed."""
+    return bool(file.id.links.exists(name.encode()))
+
+
+def _own_dataset(file: h5py.File, name: str) -> h5py.Dataset:
+    """Return a data set of the file, or raise an OSError if reading it could open another file.
+
+    Links, virtual data sets and external storage name other files, which the user did not. A data
+    set that claims far more bytes than the file could hold is refused before memory is allocated.
+    """
+    if not _has(file, name):
+        raise OSError(f"it has no {name}")
+    if file.id.links.get_info(name.encode()).type != h5py.h5l.TYPE_HARD:
+        raise OSError(f"{name} is a link")
+    found = file[name]
+    if not isinstance(found, h5py.Dataset) or found.shape is None:
+        raise OSError(f"{name} is not an array")
+    if found.is_virtual or found.external:
+        raise OSError(f"the values of {name} are in other files")
+    values = max(math.prod(found.shape), math.prod(found.chunks or ()))
+    claimed, size = values * found.dtype.itemsize, file.id.get_filesize()
+    if claimed > MAX_UNSTORED + MAX_RATIO * size:
+        raise OSError(f"{name} claims {claimed:,} bytes in a file of {size:,}")
+    return found
+
+
+def _read_labels(file: h5py.File) -> Labels:
+    """Read the labels of the splits that the file has; a single image beside a test set is none."""
+    found = {s: _labels(file, s) for s in SPLITS if _has(file, f"x_{s}")}
+    if not found:
+        raise OSError("it has no images")
+    test_only = len(found.get("test", ())) > 1  # such files hold a dummy in the other splits
+    return {s: n for s, n in found.items() if s == "test" or len(n) > 1 or not test_only}
+
+
+def _labels(file: h5py.File, split: SplitName) -> NDArray[np.int64]:
+    """Read the labels (N,) of a split after checking the shapes of labels and images."""
+    images, labels = _own_dataset(file, f"x_{split}"), _own_dataset(file, f"y_{split}")
+    count = images.shape[0] if images.ndim == 4 else 1
+    square = images.ndim in (3, 4) and images.shape[-3] == images.shape[-2]
+    fits = labels.shape in ((count,), (count, 1)) or (count == 1 and labels.shape == ())
+    if not square or not fits or 0 in images.shape:
+        raise OSError(f"x_{split} is {images.shape} and y_{split} is {labels.shape}")
+    if images.dtype.kind not in NUMBERS:
+        raise OSError(f"x_{split} holds {images.dtype}, not real numbers")
+    # Labels that are not numbers are refused at the first one: the others need not be read.
+    values = labels[()] if labels.dtype.kind in NUMBERS else labels[:1]
+    return checked_labels(np.reshape(values, -1), f"y_{split} of {file.filename}")
+
+
 def _write_split(
-    file: h5py.File,
-    spec: FileSpec,
-    split: SplitName,
-    data: Split,
-    pool: ThreadPoolExecutor,
-    workers: int,
-    advance: Callable[[int], None],
-) -> None:
-    images, frame = data.images, (spec.size, spec.size)
-    target = file.create_dataset(f"x_{split}", (len(images), *frame, images.shape[1]), "f4")
+    file: h5py.File, spec: FileSpec, split: SplitName, source: Source, workers: int
+) -> Iterator[int]:
+    """Write the images of a split block by block, and yield how many each block has."""
+    shape = (spec.size, spec.size, source.shape[0])
+    if split not in spec.splits():  # a dummy
+        file[f"x_{split}"] = np.zeros((1, *shape), np.float32)
+        file[f"y_{split}"] = np.zeros(1, np.int64)
+        return
+    data: Split = getattr(source, split)
+    target = file.create_dataset(f"x_{split}", (len(data), *shape), "f4")
     file[f"y_{split}"] = data.labels.numpy()
     wanted = spec.scales(split)
-    scales = wanted.draw(len(images), spec.seed, split)
+    scales = draw(wanted, len(data), spec.seed, split)
     if wanted.low < wanted.high:
         file[f"scale_{split}"] = scales.numpy()
 
-    def block(start: int) -> tuple[int, np.ndarray[Any, Any]]:
-        stop = start + BLOCK
-        factor = wanted.low if wanted.low == wanted.high else scales[start:stop]
-        done = rescale(images[start:stop], factor, size=spec.size, border=spec.border)
-        return start, done.movedim(1, -1).numpy()
+    def block(start: int) -> Tensor:
+        part = slice(start, start + BLOCK)
+        factor = wanted.low if wanted.low == wanted.high else scales[part]
+        return rescale(data.images[part], factor, size=spec.size, border=spec.border)
 
-    for start, pixels in _in_order(pool, block, range(0, len(images), BLOCK), 2 * workers):
-        target[start : start + len(pixels)] = pixels
-        advance(len(pixels))
+    with ThreadPoolExecutor(workers) as pool:
+        for start, pixels in _in_order(pool, block, range(0, len(data), BLOCK), 2 * workers):
+            target[start : start + len(pixels)] = pixels.movedim(1, -1).numpy()
+            yield len(pixels)
 
 
 def _in_order(
-    pool: ThreadPoolExecutor,
-    work: Callable[[int], tuple[int, np.ndarray[Any, Any]]],
-    starts: range,
-    ahead: int,
-) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
-    """Run `work` over `starts`, at most `ahead` results in memory, and give them in order."""
-    waiting: list[Future[tuple[int, np.ndarray[Any, Any]]]] = []
+    pool: ThreadPoolExecutor, work: Callable[[int], Tensor], starts: range, ahead: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Run `work` over `starts` and give the results in order, at most `ahead` in memory."""
+    waiting: deque[tuple[int, Future[Tensor]]] = deque()
     for start in starts:
-        waiting.append(pool.submit(work, start))
+        waiting.append((start, pool.submit(work, start)))
         if len(waiting) >= ahead:
-            yield waiting.pop(0).result()
-    for future in waiting:
-        yield future.result()
-
-
-def _write_dummy(file: h5py.File, spec: FileSpec, split: SplitName, source: Source) -> None:
-    channels = source.test.images.shape[1]
-    file[f"x_{split}"] = np.zeros((1, spec.size, spec.size, channels), np.float32)
-    file[f"y_{split}"] = np.zeros(1, np.int64)
+            first, done = waiting.popleft()
+            yield first, done.result()
+    for start, done in waiting:
+        yield start, done.result()
 
 
 def _manifest(file: h5py.File) -> dict[str, Any] | None:
@@ -329,8 +357,7 @@ def _manifest(file: h5py.File) -> dict[str, Any] | None:
 
 
 def _same_or_raise(path: Path, wanted: dict[str, Any]) -> None:
-    found = dict(ScaledFile(path).manifest or {})
-    found.pop("version", None)
+    found = {k: v for k, v in (ScaledFile(path).manifest or {}).items() if k != "version"}
     if found != json.loads(json.dumps(wanted)):
         raise DataError(f"{path} was made with other options; remove it or choose another --out")
 
@@ -344,14 +371,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _one_line(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(
-            f"cannot write {path} ({reason}); free some space or choose --out"
-        ) from None

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from foveate.data.picture import Pixels, read_picture
+from foveate.data.pictures import Pixels, read_picture
 from foveate.errors import DataError
 from foveate.evaluation.predict import edge, is_light
 

@@ -12,17 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foveate.data.folder import list_pictures
 from foveate.data.large_scale import Border, check_border
+from foveate.data.pictures import list_pictures
 from foveate.data.sources import CLOTHES, DIGITS
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.foreign import ANY, Classify, Shape, load_factory, load_file, reason
 from foveate.files import parse_json
 from foveate.models.pretrained import load_weights, pretrained_info, pretrained_names
 from foveate.models.zoo import ZOO, ModelConfig, create_model, model_config
-from foveate.training.checkpoint import RunFolder
+from foveate.training.checkpoint import RunFolder, read_tensors
 from foveate.training.data import made_from
-from foveate.training.tensors import read_tensors
 
 TIMM = "timm:"
 FRAME = 112  # width and height of images in MNIST Large Scale

@@ -2,7 +2,7 @@
 
 How a picture becomes the input of a network of this package:
 
-1. It is decoded by `foveate.data.picture`; transparency is placed over white if the drawing is
+1. It is decoded by `foveate.data.pictures`; transparency is placed over white if the drawing is
    dark, over black if it is light.
 2. A network of one channel gets it in grey (0.299 R + 0.587 G + 0.114 B); for one of three, a grey
    picture fills all three.
@@ -30,7 +30,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from foveate.data.large_scale import SMALLEST, check_scale, rescale
-from foveate.data.picture import Pixels, read_picture
+from foveate.data.pictures import Pixels, read_picture
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.audit.images import Transform
 from foveate.evaluation.audit.report import classifier

@@ -97,7 +97,7 @@ def _text(key: str, value: Any, now: Any) -> str:
     if key == "scales" and type(value) in (int, float):
         return f"{value:g}"  # 2 is as good as "2" for a single training scale
     if isinstance(now, ScaleGrid) and _is_list(value, (int, float)) and len(value) == 3:
-        return ",".join(map(repr, value))
+        return ":".join(map(repr, value))
     if isinstance(now, tuple) and _is_list(value, (int,)):
         return json.dumps(value)
     kinds = {float: (int, float), tuple: (), ScaleGrid: (str,)}.get(type(now), (type(now),))

@@ -42,9 +42,8 @@ from foveate.scales import as_scales
 from foveate.sweeps.jobs import Job, source_of_tests
 from foveate.sweeps.settings import Setting, check_keys, check_kind, configure, read_settings
 from foveate.sweeps.toml_lines import Keys, TomlFile, read_toml
-from foveate.training.config import TrainConfig
+from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import Load, fitted, is_file, is_made
-from foveate.training.network import build_net
 
 TOP = ("name", "seeds", "test_scales", "resources", "defaults", "runs", "grid")
 NAME = re.compile(r"[\w+=,-][\w.+=,-]*")

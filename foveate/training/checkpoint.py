@@ -3,10 +3,9 @@
 Everything is safetensors and JSON, written whole or not at all, by one process at a time.
 """
 
+import hashlib
 import json
 import os
-import platform
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -15,22 +14,23 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError
-from safetensors.torch import load
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from foveate import __version__
 from foveate.checks import check_fields, is_number
 from foveate.errors import ConfigError, DataError
-from foveate.files import parse_json, read_text, replacing, write_text
+from foveate.files import parse_json, read_text, reason_of, regular, replacing, write_text
 from foveate.models.pretrained import load_weights
 from foveate.models.zoo import ModelConfig
-from foveate.training.config import TrainConfig
-from foveate.training.network import build_net
-from foveate.training.tensors import pack_tensors, read_tensors
+from foveate.provenance import commit as commit
+from foveate.provenance import hardware as hardware
+from foveate.training.config import TrainConfig, build_net
 from foveate.trust import require_trust
 
 LOCK = ".lock"
+CONFIG = "config.json"
 MADE_WITH = ("version", "commit", "hardware")
 
 
@@ -52,6 +52,11 @@ class Progress:
     seconds: float = 0.0
     share: float = 0.0
     metrics: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def reached(self) -> str:
+        """Where the run is, in words."""
+        return f"epoch {self.epoch + 1}, step {self.step}"
 
 
 class RunFolder:
@@ -99,54 +104,71 @@ class RunFolder:
         `also` follows the hardware. A start with another version, commit or hardware than the last
         is added to the history.
         """
-        path = self.path / "config.json"
-        there = path.exists()
-        if there and (differing := _differences(self.config().to_dict(), config.to_dict())):
-            others = ", ".join(differing)
-            raise ConfigError(f"{self.path} has a run with other {others}; choose another --out")
-        if not there and (self.saved or self.finished):
-            raise DataError(f"{self.path} has weights but no config.json; choose another --out")
-        if there and self.finished:
-            return
         used = ", ".join(filter(None, [hardware(device), also]))
         how = {"version": __version__, "commit": commit(), "hardware": used}
-        content = {"config": config.to_dict(), "digest": config.digest(), **how}
-        history: list[dict[str, Any]] = []
-        if there:
-            content, history = parse_json(read_text(path)), self.history()
-        if history[-1:] != [how]:
-            text = json.dumps({**content, "history": [*history, how]}, indent=1)
-            self._write(lambda: write_text(path, text + "\n"))
+        if not (self.path / CONFIG).exists():
+            if self.saved or self.finished:
+                raise DataError(f"{self.path} has weights but no {CONFIG}; choose another --out")
+            new = {"config": config.to_dict(), "digest": config.digest(), **how, "history": [how]}
+            self._write_record(new)
+            return
+        record = self._record()
+        if differing := _differences(record["config"].to_dict(), config.to_dict()):
+            others = ", ".join(differing)
+            raise ConfigError(f"{self.path} has a run with other {others}; choose another --out")
+        if not self.finished and record["history"][-1:] != [how]:
+            self._update_record(history=[*record["history"], how])
 
     def config(self) -> TrainConfig:
         """Read the configuration of the run."""
-        path = self.path / "config.json"
-        try:
-            return TrainConfig.from_dict(parse_json(read_text(path))["config"])
-        except FileNotFoundError:
-            raise DataError(f"{self.path} is not a run: it has no config.json") from None
-        except OSError as error:
-            raise DataError(f"cannot read {path} ({error.strerror})") from None
-        except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-            raise DataError(f"{path} is damaged ({error}); remove the folder") from None
+        config: TrainConfig = self._record()["config"]
+        return config
 
     def about(self) -> dict[str, Any]:
         """Read with what the run was made: version, commit and hardware, of a resumed run all."""
         starts = self.history()
-        values = {key: dict.fromkeys(start.get(key, "") for start in starts) for key in MADE_WITH}
+        values = {key: dict.fromkeys(start[key] for start in starts) for key in MADE_WITH}
         return {key: "; ".join(filter(None, found)) for key, found in values.items()}
 
     def history(self) -> list[dict[str, str]]:
         """Read version, commit and hardware of each start that differed from the one before."""
-        self.config()  # says what is wrong with a damaged file
-        path = self.path / "config.json"
-        found = parse_json(read_text(path))
-        first = {key: found.get(key, "") for key in MADE_WITH}  # older files have no history
-        history = found.get("history", [first])
+        history: list[dict[str, str]] = self._record()["history"]
+        return history
+
+    def data(self) -> dict[str, Any]:
+        """Read the source of the run and its checksum; nothing of a run of an older version."""
+        data: dict[str, Any] = self._record()["data"]
+        return data
+
+    def record_data(self, data: dict[str, Any]) -> None:
+        """Add the source of the run and its checksum to config.json."""
+        self._update_record(data=data)
+
+    def _record(self) -> dict[str, Any]:
+        """Read config.json: the configuration, the history of starts, and the data of the run."""
+        path = self.path / CONFIG
         try:
-            return [{key: str(start.get(key, "")) for key in MADE_WITH} for start in history]
-        except (TypeError, AttributeError):
-            raise DataError(f"{path} is damaged (history); remove the folder") from None
+            found = parse_json(read_text(path))
+            starts = found.get("history", [found])  # older files have no history
+            history = [{key: str(start.get(key, "")) for key in MADE_WITH} for start in starts]
+            data = found.get("data", {})
+            if not isinstance(data, dict) or not isinstance(data.get("checksum", ""), str):
+                raise TypeError("data")
+            config = TrainConfig.from_dict(found["config"])
+        except FileNotFoundError:
+            raise DataError(f"{self.path} is not a run: it has no {CONFIG}") from None
+        except OSError as error:
+            raise DataError(f"cannot read {path} ({error.strerror})") from None
+        except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+            raise DataError(f"{path} is damaged ({error}); remove the folder") from None
+        return {"config": config, "history": history, "data": data}
+
+    def _update_record(self, **changes: Any) -> None:
+        self._write_record({**parse_json(read_text(self.path / CONFIG)), **changes})
+
+    def _write_record(self, content: dict[str, Any]) -> None:
+        text = json.dumps(content, indent=1) + "\n"
+        self._write(lambda: write_text(self.path / CONFIG, text))
 
     def save(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
         """Write the point to resume from, and the metrics so far."""
@@ -186,7 +208,7 @@ class RunFolder:
         """
         config = self.config()
         if config.backbone:
-            named = f"{self.path / 'config.json'} names the backbone {config.backbone!r}"
+            named = f"{self.path / CONFIG} names the backbone {config.backbone!r}"
             require_trust(trust, f"{named}, which would be imported and called")
         if not self.finished:
             raise DataError(
@@ -198,15 +220,8 @@ class RunFolder:
             net = build_net(config, trust=trust)
         load_weights(net, weights, self.weights)
         if "model" in note and _model(note["model"]) != config.model:
-            raise ConfigError(f"{self.weights} is of another model than config.json says")
+            raise ConfigError(f"{self.weights} is of another model than {CONFIG} says")
         return net
-
-    def _is_there(self, lock: os.stat_result) -> bool:
-        """Whether the lock that this process holds is still the one in the folder."""
-        try:
-            return os.path.samestat(lock, os.stat(self.path / LOCK))
-        except OSError:
-            return False
 
     def metrics(self) -> list[dict[str, float]]:
         """Read what was measured after each epoch."""
@@ -222,27 +237,12 @@ class RunFolder:
                 raise DataError(f"{path} is damaged (line {line} has no numbers); remove it")
         return found
 
-    def data(self) -> dict[str, Any]:
-        """Read the source of the run and its checksum; nothing of a run of an older version."""
-        self.config()  # says what is wrong with a damaged file
-        path = self.path / "config.json"
-        found = parse_json(read_text(path)).get("data", {})
-        if not isinstance(found, dict) or not isinstance(found.get("checksum", ""), str):
-            raise DataError(f"{path} is damaged (data); remove the folder")
-        return found
-
-    def record_data(self, data: dict[str, Any]) -> None:
-        """Add the source of the run and its checksum to config.json."""
-        path = self.path / "config.json"
-        text = json.dumps({**parse_json(read_text(path)), "data": data}, indent=1)
-        self._write(lambda: write_text(path, text + "\n"))
-
     def _save_metrics(self, progress: Progress) -> None:
         lines = "".join(json.dumps(entry) + "\n" for entry in progress.metrics)
         self._write(lambda: write_text(self.path / "metrics.jsonl", lines))
 
     def _write(self, action: Callable[[], None]) -> None:
-        if self._lock is not None and not self._is_there(self._lock):
+        if self._lock is not None and not _is_same(self._lock, self.path / LOCK):
             raise DataError(
                 f"{self.path} was removed while the run was training; run the same command to "
                 "start again"
@@ -250,10 +250,18 @@ class RunFolder:
         try:
             action()
         except (OSError, SafetensorError) as error:
-            reason = (str(error) or type(error).__name__).splitlines()[0]
+            reason = reason_of(error)
             raise DataError(
                 f"cannot write in {self.path} ({reason}); free some space and run again to go on"
             ) from None
+
+
+def _is_same(lock: os.stat_result, path: Path) -> bool:
+    """Whether the lock that this process holds is still the one at `path`."""
+    try:
+        return os.path.samestat(lock, os.stat(path))
+    except OSError:
+        return False
 
 
 def _model(note: str) -> ModelConfig | None:
@@ -292,31 +300,39 @@ def _differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -
     return names
 
 
-def commit() -> str:
-    """The commit of the checkout that runs, with -dirty if it was changed, or nothing.
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read a safetensors file: its tensors and its metadata, checked against their digest.
 
-    FOVEATE_COMMIT says it for a copy that came without its history.
+    A file of an older version has no digest. Nothing in a file is executed.
     """
-    if "FOVEATE_COMMIT" in os.environ:
-        return os.environ["FOVEATE_COMMIT"]
-    here = Path(__file__)
-    if not (here.parents[2] / ".git").exists():  # git would search the folders around it
-        return ""
-    tracked = _git(here.parent, "ls-files", here.name)  # else installed inside another checkout
-    return _git(here.parent, "describe", "--always", "--dirty", "--exclude", "*") if tracked else ""
-
-
-def _git(folder: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+        with safe_open(regular(path), framework="pt") as file:
+            # Copies: the file may be replaced while its tensors are in use.
+            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
+            note = file.metadata() or {}
+    except FileNotFoundError:
+        raise DataError(f"no such file: {path}") from None
+    except (SafetensorError, OSError) as error:
+        raise DataError(
+            f"{path} is not a whole safetensors file ({error}); remove it and train again"
+        ) from None
+    said = note.pop("sha256", None)
+    if said is not None and said != _digest(tensors, note):
+        raise DataError(f"{path} is damaged: it has another sha256; remove it and train again")
+    return tensors, note
 
 
-def hardware(device: torch.device) -> str:
-    """What the run was computed on."""
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
+def pack_tensors(tensors: dict[str, Tensor], note: dict[str, str]) -> bytes:
+    """The content of a safetensors file with these tensors, this metadata, and their digest."""
+    # Copies, because safetensors refuses tensors that share memory, as tied weights do.
+    copies = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
+    return save(copies, {**note, "sha256": _digest(copies, note)})
+
+
+def _digest(tensors: dict[str, Tensor], note: dict[str, str]) -> str:
+    """The sha256 over names, types, shapes and bytes of all tensors, and over the metadata."""
+    digest = hashlib.sha256(json.dumps(note, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

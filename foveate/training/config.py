@@ -1,4 +1,4 @@
-"""A training run, said completely: data, network, schedule and seed."""
+"""The configuration of a training run: data, network, schedule and seed."""
 
 import hashlib
 import json
@@ -6,26 +6,30 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
+import torch
+from torch import nn
+
 from foveate.checks import check_fields, check_keys, is_number
 from foveate.data.large_scale import Border, check_size
-from foveate.data.store import MAX_SEED, ScaleRange
+from foveate.data.store import MAX_SEED
 from foveate.errors import ConfigError
 from foveate.files import parse_json
+from foveate.models.channels import ScaleChannels
 from foveate.models.zoo import ModelConfig, model_config
-from foveate.scales import ScaleGrid
+from foveate.scales import ScaleGrid, parse_scales
+from foveate.trust import find_factory, require_trust
 
 Precision = Literal["float32", "bf16"]
 MAX_EPOCHS = 1_000_000
 MAX_BATCH = 65_536
-MAX_RANGES = 1000  # training scales, or ranges of them
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """Everything that decides the weights a run ends with; the defaults are the paper's.
 
-    `scales` are the training scales: a factor, a range as 1-4, or several of these separated by
-    commas, one of which is drawn for each image, by `data_seed`: all seeds see the same images.
+    `scales` are the training scales, as text that `foveate.scales` describes. For each image one
+    of its items is drawn, by `data_seed`: all seeds see the same images.
     `samples` is how many of the first training images are used, 0 for all. The batch size is not
     in the paper; with 32 FovAvg reaches the paper's figures, with 128 it does not. `backbone` is
     package.module:factory, a network of one's own in the place of the paper's (see `build_net`).
@@ -59,14 +63,7 @@ class TrainConfig:
         for name in ("learning_rate", "smallest_rate", "epochs_per_decay"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name):g}")
-        self.ranges()
-
-    def ranges(self) -> tuple[ScaleRange, ...]:
-        """Read `scales`."""
-        items = self.scales.split(",")
-        if len(items) > MAX_RANGES:
-            raise ConfigError(f"{len(items):,} training scales, and the limit is {MAX_RANGES:,}")
-        return tuple(ScaleRange.parse(item) for item in items)
+        parse_scales(self.scales)
 
     def rate(self, epoch: int) -> float:
         """Learning rate of an epoch: divided by e every `epochs_per_decay` epochs, to a floor."""
@@ -112,7 +109,7 @@ def _read(key: str, text: str, now: Any) -> Any:
     if isinstance(now, str) and key != "padding":
         return text
     if isinstance(now, ScaleGrid):
-        return _read_grid(text)
+        return ScaleGrid.parse(text)
     try:
         value = parse_json(text.lower() if isinstance(now, bool) else text)
     except ValueError:
@@ -130,12 +127,64 @@ def _shown(value: Any) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
-def _read_grid(text: str) -> ScaleGrid:
-    """Read low,high,per_octave."""
+def build_net(config: TrainConfig, *, trust: bool = False) -> nn.Module:
+    """Build the network of a configuration, its weights drawn from torch's random state.
+
+    `config.backbone` names a function that is called with channels= and classes=, and gives a
+    module from (N, C, P, P) to (N, K); the rest of `config.model` says how it is shown the image.
+
+    Args:
+        config: Configuration of the run.
+        trust: Whether `config.backbone` may be imported and called.
+    """
+    model = config.model
+    if not config.backbone:
+        if model.form == "plain" and model.size != config.size:
+            raise ConfigError(
+                f"this network sees whole images of model.size={model.size} pixels, but they have "
+                f"size={config.size}; set both to one number"
+            )
+        return model.build()
+    require_trust(trust, f"the backbone {config.backbone!r} would be imported and called")
+    if model.form != "foveated":
+        raise ConfigError("a backbone goes into fovmax, fovavg or fovconc, not this model")
+    net = ScaleChannels(
+        _call(config.backbone, channels=model.channels, classes=model.classes),
+        model.scales,
+        model.size,
+        model.pool,
+        padding=model.padding,
+        antialias=model.antialias,
+        classes=model.classes,
+    )
+    _try_out(net, config)
+    return net
+
+
+def _call(spec: str, *, channels: int, classes: int) -> nn.Module:
+    factory = find_factory(spec)
     try:
-        low, high, per_octave = map(float, text.split(","))
-    except ValueError:
+        net = factory(channels=channels, classes=classes)
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"scales of a model must be low,high,per_octave as 0.5,8,4, got {text!r}"
-        ) from None
-    return ScaleGrid(low, high, per_octave=per_octave)
+            f"{spec} failed with channels={channels}, classes={classes} ({reason}); it must take "
+            "both and give a module"
+        ) from error
+    if not isinstance(net, nn.Module):
+        raise ConfigError(f"{spec} must give a torch module, got {type(net).__name__}")
+    if not list(net.parameters()):
+        raise ConfigError(f"{spec} gives a module without weights; there is nothing to train")
+    return net
+
+
+@torch.no_grad()
+def _try_out(net: ScaleChannels, config: TrainConfig) -> None:
+    """Show the backbone two empty patches, to hear of a wrong shape before the data is prepared."""
+    model = config.model
+    outputs = net.eval().answer(torch.zeros(2, 1, model.channels, model.size, model.size))
+    net.train()
+    if outputs.shape[-1] != model.classes:
+        raise ConfigError(
+            f"{config.backbone} gives {outputs.shape[-1]} logits, not classes={model.classes}"
+        )

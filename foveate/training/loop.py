@@ -13,8 +13,8 @@ from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.data import Load
 from foveate.training.distributed import Team
-from foveate.training.randomness import deterministic as repeatable
 from foveate.training.session import ALONE, Session, Shared, Watch
+from foveate.training.state import deterministic as repeatable
 
 
 def train(

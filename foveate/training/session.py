@@ -10,18 +10,17 @@ from typing import NamedTuple, NoReturn
 import torch
 from torch import Tensor
 
-from foveate.data.folder import SplitName
+from foveate.data.splits import SplitName
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.execution.captured import CHUNK, Batch, Step, answer, cast, make_step, pick, plain_step
+from foveate.models.channels import ScaleChannels
 from foveate.models.pretrained import find_non_finite
 from foveate.training.checkpoint import Progress, RunFolder, pack, unpack
-from foveate.training.config import TrainConfig
+from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import Batches, Load, open_batches
 from foveate.training.distributed import Team, team_step
 from foveate.training.interrupt import held_back
-from foveate.training.network import build_net, set_recompute
-from foveate.training.randomness import RandomStates
-from foveate.training.state import adam, put_back, set_rate, state_of
+from foveate.training.state import RandomStates, adam, put_back, set_rate, state_of
 from foveate.training.unchanged import record_data
 
 SAVE_EVERY = 30.0  # seconds after which a run is saved in the middle of an epoch too
@@ -134,7 +133,9 @@ class Session:
         self.optimiser = adam(self.net, config, device)
         self._restore()
         if self.shared.recompute:
-            set_recompute(self.net, self.shared.recompute)
+            if not isinstance(self.net, ScaleChannels):
+                raise ConfigError("only fovmax, fovavg and fovconc have channels to recompute")
+            self.net.recompute = self.shared.recompute
         self.team.prepare(self.net, config.batch)
         self.train, self.valid = self._open("train"), self._open("val")
         self.count = math.ceil(len(self.train) / config.batch)
@@ -276,6 +277,5 @@ class Session:
         """What a process that died has not taken along."""
         with suppress(DataError):
             if found := self.folder.load():
-                reached = f"epoch {found[0].epoch + 1}, step {found[0].step}"
-                return f"the checkpoint at {reached} is kept in {self.folder.path}"
+                return f"the checkpoint at {found[0].reached} is kept in {self.folder.path}"
         return f"there is no checkpoint in {self.folder.path} yet"

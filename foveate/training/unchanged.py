@@ -2,19 +2,14 @@
 
 import hashlib
 import json
-import unicodedata
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
-from foveate.data.folder import list_pictures
-from foveate.data.shards import TarShard, is_shards, open_shards
+from foveate.data.sources import Load, Source, open_source
 from foveate.data.store import ScaledFile
 from foveate.errors import DataError
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
-from foveate.training.data import FOLDER, Load, is_file, made_files
+from foveate.training.data import made_files
 
 LISTING = "listing:"  # begins checksums that do not cover the pixels
 
@@ -28,13 +23,11 @@ def source_checksum(source: str, load: Load, listing: bool = False) -> str:
     folder covers the relative path and size of each picture. A listing does not notice pixels that
     change while all sizes stay.
     """
-    if is_file(source) or is_shards(source):
-        lines = _files(source)
-    elif listing and source.startswith(FOLDER):
-        lines = _pictures(Path(source.removeprefix(FOLDER)).expanduser())
-    else:
-        return load(source).checksum
-    return LISTING + _sha256("\n".join(sorted(json.dumps(line) for line in lines)).encode())
+    found = open_source(source, load, stream=listing)
+    if isinstance(found, Source):
+        return found.checksum
+    lines = "\n".join(sorted(json.dumps(line) for line in found.listing()))
+    return LISTING + hashlib.sha256(lines.encode()).hexdigest()
 
 
 def record_data(
@@ -83,29 +76,3 @@ def _compare(source: str, before: str, now: str, since: str) -> None:
 
 def _is_listing(checksum: str) -> bool:
     return checksum.startswith(LISTING)
-
-
-def _files(source: str) -> Iterator[list[Any]]:
-    """What identifies each file of a data set."""
-    for file in open_shards(source).shards if is_shards(source) else made_files(source):
-        labels = {split: _sha256(values.tobytes()) for split, values in file.labels.items()}
-        line = [file.path.name, file.path.stat().st_size, labels]
-        if isinstance(file, TarShard):
-            line.append(_sha256(file.places.tobytes()))
-        elif isinstance(file, ScaledFile):
-            line.append(file.manifest)
-        yield line
-
-
-def _pictures(folder: Path) -> Iterator[list[Any]]:
-    for path, _ in list_pictures(folder)[0]:
-        name = unicodedata.normalize("NFC", path.relative_to(folder).as_posix())
-        try:
-            yield [name, path.stat().st_size]
-        except OSError as error:
-            reason = error.strerror
-            raise DataError(f"cannot read image {path} ({reason}); replace or remove it") from None
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

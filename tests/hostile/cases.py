@@ -68,7 +68,7 @@ GOOD = {
     "show": "idx:idx --scales 1 --size 16 --samples 1",
     "train": " ".join(["fovmax", *TRAIN]),
     "evaluate": "run --scales 1 --device cpu",
-    "audit": "net.onnx --source folder:pictures --scales 1,2,1 --limit 4 --device cpu",
+    "audit": "net.onnx --source folder:pictures --scales 1:2:1 --limit 4 --device cpu",
     "predict": "digit.png --model run --device cpu",
     "export": "run",
     "reproduce": "table1 --plan --rows cnn-tr1 --seeds 1 --device cpu",
@@ -109,7 +109,7 @@ SOURCES += words("shards:afolder shards:[ shards:loop missing.h5 afolder.h5 mnis
 SOURCES += ["folder:" + "N" * 300, "idx:" + "N" * 5000, "idx:\udcff", "N" * 300 + ".h5", "", "idx"]
 DEVICES = words("cuda cuda:99 meta mps vulkan cpu:-1 cpu:x xla hip privateuseone cuda:-1 CPU")
 SETTINGS = ["x", "=", "=1", "model=", "model=cnn", "model.=1", "nokey=1", "model.nokey=1", "--"]
-SETTINGS += ["model.scales=1,4,1e6", "model.classes=10000000", "model.padding=zzz", "epochs=1e9"]
+SETTINGS += ["model.scales=1:4:1e6", "model.classes=10000000", "model.padding=zzz", "epochs=1e9"]
 SETTINGS += ["model.features=[]", "model.features=[0]", "model.features=[1.5]", "model.features=3"]
 SETTINGS += ["model.features=" + "[1" + ",1" * 5000 + "]", "model.features=[1000000000]"]
 SETTINGS += ["model.form=zzz", "model.pool=zzz", "model.hidden=1000000000", "model.size=1000000"]

@@ -8,7 +8,7 @@ from hostile.files import TRAIN, WORSE
 
 EVALUATE = "evaluate run --scales 1 --device cpu --out new"
 PREDICT = "predict digit.png --model run --device cpu"
-AUDIT = "audit run --source idx:idx --scales 1,2,1 --limit 2 --device cpu --out new"
+AUDIT = "audit run --source idx:idx --scales 1:2:1 --limit 2 --device cpu --out new"
 EXPORT = "export run --out new.onnx"
 AGAIN = " ".join(["train fovmax", *TRAIN, "--out"])
 NET = " ".join(TRAIN[TRAIN.index("--epochs") :])  # all options of `AGAIN` but what is read
@@ -138,7 +138,7 @@ GROUPS = {
     "audited pictures": Group(
         ("pictures", "net.onnx"),
         ("pictures/a/3.png", "pictures/b/0.png"),
-        ("audit net.onnx --source folder:pictures --scales 1,2,1 --device cpu --out new",),
+        ("audit net.onnx --source folder:pictures --scales 1:2:1 --device cpu --out new",),
         (),
         (*WORSE, "claims", "flipped", "truncated"),
     ),
@@ -163,14 +163,14 @@ GROUPS = {
     "onnx": Group(
         ("net.onnx", "pictures"),
         ("net.onnx",),
-        ("audit net.onnx --source folder:pictures --scales 1,2,1 --device cpu --out new",),
+        ("audit net.onnx --source folder:pictures --scales 1:2:1 --device cpu --out new",),
         (*WORSE, "truncated"),
         ("flipped",),
     ),
     "script": Group(
         ("net.ts", "pictures"),
         ("net.ts",),
-        (f"audit net.ts --source folder:pictures --scales 1,2,1 --device cpu --out new{TRUST}",),
+        (f"audit net.ts --source folder:pictures --scales 1:2:1 --device cpu --out new{TRUST}",),
         (*WORSE, "truncated"),
         ("flipped",),
     ),

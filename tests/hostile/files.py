@@ -10,7 +10,7 @@ import tarfile
 import zlib
 from pathlib import Path
 
-NET = ["model.size=8", "model.features=[2,2]", "model.scales=1,2,1", "model.hidden=4", "size=16"]
+NET = ["model.size=8", "model.features=[2,2]", "model.scales=1:2:1", "model.hidden=4", "size=16"]
 SETS = [word for text in NET for word in ("--set", text)]
 TRAIN = ["--source", "idx:idx", "--scales", "1", "--epochs", "2", "--batch", "4", *SETS]
 TRAIN += ["--device", "cpu"]

@@ -98,7 +98,7 @@ def test_no_module_runs_for_any_command(den, tmp_path):
         [*AS_TINY, "--epochs", "1", "--out", "made"],
         ["evaluate", "made", "--scales", "1", "--device", "cpu"],
         ["export", "made", "--out", "made.pt2"],
-        ["audit", str(tmp_path / "net.onnx"), *source, "--classes", names, "--scales", "1,2,1"],
+        ["audit", str(tmp_path / "net.onnx"), *source, "--classes", names, "--scales", "1:2:1"],
         ["sweep", str(PACKAGE.parent / "examples" / "study.toml"), "--dry-run"],
         ["reproduce", "table1", "--rows", "cnn", "--plan"],
         ["verify", "--help"],

@@ -23,7 +23,7 @@ from tiny_runs import python, same_bits, timeless, weights
 
 from foveate.training.checkpoint import RunFolder
 
-SMALL = ["--set", "model.features=[4,8]", "--set", "model.hidden=8", "--set", "model.scales=1,2,1"]
+SMALL = ["--set", "model.features=[4,8]", "--set", "model.hidden=8", "--set", "model.scales=1:2:1"]
 NETWORKS = {
     "cnn": ["--set", "model.size=24", *SMALL[:4], "--samples", "512"],
     "fovmax": ["--set", "model.size=12", *SMALL, "--samples", "512"],

@@ -26,8 +26,8 @@ from foveate.evaluation.models import load_model
 from foveate.sweeps.study import read_study
 from foveate.training import checkpoint
 from foveate.training.checkpoint import RunFolder, commit
+from foveate.training.config import build_net
 from foveate.training.loop import train
-from foveate.training.network import build_net
 
 
 @pytest.fixture

@@ -23,9 +23,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from foveate.data.folder import has_splits, list_pictures
 from foveate.data.large_scale import check_border, fold, keys, rescale
-from foveate.data.picture import read_picture
+from foveate.data.pictures import has_splits, list_pictures, read_picture
 from foveate.data.sources import Source, load_source
 from foveate.errors import ConfigError, DataError
 

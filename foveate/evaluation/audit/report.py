@@ -18,8 +18,8 @@ from foveate.evaluation.models import FRAME, Model
 from foveate.evaluation.results import write_tables
 from foveate.models.channels import PAPER_SCALES, ScaleChannels
 from foveate.models.pooling import Pool
+from foveate.provenance import commit, hardware
 from foveate.scales import ScaleGrid, as_scales
-from foveate.training.checkpoint import commit, hardware
 
 AS_IT_IS, IN_CHANNELS = "as it is", "in scale channels"
 ENDS = ("", "_low", "_high")

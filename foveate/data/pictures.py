@@ -1,37 +1,107 @@
-"""Read a folder of pictures, one sub-folder per class, into three fixed splits."""
+"""Pictures: one file of any kind as 8-bit pixels, and a folder with a sub-folder per class."""
+# Shape letters: N images, C image channel, H W pixels.
 
 import hashlib
 import itertools
 import unicodedata
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from PIL import Image, ImageOps, ImageStat
 from torch import Tensor
 
-from foveate.data.picture import Pixels, read_picture
+from foveate.data.splits import SPLITS, Labels, Source, Split, SplitName
 from foveate.errors import DataError
+from foveate.files import regular
 
-# Shape letters: N images, C image channel, H W pixels.
 EXTENSIONS = frozenset(
     (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 )
-SplitName = Literal["train", "val", "test"]
-SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
 VALIDATION = frozenset(("val", "validation"))
 
 Classes: TypeAlias = dict[str, list[Path]]
 """The files of each class, both in the order of their names."""
 Item: TypeAlias = tuple[Path, int]
 """A file and its label."""
+Pixels: TypeAlias = npt.NDArray[np.uint8]
+Behind: TypeAlias = Literal["black", "contrast"]
 
 
-def read_folder(folder: Path) -> tuple[list[tuple[Tensor, Tensor]], tuple[str, ...]]:
-    """Read `folder` as (train, val, test), each (images, labels), and the names of its classes.
+def read_picture(path: Path | BinaryIO, behind: Behind = "black") -> Pixels:
+    """Read one picture as (H, W, C), C being 1 or 3.
 
-    Images are (N, C, H, W) uint8, labels (N,) int64. Classes are numbered, and files ordered, by
+    A picture with a palette, as in a GIF, is grey if all its pixels are. 16-bit grey keeps its
+    upper 8 bits, EXIF orientation is applied, and of an animation the first frame is taken.
+    Transparency is flattened over `behind`: black, or what contrasts with the picture, which is
+    white where its visible pixels are dark on average.
+    """
+    if isinstance(path, Path):
+        regular(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damaged tags that change no pixel
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                if image.format == "EPS":  # Pillow would hand the program to Ghostscript
+                    raise DataError("is PostScript, a program; save it as PNG")
+                pixels = _pixels(ImageOps.exif_transpose(image), behind)
+    except DataError as error:
+        raise DataError(f"image {path} {error}") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataError(
+            f"image {path} has more than {Image.MAX_IMAGE_PIXELS} pixels; resize it first"
+        ) from error
+    except Exception as error:  # decoders raise anything from SyntaxError to struct.error
+        said = str(getattr(error, "strerror", None) or error)
+        reason = " ".join(said.split()) or type(error).__name__
+        raise DataError(f"cannot read image {path} ({reason}); replace or remove it") from error
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def _pixels(image: Image.Image, behind: Behind) -> Pixels:
+    if image.mode.startswith("I"):
+        return _upper_byte(np.asarray(image))
+    if image.mode == "F":
+        raise DataError("has floating-point pixels of unknown range; save it with 8 or 16 bits")
+    flat = _flatten(image, behind) if image.has_transparency_data else image
+    if image.mode in ("1", "L", "LA"):
+        return np.asarray(flat.convert("L"))
+    pixels = np.asarray(flat.convert("RGB"))
+    if image.mode in ("P", "PA") and (pixels == pixels[..., :1]).all():
+        return pixels[..., :1]
+    return pixels
+
+
+def _upper_byte(values: npt.NDArray[np.integer]) -> Pixels:
+    """Scale 16-bit grey to 8 bits; some decoders hand it over in 32-bit integers."""
+    if values.min() < 0 or values.max() > 0xFFFF:
+        raise DataError("has pixels of more than 16 bits; save it with 8 or 16 bits")
+    return (values >> 8).astype(np.uint8)
+
+
+def _flatten(image: Image.Image, behind: Behind) -> Image.Image:
+    drawn = image.convert("RGBA")
+    white = behind == "contrast" and _is_dark(drawn)
+    ground = Image.new("RGBA", image.size, (255, 255, 255, 255) if white else (0, 0, 0, 255))
+    return Image.alpha_composite(ground, drawn)
+
+
+def _is_dark(drawn: Image.Image) -> bool:
+    """Whether the pixels that are visible are dark on average."""
+    visible = ImageStat.Stat(drawn.convert("L"), mask=drawn.getchannel("A"))
+    return visible.count[0] > 0 and visible.mean[0] < 128
+
+
+def read_folder(name: str, folder: Path) -> Source:
+    """Read all pictures of `folder` into memory, as a source called `name`.
+
+    Classes are numbered, and files ordered, by
     name. Sub-folders `train`, `val` (or `validation`) and `test` are the splits. Where there is no
     `val`, a sixth of `train` is; without sub-folders a fifth of all files is test and a tenth val.
     A hash of class and file name decides which, see `fraction`: adding or removing a file moves no
@@ -44,13 +114,11 @@ def read_folder(folder: Path) -> tuple[list[tuple[Tensor, Tensor]], tuple[str, .
     16-bit grey keeps its upper 8 bits, EXIF orientation is applied, and of an animation the first
     frame is taken.
     """
-    plan = _plan(folder)
-    names = tuple(plan[0])
-    items = [_interleave(split) for split in plan]
-    images = _decode_all([path for split in items for path, _ in split])
-    labels = torch.tensor([label for split in items for _, label in split], dtype=torch.int64)
-    counts = [len(split) for split in items]
-    return list(zip(torch.split(images, counts), torch.split(labels, counts), strict=True)), names
+    found = PictureFolder(folder)
+    images = _decode_all([path for split in SPLITS for path, _ in found.items[split]])
+    parts = torch.split(images, [len(found.items[split]) for split in SPLITS])
+    labels = [torch.from_numpy(found.labels[split]) for split in SPLITS]
+    return Source.of(name, list(map(Split, parts, labels)), found.classes)
 
 
 def list_pictures(folder: Path, split: str = "all") -> tuple[list[Item], tuple[str, ...]]:
@@ -65,43 +133,41 @@ def list_pictures(folder: Path, split: str = "all") -> tuple[list[Item], tuple[s
     return [item for part in plan for item in _interleave(part)], tuple(plan[0])
 
 
-class Pictures:
-    """The pictures of a folder, read when they are asked for, in the splits of `read_folder`.
-
-    They are of one size. The first decides whether they are grey or RGB: then grey ones become
-    RGB too.
-    """
-
-    made = False  # they are not at their scales yet
+class PictureFolder:
+    """The pictures of a folder in the splits of `read_folder`, read when they are needed."""
 
     def __init__(self, folder: Path) -> None:
         plan = _plan(folder)
-        self.classes = tuple(plan[0])
+        self.path, self.classes = folder, tuple(plan[0])
         self.items = dict(zip(SPLITS, map(_interleave, plan), strict=True))
-        self.counts = {split: len(items) for split, items in self.items.items()}
-        self.first = read_picture(self.items["train"][0][0]).transpose(2, 0, 1).copy()
+        self.labels: Labels = {
+            split: np.array([label for _, label in items], np.int64)
+            for split, items in self.items.items()
+        }
 
-    def labels(self, split: SplitName) -> Tensor:
-        """The labels (N,) of a split."""
-        return torch.tensor([label for _, label in self.items[split]], dtype=torch.int64)
+    def open(self) -> ExitStack:
+        """Nothing stays open between two pictures."""
+        return ExitStack()
 
-    def pick(self, split: SplitName, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the images (N, C, H, W) and labels (N,) at the indices `chosen`, in their order."""
-        items = [self.items[split][index] for index in chosen.tolist()]
-        images = np.empty((len(items), *self.first.shape), dtype=np.uint8)
-        for image, (path, _) in zip(images, items, strict=True):
-            image[:] = self._read(path)
-        return torch.from_numpy(images), torch.tensor([label for _, label in items])
+    def images(self, file: object, split: SplitName, chosen: Sequence[int]) -> list[Pixels]:
+        """Read the pictures, each (C, H, W), at the indices `chosen`."""
+        paths = [self.items[split][index][0] for index in chosen]
+        return [read_picture(path).transpose(2, 0, 1) for path in paths]
 
-    def _read(self, path: Path) -> Pixels:
-        picture = read_picture(path).transpose(2, 0, 1)
-        if picture.shape not in (self.first.shape, (1, *self.first.shape[1:])):
-            first = self.items["train"][0][0]
-            raise DataError(
-                f"image {path} is {picture.shape}, channels first, and {first} {self.first.shape}; "
-                "make them alike"
-            )
-        return picture
+    def where(self, split: SplitName, index: int) -> str:
+        """Name a picture in an error."""
+        return f"image {self.items[split][index][0]}"
+
+    def listing(self) -> Iterator[list[Any]]:
+        """What identifies the pictures without decoding them: relative path and size."""
+        for path, _ in itertools.chain.from_iterable(self.items.values()):
+            name = unicodedata.normalize("NFC", path.relative_to(self.path).as_posix())
+            try:
+                yield [name, path.stat().st_size]
+            except OSError as error:
+                raise DataError(
+                    f"cannot read image {path} ({error.strerror}); replace or remove it"
+                ) from None
 
 
 def has_splits(folder: Path) -> bool:

@@ -1,0 +1,38 @@
+"""What a result was made with: the commit of the checkout, and the hardware."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+
+def commit() -> str:
+    """The commit of the checkout that runs, with -dirty if it was changed, or nothing.
+
+    FOVEATE_COMMIT says it for a copy that came without its history.
+    """
+    if "FOVEATE_COMMIT" in os.environ:
+        return os.environ["FOVEATE_COMMIT"]
+    here = Path(__file__)
+    if not (here.parents[1] / ".git").exists():  # git would search the folders around it
+        return ""
+    tracked = _git(here.parent, "ls-files", here.name)  # else installed inside another checkout
+    return _git(here.parent, "describe", "--always", "--dirty", "--exclude", "*") if tracked else ""
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def hardware(device: torch.device) -> str:
+    """What the run was computed on."""
+    if device.type == "cuda":
+        return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
+    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
