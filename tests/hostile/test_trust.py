@@ -19,13 +19,13 @@ from tiny_runs import AS_TINY, tiny
 from torch import nn
 from traps import NET, forget, sprung
 
+from foveate import provenance
 from foveate.cli.app import run
 from foveate.demo.networks import load_networks
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.evaluation.models import load_model
 from foveate.sweeps.study import read_study
-from foveate.training import checkpoint
-from foveate.training.checkpoint import RunFolder, commit
+from foveate.training.checkpoint import RunFolder
 from foveate.training.config import build_net
 from foveate.training.loop import train
 
@@ -296,16 +296,16 @@ def test_postscript_is_not_given_to_ghostscript(here, capsys, monkeypatch):
 
 def test_git_does_not_look_at_folders_around_the_package(tmp_path, monkeypatch):
     """A folder with a hostile .git, in which someone made the environment with foveate."""
-    mark, package = tmp_path / "SPRUNG", tmp_path / "env" / "foveate" / "training"
+    mark, package = tmp_path / "SPRUNG", tmp_path / "env" / "foveate"
     package.mkdir(parents=True)
-    (package / "checkpoint.py").touch()
+    (package / "provenance.py").touch()
     (tmp_path / "hook").write_text(f"#!/bin/sh\ntouch {mark}\n")
     (tmp_path / "hook").chmod(0o755)
     for order in (["init", "-q"], ["add", "env"], ["config", "core.fsmonitor", "./hook"]):
         subprocess.run(["git", "-C", tmp_path, *order], check=True)
     monkeypatch.delenv("FOVEATE_COMMIT", raising=False)
-    monkeypatch.setattr(checkpoint, "__file__", str(package / "checkpoint.py"))
-    assert commit() == "" and not mark.exists()
+    monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+    assert provenance.commit() == "" and not mark.exists()
     subprocess.run(["git", "-C", package, "ls-files"], check=True, capture_output=True)
     assert mark.exists()
 
