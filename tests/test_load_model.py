@@ -112,7 +112,9 @@ def test_changes_go_to_the_zoo_and_nowhere_else(folder):
     for ref in (SHIPPED, folder, "audited_nets:net"):
         message = one_line(lambda ref=ref: load_model(ref, num_classes=3))
         assert "num_classes cannot be set for" in message
-    assert "pretrained cannot be set" in one_line(lambda: load_model(folder, pretrained=True))
+    for ref in ("fovmax", folder):
+        message = one_line(lambda ref=ref: load_model(ref, pretrained=True))
+        assert "pretrained is for models of timm, got" in message and SHIPPED in message
 
 
 def test_a_network_of_timm():

@@ -120,7 +120,6 @@ def audit(
         border=_border(border),
         mean=_numbers("mean", mean),
         std=_numbers("std", std),
-        device=place,
     )
     wanted = grid or usual_scales(transform)
     with progress("images", len(images) * len(wanted)) as advance:
@@ -132,7 +131,6 @@ def audit(
             native=native,
             pool=None if pool == "none" else cast("Pool", pool),
             batch=batch,
-            device=place,
             advance=advance,
         )
     _write(report, audit_page(report, images.first(4), found.trainable), out)
