@@ -266,6 +266,10 @@ def test_the_transform_follows_model_and_pictures(pictures, net):
     transform = choose_transform(ours, pictures)
     assert (transform.recipe, transform.size, transform.border) == ("large-scale", (24, 24), "zero")
     assert ours.native == 2 and replace(ours, trained_on="1-4").native == 1
+    own = Model(name="file", net=net, mean=(0.4,), std=(0.2,))
+    assert choose_transform(own, pictures, mean=(0.5,)).mean == (0.5,)
+    found = choose_transform(own, pictures)
+    assert (found.mean, found.std) == ((0.4,), (0.2,))
     fixed = Model(name="file", net=net, shape=(None, 1, 36, 36))
     assert choose_transform(fixed, pictures).size == (36, 36)
 

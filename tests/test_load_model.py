@@ -3,13 +3,17 @@
 import shutil
 import sys
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from tiny_runs import MODEL, tiny
 
 import foveate
 from foveate import create_model, list_models, load_model
+from foveate.cli.app import run
 from foveate.errors import ConfigError, DataError
+from foveate.models.export import export
 from foveate.models.pretrained import WEIGHTS, pretrained_names
 from foveate.models.zoo import ZOO
 from foveate.training.loop import train
@@ -108,7 +112,9 @@ def test_changes_go_to_the_zoo_and_nowhere_else(folder):
     for ref in (SHIPPED, folder, "audited_nets:net"):
         message = one_line(lambda ref=ref: load_model(ref, num_classes=3))
         assert "num_classes cannot be set for" in message
-    assert "pretrained cannot be set" in one_line(lambda: load_model(folder, pretrained=True))
+    for ref in ("fovmax", folder):
+        message = one_line(lambda ref=ref: load_model(ref, pretrained=True))
+        assert "pretrained is for models of timm, got" in message and SHIPPED in message
 
 
 def test_a_network_of_timm():
@@ -127,6 +133,24 @@ def test_a_network_of_timm():
     assert "timm has no model" in one_line(lambda: load_model("timm:hf-hub:someone/net"))
     message = one_line(lambda: load_model("timm:resnet10t", colour=2))
     assert "timm cannot create resnet10t (TypeError" in message
+
+
+def test_the_commands_take_a_network_of_timm(tmp_path, capsys):
+    pytest.importorskip("timm")
+    picture, out = tmp_path / "x.png", tmp_path / "net.pt2"
+    Image.fromarray(np.eye(28, dtype=np.uint8) * 255).save(picture)
+    assert run(["predict", str(picture), "--model", "timm:resnet10t", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.endswith(f"{picture}\n")
+    assert run(["export", "timm:resnet10t", "--size", "32", "--out", str(out)]) == 0
+    assert load_model(out, trust=True).shape == (None, 3, 32, 32)
+
+
+def test_a_file_with_more_outputs_than_logits_gives_the_logits(folder, tmp_path):
+    net = load_model(folder).net
+    export(net, tmp_path / "net.pt2", shape=(1, 24, 24))
+    images = torch.randn(2, 1, 24, 24)
+    found = load_model(tmp_path / "net.pt2", trust=True)(images)
+    torch.testing.assert_close(found, net(images).detach(), rtol=1e-4, atol=1e-4)
 
 
 def test_weights_of_timm_are_asked_for(monkeypatch):

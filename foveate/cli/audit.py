@@ -100,7 +100,7 @@ def audit(
 
     if pool not in POOLS:
         raise ConfigError(f"pool must be one of {', '.join(POOLS)}, got {pool!r}")
-    grid, place = as_scales(scales) if scales else None, find_device(device)
+    grid, place = None if scales is None else as_scales(scales), find_device(device)
     check_folder(out)
     check_size(size or 1)
     names = _classes(classes)
@@ -120,7 +120,6 @@ def audit(
         border=_border(border),
         mean=_numbers("mean", mean),
         std=_numbers("std", std),
-        device=place,
     )
     wanted = grid or usual_scales(transform)
     with progress("images", len(images) * len(wanted)) as advance:
@@ -132,7 +131,6 @@ def audit(
             native=native,
             pool=None if pool == "none" else cast("Pool", pool),
             batch=batch,
-            device=place,
             advance=advance,
         )
     _write(report, audit_page(report, images.first(4), found.trainable), out)

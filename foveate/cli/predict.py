@@ -83,9 +83,10 @@ def _print_json(
     model: "Model", images: list[Path], found: "dict[int, Prediction]", errors: dict[int, str]
 ) -> None:
     import json
+    from dataclasses import asdict
 
     entries = [
-        {"image": str(path), **(found[i].to_dict() if i in found else {"error": errors[i]})}
+        {"image": str(path), **(asdict(found[i]) if i in found else {"error": errors[i]})}
         for i, path in enumerate(images)
     ]
     about = {"model": model.name, "classes": model.classes, "scales": model.scales}

@@ -75,7 +75,7 @@ class Model:
         """Width and height of the input in pixels."""
         if side := self.shape[2] or (FRAME if self.config else None):
             return side
-        raise ConfigError(f"{self.name} does not state the size of its input; export it to ONNX")
+        raise ConfigError(f"{self.name} does not state its input size; export it to ONNX")
 
     @property
     def native(self) -> float:
@@ -166,11 +166,16 @@ def _find(
     found = os.path.isdir(path) or os.path.isfile(path)
     if ref.startswith(TIMM):
         return _from_timm(ref, pretrained, changes)
+    if pretrained:
+        raise ConfigError(
+            f"pretrained is for models of timm, got {ref!r}; trained networks of foveate have "
+            "names of their own, such as fovmax-mnist-tr2"
+        )
     if ref in ZOO and not found:
         config = model_config(ref, **changes)
         return _of_config(ref, config.build(), config)
-    if changes or pretrained:
-        given = ", ".join(changes) or "pretrained"
+    if changes:
+        given = ", ".join(changes)
         raise ConfigError(f"{given} cannot be set for {ref!r}, only for names of the zoo and timm")
     if os.path.isdir(path):
         return _from_run(Path(path), trust)

@@ -20,7 +20,7 @@ standard deviation (`foveate.evaluation.audit.images.Transform`).
 # Shape letters: B batch, C image channel, H W pixels, S scale channel, K classes.
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -61,10 +61,6 @@ class Prediction:
     scale: float | None = None
     channel: int | None = None
     channels: tuple[tuple[float, ...], ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
-        return asdict(self)
 
 
 def predict(

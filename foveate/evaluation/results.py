@@ -14,7 +14,7 @@ from foveate import __version__
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.curve import AtScale
 from foveate.files import parse_json, read_text, write_text
-from foveate.training.checkpoint import commit
+from foveate.provenance import commit
 from foveate.training.config import TrainConfig
 from foveate.training.presets import model_name
 

@@ -18,8 +18,8 @@ from foveate.evaluation.models import FRAME, Model
 from foveate.evaluation.results import write_tables
 from foveate.models.channels import PAPER_SCALES, ScaleChannels
 from foveate.models.pooling import Pool
+from foveate.provenance import commit, hardware
 from foveate.scales import ScaleGrid, as_scales
-from foveate.training.checkpoint import commit, hardware
 
 AS_IT_IS, IN_CHANNELS = "as it is", "in scale channels"
 ENDS = ("", "_low", "_high")
@@ -77,7 +77,6 @@ def choose_transform(
     border: Beyond | None = None,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
-    device: torch.device | str = "cpu",
 ) -> Transform:
     """Choose how the images are turned into the model's input, where it is not given.
 
@@ -94,7 +93,7 @@ def choose_transform(
     own = model.border if recipe == "large-scale" else "replicate"
     return Transform(
         size=frame,
-        channels=_input_channels(model, frame, image.shape[0], len(images.classes), device),
+        channels=_input_channels(model, frame, image.shape[0], len(images.classes)),
         recipe=cast(Recipe, recipe),
         border=own if border is None else border,
         mean=model.mean if mean is None else mean,
@@ -111,7 +110,6 @@ def audit_beside(
     native: float | None = None,
     pool: Pool | None = "max",
     batch: int = 32,
-    device: torch.device | str = "cpu",
     advance: Callable[[int], None] = lambda count: None,
 ) -> AuditReport:
     """Audit a model, and beside it the same model in scale channels without any training.
@@ -138,7 +136,7 @@ def audit_beside(
             models[IN_CHANNELS] = in_channels(net, channels, transform.size, pool)
         except ConfigError as error:
             notes.append(f"not put into scale channels: {error}")
-    batches = images.batches(transform, batch, device)
+    batches = images.batches(transform, batch, model.device)
     found = audit_together(list(models.values()), batches, wanted, images.classes, middle, advance)
     inside = IN_CHANNELS in models
     return AuditReport(
@@ -146,7 +144,7 @@ def audit_beside(
         transform=transform,
         channels=channels if inside else (),
         audits=dict(zip(models, found, strict=True)),
-        about=_about(images, device, pool if inside else None),
+        about=_about(images, model, pool if inside else None),
         unreadable=tuple(images.unreadable.values()),
         notes=(*notes, *_doubts(found[0])),
     )
@@ -184,15 +182,13 @@ def _usual_frame(model: Model, recipe: str, image: Tensor) -> tuple[int, int]:
     return model.shape[2] or height, model.shape[3] or width
 
 
-def _input_channels(
-    model: Model, size: tuple[int, int], own: int, classes: int, device: torch.device | str
-) -> int:
+def _input_channels(model: Model, size: tuple[int, int], own: int, classes: int) -> int:
     """The number of image channels that the model takes: `own`, or the other of 1 and 3."""
     net, errors = classifier(model, classes), []
     with measuring(net):
         for channels in [model.shape[1]] if model.shape[1] else [own, 4 - own]:
             try:
-                net(torch.zeros(2, channels, *size, device=device))
+                net(torch.zeros(2, channels, *size, device=model.device))
                 return channels
             except FoveateError as error:
                 errors.append(error)
@@ -210,7 +206,7 @@ def _doubts(audit: Audit) -> list[str]:
     ]
 
 
-def _about(images: AuditImages, device: torch.device | str, pool: Pool | None) -> dict[str, Any]:
+def _about(images: AuditImages, model: Model, pool: Pool | None) -> dict[str, Any]:
     return {
         "source": images.source,
         "split": images.split,
@@ -219,5 +215,5 @@ def _about(images: AuditImages, device: torch.device | str, pool: Pool | None) -
         "pool": pool,
         "version": __version__,
         "commit": commit(),
-        "hardware": hardware(torch.device(device)),
+        "hardware": hardware(torch.device(model.device)),
     }
