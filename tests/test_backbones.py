@@ -11,6 +11,7 @@ from others_backbones import CLASSES, OTHERS, SHALLOW, SIZE, quiet
 from torch import nn
 
 from foveate.errors import ConfigError
+from foveate.evaluation.invariance import covariance_error
 from foveate.models.channels import ScaleChannels
 from foveate.models.export import export
 from foveate.scales import ScaleGrid
@@ -170,6 +171,7 @@ def test_a_twice_larger_image_shifts_the_channels(name):
     with torch.no_grad():
         change = (net.forward_patches(after)[:, 1:] - net.forward_patches(before)[:, :-1]).abs()
     assert (change <= constant.unflatten(0, change.shape[:2]) * error[:, None, None]).all()
+    assert covariance_error(net, lambda t: f.image(160, 160, t).float(), 2.0).channels == 1
 
 
 def test_a_backbone_that_gives_more_than_logits_is_named():
