@@ -16,7 +16,15 @@ from foveate.data.large_scale import Border, check_border
 from foveate.data.pictures import list_pictures
 from foveate.data.sources import CLOTHES, DIGITS
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.foreign import ANY, Classify, Shape, load_factory, load_file, reason
+from foveate.evaluation.foreign import (
+    ANY,
+    Classify,
+    Shape,
+    compute,
+    load_factory,
+    load_file,
+    reason,
+)
 from foveate.files import parse_json
 from foveate.models.pretrained import load_weights, pretrained_info, pretrained_names
 from foveate.models.zoo import ZOO, ModelConfig, create_model, model_config
@@ -62,8 +70,7 @@ class Model:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Compute the logits of images, without gradients."""
-        with torch.no_grad():
-            return self.net(images)  # type: ignore[no-any-return]
+        return compute(self.net, images)  # type: ignore[no-any-return]
 
     @property
     def scales(self) -> tuple[float, ...]:
