@@ -16,9 +16,10 @@ from pathlib import Path
 
 import torch
 
-from foveate.training.checkpoint import RunFolder, read_tensors
+from foveate.training.checkpoint import RunFolder
 from foveate.training.loop import train, train_together
 from foveate.training.presets import preset
+from foveate.training.tensors import read_tensors
 
 
 def digest(folder: RunFolder) -> str:

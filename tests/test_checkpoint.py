@@ -22,10 +22,9 @@ from foveate.training.checkpoint import (
     RunFolder,
     commit,
     hardware,
-    pack_tensors,
-    read_tensors,
 )
 from foveate.training.loop import train
+from foveate.training.tensors import pack_tensors, read_tensors
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ import torch
 
 from foveate.models.zoo import ModelConfig
 from foveate.scales import ScaleGrid
-from foveate.training.checkpoint import read_tensors
 from foveate.training.config import TrainConfig
 from foveate.training.loop import train
+from foveate.training.tensors import read_tensors
 
 torch.set_num_threads(1)  # on shared cores two threads wait for each other more than they work
 MODEL = ModelConfig(

@@ -56,7 +56,14 @@ def train(
     seed: Annotated[int | None, typer.Option(help="Seed of weights, order and dropout.")] = None,
     precision: Annotated[str | None, typer.Option(help="float32 or bf16.")] = None,
     backbone: Annotated[
-        str | None, typer.Option(help="package.module:factory, a network of your own.")
+        str | None,
+        typer.Option(help="timm:NAME, torchvision:NAME or package.module:factory, in channels."),
+    ] = None,
+    pretrained: Annotated[
+        bool, typer.Option("--pretrained", help="Start from the weights the library offers.")
+    ] = False,
+    weights: Annotated[
+        str | None, typer.Option(help="Start from weights of the backbone: file.safetensors.")
     ] = None,
     change: Annotated[
         list[str] | None,
@@ -108,6 +115,8 @@ def train(
         "seed": seed,
         "precision": precision,
         "backbone": backbone,
+        "pretrained": True if pretrained else None,
+        "weights": weights,
     }
     given = {key: str(value) for key, value in changes.items() if value is not None}
     options = {"device": device, "stream": stream, "recompute": recompute}

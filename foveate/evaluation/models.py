@@ -28,8 +28,10 @@ from foveate.evaluation.foreign import (
 from foveate.files import parse_json
 from foveate.models.pretrained import load_weights, pretrained_info, pretrained_names
 from foveate.models.zoo import ZOO, ModelConfig, create_model, model_config
-from foveate.training.checkpoint import RunFolder, read_tensors
+from foveate.training.backbones import timm_model
+from foveate.training.checkpoint import RunFolder
 from foveate.training.data import made_from
+from foveate.training.tensors import read_tensors
 
 TIMM = "timm:"
 FRAME = 112  # width and height of images in MNIST Large Scale
@@ -245,18 +247,7 @@ def _from_pretrained(name: str) -> Model:
 
 def _from_timm(ref: str, pretrained: bool, changes: dict[str, Any]) -> Model:
     name = ref.removeprefix(TIMM)
-    try:
-        import timm
-    except Exception as error:  # torchvision, which it imports, fails with errors of its own
-        raise ConfigError(f"{ref} needs timm ({reason(error)}): pip install timm") from None
-    if not timm.is_model(name):
-        near = get_close_matches(name, timm.list_models(), n=2)
-        hint = f"did you mean {' or '.join(near)}?" if near else "see timm.list_models()"
-        raise ConfigError(f"timm has no model {name!r}; {hint}")
-    try:
-        net = timm.create_model(name, pretrained=pretrained, **changes)
-    except Exception as error:
-        raise ConfigError(f"timm cannot create {name} ({reason(error)})") from error
+    net = timm_model(name, pretrained=pretrained, **changes)
     settings: Any = net.pretrained_cfg
     channels, height, width = settings["input_size"]
     channels = changes.get("in_chans", channels)

@@ -21,11 +21,14 @@ CHUNK = 1000  # images prepared or evaluated at a time
 NETWORKS = 256  # kinds of networks that one process may compile; runs of one kind share the code
 
 
-def loss_of(net: nn.Module, images: Prepared, labels: Tensor, precision: Precision) -> Tensor:
-    """Return the cross entropy of the pooled logits."""
+def loss_of(
+    net: nn.Module, images: Prepared, labels: Tensor, precision: Precision, smoothing: float = 0.0
+) -> Tensor:
+    """Return the cross entropy of the pooled logits, with label smoothing."""
     with cast(precision, labels.device):
         found = logits(net, images)
-    return F.cross_entropy(found.float() if precision == "bf16" else found, labels)
+    found = found.float() if precision == "bf16" else found
+    return F.cross_entropy(found, labels, label_smoothing=smoothing)
 
 
 class Batch(NamedTuple):
@@ -49,12 +52,17 @@ class Step(Protocol):
         """Train on one batch."""
 
 
-def plain_step(net: nn.Module, optimiser: torch.optim.Optimizer, precision: Precision) -> Step:
+def plain_step(
+    net: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    precision: Precision,
+    smoothing: float = 0.0,
+) -> Step:
     """The step as one reads it in a textbook."""
 
     def step(batch: Batch) -> Tensor:
         optimiser.zero_grad(set_to_none=True)
-        loss = loss_of(net, *batch.pick(), precision)
+        loss = loss_of(net, *batch.pick(), precision, smoothing)
         loss.backward()
         optimiser.step()
         return loss.detach()
@@ -86,10 +94,12 @@ class CapturedStep:
         precision: Precision,
         batch: int,
         compiled: bool,
+        smoothing: float = 0.0,
     ) -> None:
+        self.smoothing = smoothing
         self.net, self.optimiser, self.precision, self.batch = net, optimiser, precision, batch
         self.loss_of = torch.compile(loss_of, dynamic=False) if compiled else loss_of
-        self.plain = plain_step(net, optimiser, precision)
+        self.plain = plain_step(net, optimiser, precision, smoothing)
         self.recorded: Recording | None = None
 
     def __call__(self, batch: Batch) -> Tensor:
@@ -133,7 +143,8 @@ class CapturedStep:
 
     def _step(self, batch: Batch) -> Tensor:
         self.optimiser.zero_grad(set_to_none=True)
-        loss: Tensor = self.loss_of(self.net, *batch.pick(), self.precision)
+        given = (*batch.pick(), self.precision, self.smoothing)
+        loss: Tensor = self.loss_of(self.net, *given)
         with _short_products(self.precision):
             loss.backward()
         self.optimiser.step()
@@ -201,8 +212,9 @@ def make_step(
     *,
     batch: int,
     compiled: bool = True,
+    smoothing: float = 0.0,
 ) -> Step:
     """The fastest step for that device."""
     if device.type == "cuda":
-        return CapturedStep(net, optimiser, precision, batch, compiled)
-    return plain_step(net, optimiser, precision)
+        return CapturedStep(net, optimiser, precision, batch, compiled, smoothing)
+    return plain_step(net, optimiser, precision, smoothing)

@@ -3,7 +3,6 @@
 Everything is safetensors and JSON, written whole or not at all, by one process at a time.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -14,19 +13,21 @@ from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load, save
+from safetensors import SafetensorError
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from foveate import __version__
 from foveate.checks import check_fields, is_number
 from foveate.errors import ConfigError, DataError
-from foveate.files import parse_json, read_text, reason_of, regular, replacing, write_text
+from foveate.files import parse_json, read_text, reason_of, replacing, write_text
 from foveate.models.pretrained import load_weights
 from foveate.models.zoo import ModelConfig
 from foveate.provenance import commit as commit
 from foveate.provenance import hardware as hardware
+from foveate.training.backbones import is_registered
 from foveate.training.config import TrainConfig, build_net
+from foveate.training.tensors import pack_tensors, read_tensors
 from foveate.trust import require_trust
 
 LOCK = ".lock"
@@ -204,10 +205,10 @@ class RunFolder:
         """Build the network of a finished run, with its weights, on the CPU.
 
         Args:
-            trust: Whether a backbone that config.json names may be imported and called.
+            trust: Whether a factory that config.json names may be imported and called.
         """
         config = self.config()
-        if config.backbone:
+        if config.backbone and not is_registered(config.backbone):
             named = f"{self.path / CONFIG} names the backbone {config.backbone!r}"
             require_trust(trust, f"{named}, which would be imported and called")
         if not self.finished:
@@ -298,41 +299,3 @@ def _differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -
         elif first != second:
             names.append(prefix + key)
     return names
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a safetensors file: its tensors and its metadata, checked against their digest.
-
-    A file of an older version has no digest. Nothing in a file is executed.
-    """
-    try:
-        with safe_open(regular(path), framework="pt") as file:
-            # Copies: the file may be replaced while its tensors are in use.
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-            note = file.metadata() or {}
-    except FileNotFoundError:
-        raise DataError(f"no such file: {path}") from None
-    except (SafetensorError, OSError) as error:
-        raise DataError(
-            f"{path} is not a whole safetensors file ({error}); remove it and train again"
-        ) from None
-    said = note.pop("sha256", None)
-    if said is not None and said != _digest(tensors, note):
-        raise DataError(f"{path} is damaged: it has another sha256; remove it and train again")
-    return tensors, note
-
-
-def pack_tensors(tensors: dict[str, Tensor], note: dict[str, str]) -> bytes:
-    """The content of a safetensors file with these tensors, this metadata, and their digest."""
-    # Copies, because safetensors refuses tensors that share memory, as tied weights do.
-    copies = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
-    return save(copies, {**note, "sha256": _digest(copies, note)})
-
-
-def _digest(tensors: dict[str, Tensor], note: dict[str, str]) -> str:
-    """The sha256 over names, types, shapes and bytes of all tensors, and over the metadata."""
-    digest = hashlib.sha256(json.dumps(note, sort_keys=True).encode())
-    for name, tensor in sorted(tensors.items()):
-        digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()

@@ -4,7 +4,8 @@ import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -18,7 +19,8 @@ from foveate.files import parse_json
 from foveate.models.channels import ScaleChannels
 from foveate.models.zoo import ModelConfig, model_config
 from foveate.scales import ScaleGrid, parse_scales
-from foveate.trust import find_factory, require_trust
+from foveate.training.backbones import load_backbone, make_backbone
+from foveate.training.tensors import read_tensors
 
 MAX_EPOCHS = 1_000_000
 MAX_BATCH = 65_536
@@ -31,8 +33,17 @@ class TrainConfig:
     `scales` are the training scales, as text that `foveate.scales` describes. For each image one
     of its items is drawn, by `data_seed`: all seeds see the same images.
     `samples` is how many of the first training images are used, 0 for all. The batch size is not
-    in the paper; with 32 FovAvg reaches the paper's figures, with 128 it does not. `backbone` is
-    package.module:factory, a network of one's own in the place of the paper's (see `build_net`).
+    in the paper; with 32 FovAvg reaches the paper's figures, with 128 it does not.
+
+    `schedule` is "steps", the paper's, or "cosine": the rate rises over the first part `warmup` of
+    the run to `learning_rate`, and falls to `smallest_rate`. With `weight_decay` the optimiser is
+    AdamW; biases and norms do not decay. `clip` limits the norm of the gradient, 0 for no limit.
+    `freeze_norms` keeps the running statistics of batch norm as they are. `keep` is "last", or
+    "best" for the weights with the highest validation accuracy.
+
+    `backbone` replaces the paper's network: timm:NAME, torchvision:NAME or package.module:factory
+    (see `build_net`). Its weights are new, or with `pretrained` the library's, or those of the file
+    `weights` (.safetensors).
     """
 
     model: ModelConfig = field(default_factory=lambda: model_config("fovavg"))
@@ -48,8 +59,17 @@ class TrainConfig:
     learning_rate: float = 3e-3
     smallest_rate: float = 5e-5
     epochs_per_decay: float = 2.0
+    schedule: Literal["steps", "cosine"] = "steps"
+    warmup: float = 0.3
+    weight_decay: float = 0.0
+    label_smoothing: float = 0.0
+    clip: float = 0.0
+    freeze_norms: bool = False
+    keep: Literal["last", "best"] = "last"
     precision: Precision = "float32"
     backbone: str = ""
+    pretrained: bool = False
+    weights: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -63,12 +83,30 @@ class TrainConfig:
         for name in ("learning_rate", "smallest_rate", "epochs_per_decay"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name):g}")
+        for name in ("warmup", "weight_decay", "label_smoothing", "clip"):
+            if not 0 <= getattr(self, name) < (math.inf if name == "clip" else 1):
+                limits = "0 or more" if name == "clip" else "at least 0 and below 1"
+                raise ConfigError(f"{name} must be {limits}, got {getattr(self, name):g}")
+        if (self.pretrained or self.weights) and not self.backbone:
+            raise ConfigError("pretrained and weights are of a backbone: name one")
+        if self.pretrained and self.weights:
+            raise ConfigError("set pretrained or weights, not both")
         parse_scales(self.scales)
 
-    def rate(self, epoch: int) -> float:
-        """Learning rate of an epoch: divided by e every `epochs_per_decay` epochs, to a floor."""
-        steps = math.floor(epoch / self.epochs_per_decay + 1e-9)
-        return max(self.learning_rate * math.exp(-steps), self.smallest_rate)
+    def rate(self, epoch: float) -> float:
+        """Learning rate after that many epochs.
+
+        By steps it is divided by e every `epochs_per_decay` epochs, to a floor.
+        """
+        if self.schedule == "steps":
+            steps = math.floor(math.floor(epoch) / self.epochs_per_decay + 1e-9)
+            return max(self.learning_rate * math.exp(-steps), self.smallest_rate)
+        done, low = epoch / self.epochs, min(self.smallest_rate, self.learning_rate)
+        if done < self.warmup:
+            low, part = self.learning_rate / 25, done / self.warmup
+        else:
+            part = 1 - (done - self.warmup) / (1 - self.warmup)
+        return low + (self.learning_rate - low) * (1 - math.cos(math.pi * part)) / 2
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
@@ -127,15 +165,16 @@ def _shown(value: Any) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
-def build_net(config: TrainConfig, *, trust: bool = False) -> nn.Module:
+def build_net(config: TrainConfig, *, trust: bool = False, start: bool = False) -> nn.Module:
     """Build the network of a configuration, its weights drawn from torch's random state.
 
-    `config.backbone` names a function that is called with channels= and classes=, and gives a
-    module from (N, C, P, P) to (N, K); the rest of `config.model` says how it is shown the image.
+    The backbone of `config` maps (N, C, P, P) to (N, K); the rest of `config.model` defines how it
+    is shown the image.
 
     Args:
         config: Configuration of the run.
-        trust: Whether `config.backbone` may be imported and called.
+        trust: Whether a factory that `config.backbone` names may be imported and called.
+        start: Load the pretrained weights of the backbone, as a new run does.
     """
     model = config.model
     if not config.backbone:
@@ -145,11 +184,21 @@ def build_net(config: TrainConfig, *, trust: bool = False) -> nn.Module:
                 f"size={config.size}; set both to one number"
             )
         return model.build()
-    require_trust(trust, f"the backbone {config.backbone!r} would be imported and called")
     if model.form != "foveated":
         raise ConfigError("a backbone goes into fovmax, fovavg or fovconc, not this model")
+    backbone = make_backbone(
+        config.backbone,
+        channels=model.channels,
+        classes=model.classes,
+        size=model.size,
+        pretrained=start and config.pretrained,
+        trust=trust,
+    )
+    if start and config.weights:
+        path = Path(config.weights).expanduser()
+        load_backbone(backbone, read_tensors(path)[0], path)
     net = ScaleChannels(
-        _call(config.backbone, channels=model.channels, classes=model.classes),
+        backbone,
         model.scales,
         model.size,
         model.pool,
@@ -158,23 +207,6 @@ def build_net(config: TrainConfig, *, trust: bool = False) -> nn.Module:
         classes=model.classes,
     )
     _try_out(net, config)
-    return net
-
-
-def _call(spec: str, *, channels: int, classes: int) -> nn.Module:
-    factory = find_factory(spec)
-    try:
-        net = factory(channels=channels, classes=classes)
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(
-            f"{spec} failed with channels={channels}, classes={classes} ({reason}); it must take "
-            "both and give a module"
-        ) from error
-    if not isinstance(net, nn.Module):
-        raise ConfigError(f"{spec} must give a torch module, got {type(net).__name__}")
-    if not list(net.parameters()):
-        raise ConfigError(f"{spec} gives a module without weights; there is nothing to train")
     return net
 
 

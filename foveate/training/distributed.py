@@ -310,13 +310,13 @@ def _end_in_time(reader: int, over: threading.Event, team: Team) -> None:
 class _Objective(nn.Module):
     """The loss as a module, for DistributedDataParallel."""
 
-    def __init__(self, net: nn.Module, precision: Precision) -> None:
+    def __init__(self, net: nn.Module, precision: Precision, smoothing: float) -> None:
         super().__init__()
-        self.net, self.precision = net, precision
+        self.net, self.precision, self.smoothing = net, precision, smoothing
 
     def forward(self, images: Prepared, labels: Tensor) -> Tensor:
         """Mean loss of a part of a batch."""
-        return loss_of(self.net, images, labels, self.precision)
+        return loss_of(self.net, images, labels, self.precision, self.smoothing)
 
 
 def team_step(
@@ -325,9 +325,10 @@ def team_step(
     precision: Precision,
     team: Team,
     images: Callable[[], int],
+    smoothing: float = 0.0,
 ) -> Step:
     """The plain step, taken by all processes together, each with its part of `images()` images."""
-    objective = _Objective(net, precision)
+    objective = _Objective(net, precision, smoothing)
     # A graph that never changes may leave weights out. Buffers are the same everywhere already.
     together = DistributedDataParallel(objective, static_graph=True)
     together.broadcast_buffers = False

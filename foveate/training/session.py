@@ -9,6 +9,7 @@ from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from foveate.data.splits import SplitName
 from foveate.errors import ConfigError, DataError, FoveateError
@@ -58,6 +59,7 @@ class Session:
         self.lane = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
         self.random = RandomStates(self.device)
         self.progress = Progress()
+        self.best: dict[str, Tensor] = {}
         self.saved = time.perf_counter()
 
     def steps(self) -> Generator[None, None, None]:
@@ -128,7 +130,8 @@ class Session:
         """Build the network, and bring it and the images to where the run is."""
         config, device = self.config, self.device
         torch.manual_seed(config.seed)
-        self.net = build_net(config, trust=True).to(device)  # named in the caller's config
+        start = not self.folder.saved
+        self.net = build_net(config, trust=True, start=start).to(device)  # named by the caller
         self.optimiser = adam(self.net, config, device)
         self._restore()
         if self.shared.recompute:
@@ -141,13 +144,26 @@ class Session:
         self.step = self._make_step()
 
     def _make_step(self) -> Step:
-        net, optimiser, precision = self.net, self.optimiser, self.config.precision
+        config, made = self.config, (self.net, self.optimiser, self.config.precision)
         if self.team.count > 1:
-            return team_step(net, optimiser, precision, self.team, self._images)
+            return team_step(*made, self.team, self._images, config.label_smoothing)
         if self.shared.recompute:
-            return plain_step(net, optimiser, precision)
-        batch, compiled = self.config.batch, self.shared.compiled
-        return make_step(net, optimiser, precision, self.device, batch=batch, compiled=compiled)
+            return plain_step(*made, config.label_smoothing)
+        return make_step(
+            *made,
+            self.device,
+            batch=config.batch,
+            compiled=self.shared.compiled,
+            smoothing=config.label_smoothing,
+        )
+
+    def _set_mode(self, training: bool) -> None:
+        """Set training or evaluation mode; frozen batch norms stay in evaluation mode."""
+        self.net.train(training)
+        if self.config.freeze_norms:
+            for module in self.net.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
 
     def _images(self) -> int:
         """Images in this step's batch, over all processes."""
@@ -159,11 +175,11 @@ class Session:
             yield from self._epoch()
             yield from self._close_epoch()
         if self.team.leads:
-            self.folder.finish(self.progress, self.net.state_dict(), self.config)
+            self.folder.finish(self.progress, self.best or self.net.state_dict(), self.config)
 
     def _open(self, split: SplitName) -> Batches:
         shared, key = self.shared, (split, replace(self.config, seed=0).digest())
-        self.net.train(split == "train")  # evaluation may need less of the images
+        self._set_mode(split == "train")  # evaluation may need less of the images
         if key not in shared.batches:
             shared.batches[key] = open_batches(
                 self.config, split, self.net, self.device, shared.stream, shared.load
@@ -179,11 +195,13 @@ class Session:
             torch.manual_seed(config.seed * 1_000_003 + progress.epoch)
         set_rate(self.optimiser, config.rate(progress.epoch))
         self.losses, self.counted = torch.zeros(self.count, device=self.device), progress.step
-        self.net.train()
+        self._set_mode(True)
         start = looked = time.perf_counter()
         begun = progress.seconds
         for batch in self._batches(shuffled[progress.step * config.batch :]):
             self.team.seed(config.seed, progress.epoch, progress.step)
+            if config.schedule != "steps":
+                set_rate(self.optimiser, config.rate(progress.epoch + progress.step / self.count))
             self.losses[progress.step] = self.step(batch)
             progress.step += 1
             now = time.perf_counter()
@@ -230,6 +248,9 @@ class Session:
         due = ended == self.config.epochs or ended % self._validated_every() == 0
         if due:
             entry["validation"] = yield from self._accuracy()
+            before = [past["validation"] for past in progress.metrics if "validation" in past]
+            if self.config.keep == "best" and entry["validation"] > max(before, default=-1.0):
+                self.best = {k: v.detach().clone() for k, v in self.net.state_dict().items()}
         progress.metrics.append({**entry, "share": progress.share})
         progress.epoch, progress.step, progress.loss = progress.epoch + 1, 0, 0.0
         self.counted = 0
@@ -262,7 +283,8 @@ class Session:
             self._add_up()
         if find_non_finite(self.net.state_dict()):
             self._stop(f"after epoch {self.progress.epoch}, step {self.progress.step}")
-        self.folder.save(self.progress, state_of(self.net, self.optimiser))
+        best = {f"best.{name}": tensor for name, tensor in self.best.items()}
+        self.folder.save(self.progress, state_of(self.net, self.optimiser) | best)
         self.saved = time.perf_counter()
 
     def _restore(self) -> None:
@@ -272,6 +294,8 @@ class Session:
         if found is not None:
             self.progress, tensors = found
             put_back(self.net, self.optimiser, tensors, self.folder.resume)
+            best = {k: v for k, v in tensors.items() if k.startswith("best.")}
+            self.best = {k.removeprefix("best."): v.to(self.device) for k, v in best.items()}
 
     def _kept(self) -> str:
         """What a process that died has not taken along."""

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 
 from foveate.models.pretrained import load_weights
 from foveate.training.config import TrainConfig
@@ -16,10 +17,31 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def adam(net: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:
-    """Make the optimiser; on a GPU its rate is a tensor, so that a captured step can read it."""
+    """Make the optimiser; on a GPU its rate is a tensor, so that a captured step can read it.
+
+    With weight decay it is AdamW, and biases and norms do not decay. With `clip` the norm of the
+    gradient is limited before each step.
+    """
     on_gpu = device.type == "cuda"
     rate = torch.tensor(config.learning_rate, device=device) if on_gpu else config.learning_rate
-    return torch.optim.Adam(net.parameters(), lr=rate, fused=on_gpu, capturable=on_gpu)
+    options: dict[str, Any] = {"lr": rate, "fused": on_gpu, "capturable": on_gpu}
+    if not config.weight_decay:
+        optimiser = torch.optim.Adam(net.parameters(), **options)
+    else:
+        both: list[list[nn.Parameter]] = [[], []]
+        for parameter in net.parameters():
+            both[parameter.ndim < 2].append(parameter)
+        rates = (config.weight_decay, 0.0)
+        groups = [{"params": p, "weight_decay": w} for p, w in zip(both, rates, strict=True) if p]
+        optimiser = torch.optim.AdamW(groups, **options)
+    if config.clip:
+        parameters = list(net.parameters())
+
+        def limit(*_: Any) -> None:
+            clip_grad_norm_(parameters, config.clip)
+
+        optimiser.register_step_pre_hook(limit)
+    return optimiser
 
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:

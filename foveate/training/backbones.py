@@ -1,0 +1,138 @@
+"""Backbones for scale channels: of timm, of torchvision, or of a factory of one's own."""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from foveate.errors import ConfigError
+from foveate.trust import find_factory, require_trust
+
+LIBRARIES = ("timm", "torchvision")
+
+
+def is_registered(spec: str) -> bool:
+    """Whether `spec` is timm:NAME or torchvision:NAME: a name, which runs no code of a stranger."""
+    return spec.partition(":")[0] in LIBRARIES
+
+
+def make_backbone(
+    spec: str, *, channels: int, classes: int, size: int, pretrained: bool, trust: bool
+) -> nn.Module:
+    """Create a backbone from (N, C, P, P) to (N, K).
+
+    Args:
+        spec: ``timm:NAME``, ``torchvision:NAME`` or ``package.module:factory``. A factory is called
+            with channels= and classes=.
+        channels: Number of image channels C.
+        classes: Number of classes K.
+        size: Width and height P of a patch, for models that must know it.
+        pretrained: Download the weights that the library offers; the classifier is new.
+        trust: Whether a factory may be imported and called.
+    """
+    if is_registered(spec):
+        library, _, name = spec.partition(":")
+        make = _of_timm if library == "timm" else _of_torchvision
+        return make(name, channels, classes, size, pretrained)
+    if pretrained:
+        raise ConfigError(f"pretrained needs timm:NAME or torchvision:NAME, got {spec!r}")
+    require_trust(trust, f"the backbone {spec!r} would be imported and called")
+    return _checked(spec, find_factory(spec), channels=channels, classes=classes)
+
+
+def load_backbone(backbone: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
+    """Load weights from a file, all but a classifier for another number of classes.
+
+    Raises:
+        ConfigError: If names are missing or unknown, or other shapes differ.
+    """
+    counts = ".num_batches_tracked"  # some files leave it out
+    own = {n: t for n, t in backbone.state_dict().items() if not n.endswith(counts)}
+    weights = {n: t for n, t in weights.items() if not n.endswith(counts)}
+    if names := sorted(own.keys() ^ weights.keys()):
+        known = "has no" if names[0] in own else "has an unknown"
+        raise ConfigError(f"{path} {known} {names[0]!r}; is it of this backbone?")
+    other = [name for name in own if own[name].shape != weights[name].shape]
+    heads = {name.rpartition(".")[0] for name in other}
+    if len(heads) > 1 or any(own[n].shape[1:] != weights[n].shape[1:] for n in other):
+        got, wanted = tuple(weights[other[0]].shape), tuple(own[other[0]].shape)
+        raise ConfigError(f"{path} has {other[0]} of the shape {got}, the backbone {wanted}")
+    backbone.load_state_dict({n: t for n, t in weights.items() if n not in other}, strict=False)
+
+
+def _of_timm(name: str, channels: int, classes: int, size: int, pretrained: bool) -> nn.Module:
+    options: dict[str, Any] = {"num_classes": classes, "in_chans": channels}
+    if fixed_size(name):
+        options["img_size"] = size
+    return timm_model(name, pretrained=pretrained, **options)
+
+
+def timm_model(name: str, **options: Any) -> nn.Module:
+    """Create a model that is registered in timm."""
+    timm = _import("timm", name)
+    if not timm.is_model(name):
+        raise _unknown("timm", name, timm.list_models())
+    return _checked(f"timm:{name}", timm.create_model, name, **options)
+
+
+def fixed_size(name: str) -> bool:
+    """Whether a model of timm must know the size of its input, as vision transformers do."""
+    settings: Any = _import("timm", name).get_pretrained_cfg(name)
+    return settings is not None and bool(settings.fixed_input_size)
+
+
+def _import(library: str, name: str) -> Any:
+    try:
+        return import_module(library)
+    except Exception as error:  # torchvision may fail with errors of its own
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ConfigError(
+            f"{library}:{name} needs {library} ({reason}): pip install 'foveate[photos]'"
+        ) from None
+
+
+def _of_torchvision(
+    name: str, channels: int, classes: int, size: int, pretrained: bool
+) -> nn.Module:
+    models = _import("torchvision", name).models
+    if name not in models.list_models(module=models):
+        raise _unknown("torchvision", name, models.list_models(module=models))
+    if channels != 3:
+        raise ConfigError(f"torchvision:{name} takes images of 3 channels, not {channels}")
+    net = _checked(
+        f"torchvision:{name}", models.get_model, name, weights="DEFAULT" if pretrained else None
+    )
+    linear = [module for module in net.named_modules() if type(module[1]) is nn.Linear]
+    if not linear:
+        raise ConfigError(f"torchvision:{name} does not end in a linear layer; pass a factory")
+    place, head = linear[-1]
+    owner, _, last = place.rpartition(".")
+    new = nn.Linear(head.in_features, classes, bias=head.bias is not None)
+    setattr(net.get_submodule(owner), last, new)
+    return net
+
+
+def _unknown(library: str, name: str, names: list[str]) -> ConfigError:
+    near = get_close_matches(name, names, n=2)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"see {library}'s list of models"
+    return ConfigError(f"{library} has no model {name!r}; {hint}")
+
+
+def _checked(spec: str, factory: Callable[..., Any], *arguments: Any, **options: Any) -> nn.Module:
+    """Call a factory, and check that it returns a module with weights."""
+    try:
+        net = factory(*arguments, **options)
+    except Exception as error:
+        given = ", ".join(f"{key}={value}" for key, value in options.items())
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        raise ConfigError(
+            f"{spec} failed with {given} ({reason}); it must take these and give a module"
+        ) from error
+    if not isinstance(net, nn.Module):
+        raise ConfigError(f"{spec} must give a torch module, got {type(net).__name__}")
+    if not list(net.parameters()):
+        raise ConfigError(f"{spec} gives a module without weights; there is nothing to train")
+    return net

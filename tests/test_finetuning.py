@@ -1,0 +1,215 @@
+"""Fine-tuning: schedule, weight decay, smoothing, clipping, frozen norms, and the best weights."""
+
+import copy
+from dataclasses import replace
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from tiny_runs import MODEL, same_bits, tiny, weights
+from torch import nn
+from torchvision import models
+
+import foveate.training.session as session
+from foveate.errors import ConfigError
+from foveate.execution.captured import Batch, plain_step
+from foveate.execution.plan import prepare
+from foveate.training.backbones import load_backbone, make_backbone
+from foveate.training.checkpoint import RunFolder
+from foveate.training.config import TrainConfig, build_net
+from foveate.training.loop import train
+from foveate.training.state import adam
+
+CPU = torch.device("cpu")
+
+
+def test_the_cosine_rises_to_the_peak_and_falls_to_the_floor():
+    config = TrainConfig(
+        schedule="cosine", epochs=10, warmup=0.3, learning_rate=1.0, smallest_rate=0.01
+    )
+    rates = [config.rate(k / 10) for k in range(101)]
+    assert rates[0] == pytest.approx(1 / 25)
+    assert rates[30] == pytest.approx(1.0) and max(rates) == pytest.approx(1.0)
+    assert rates[100] == pytest.approx(0.01)
+    assert rates[:31] == sorted(rates[:31]) and rates[30:] == sorted(rates[30:], reverse=True)
+    assert rates[15] == pytest.approx((1 + 1 / 25) / 2)  # halfway up
+    assert replace(config, warmup=0.0).rate(0) == pytest.approx(1.0)
+
+
+def one_step(config, images, labels, net):
+    """The tiny network after one step of the run's optimiser."""
+    optimiser = adam(net, config, CPU)
+    step = plain_step(net, optimiser, "float32", config.label_smoothing)
+    loss = step(Batch(prepare(net, images), labels))
+    return net, loss
+
+
+@pytest.fixture
+def problem():
+    torch.manual_seed(0)
+    net = replace(MODEL, dropout=0.0).build().double()
+    return net, torch.randn(6, 1, 24, 24).double(), torch.arange(6)
+
+
+def test_weight_decay_is_that_of_adamw_on_weights_alone(problem):
+    net, images, labels = problem
+    plain = copy.deepcopy(net)
+    config = tiny(weight_decay=0.1, learning_rate=0.01)
+    before = {name: value.detach().clone() for name, value in net.named_parameters()}
+    decayed, _ = one_step(config, images, labels, net)
+    one_step(replace(config, weight_decay=0.0), images, labels, plain)
+    for (name, found), other in zip(decayed.named_parameters(), plain.parameters(), strict=True):
+        shrunk = 0.01 * 0.1 * before[name] if found.ndim > 1 else torch.zeros_like(found)
+        torch.testing.assert_close(found, other - shrunk, atol=1e-12, rtol=0)
+
+
+def test_label_smoothing_is_that_of_pytorch(problem):
+    net, images, labels = problem
+    right = F.cross_entropy(copy.deepcopy(net)(images), labels, label_smoothing=0.1)
+    _, loss = one_step(tiny(label_smoothing=0.1), images, labels, net)
+    torch.testing.assert_close(loss, right.detach())
+
+
+def test_clipping_limits_the_norm_of_the_gradient(problem):
+    net, images, labels = problem
+    net, _ = one_step(tiny(clip=1e-3), images, labels, net)
+    norm = torch.cat([p.grad.flatten() for p in net.parameters()]).norm()
+    torch.testing.assert_close(norm, torch.tensor(1e-3).double(), atol=1e-6, rtol=0)
+
+
+def test_frozen_norms_keep_their_statistics(tmp_path):
+    run = train(tiny(freeze_norms=True, epochs=1), tmp_path / "run")
+    for name, value in weights(run.path).items():
+        if "running_mean" in name:
+            assert not value.any()
+        if "running_var" in name:
+            assert (value == 1).all()
+
+
+def scripted(monkeypatch, accuracies, seen, stop_at=None):
+    """Let validation say these accuracies, and remember the weights it saw."""
+    left = iter(accuracies)
+
+    def accuracy(self):
+        seen.append({k: v.clone() for k, v in self.net.state_dict().items()})
+        if len(seen) - 1 == stop_at:
+            raise KeyboardInterrupt
+        yield
+        return next(left)
+
+    monkeypatch.setattr(session.Session, "_accuracy", accuracy)
+
+
+def test_the_best_weights_are_kept_across_an_interruption(tmp_path, monkeypatch):
+    config = tiny(keep="best", epochs=4)
+    seen = []
+    with monkeypatch.context() as patch:
+        scripted(patch, [0.2, 0.9, 0.5, 0.7], seen)
+        whole = train(config, tmp_path / "whole")
+    assert len(seen) == 4
+    assert same_bits(weights(whole.path), seen[1])
+    assert not same_bits(seen[1], seen[3])
+    again = []
+    with monkeypatch.context() as patch:
+        scripted(patch, [0.2, 0.9], again, stop_at=2)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        scripted(patch, [0.5, 0.7], [])
+        resumed = train(config, tmp_path / "run")
+    assert same_bits(weights(resumed.path), seen[1])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"warmup": 1.0}, "warmup must be"),
+        ({"label_smoothing": -0.1}, "label_smoothing must be"),
+        ({"clip": -1.0}, "clip must be"),
+        ({"weight_decay": 2.0}, "weight_decay must be"),
+        ({"schedule": "linear"}, "schedule"),
+        ({"keep": "first"}, "keep"),
+        ({"pretrained": True}, "name one"),
+        ({"backbone": "timm:resnet18", "pretrained": True, "weights": "a"}, "not both"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(changes, words):
+    with pytest.raises(ConfigError, match=words) as error:
+        TrainConfig(**changes)
+    assert "\n" not in str(error.value)
+
+
+# Backbones
+
+SMALL = {"channels": 3, "classes": 5, "size": 32, "pretrained": False, "trust": False}
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "timm:resnet18",
+        "timm:vit_tiny_patch16_224",
+        "torchvision:mobilenet_v3_small",
+        "torchvision:resnet18",
+    ],
+)
+def test_registered_backbones_give_the_classes_at_hand(spec):
+    net = make_backbone(spec, **SMALL).eval()
+    assert net(torch.zeros(2, 3, 32, 32)).shape == (2, 5)
+
+
+def test_weights_of_another_number_of_classes_load_without_the_classifier(tmp_path):
+    donor, net = timm.create_model("resnet18"), make_backbone("timm:resnet18", **SMALL)
+    head = net.fc.weight.clone()
+    load_backbone(net, donor.state_dict(), tmp_path / "file")
+    assert torch.equal(net.conv1.weight, donor.conv1.weight)
+    assert torch.equal(net.fc.weight, head)
+    twin = make_backbone("timm:resnet18", **SMALL)
+    load_backbone(twin, net.state_dict(), tmp_path / "file")
+    assert torch.equal(twin.fc.weight, head)
+
+
+def test_weights_of_another_backbone_are_refused(tmp_path):
+    net, other = make_backbone("timm:resnet18", **SMALL), models.resnet34().state_dict()
+    with pytest.raises(ConfigError, match="is it of this backbone"):
+        load_backbone(net, other, tmp_path / "file")
+    wide = {**net.state_dict(), "conv1.weight": torch.zeros(64, 1, 7, 7)}
+    with pytest.raises(ConfigError, match="of the shape"):
+        load_backbone(net, wide, tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("timm:resnet1", "did you mean"),
+        ("torchvision:resnet19", "did you mean"),
+        ("nowhere.nets:factory", "pass --trust"),
+    ],
+)
+def test_unknown_backbones_are_refused_in_one_line(spec, words):
+    with pytest.raises(ConfigError, match=words) as error:
+        make_backbone(spec, **SMALL)
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_fine_tunes_a_backbone_from_a_file_and_loads_without_trust(tmp_path):
+    donor = timm.create_model("resnet10t", num_classes=7, in_chans=1)
+    nn.init.constant_(donor.fc.bias, 3.0)
+    save_file(donor.state_dict(), tmp_path / "donor.safetensors")
+    config = tiny(
+        backbone="timm:resnet10t",
+        weights=str(tmp_path / "donor.safetensors"),
+        epochs=1,
+        samples=32,
+        model=replace(MODEL, size=32),
+    )
+    start = build_net(config, start=True)
+    assert torch.equal(start.backbone.conv1[0].weight, donor.conv1[0].weight)
+    run = train(config, tmp_path / "run")
+    (tmp_path / "donor.safetensors").unlink()  # the run has its own weights now
+    net = RunFolder(run.path).net()
+    assert not torch.equal(net.backbone.conv1[0].weight, donor.conv1[0].weight)
+    change = (net.backbone.conv1[0].weight - donor.conv1[0].weight).detach()
+    assert float(change.abs().max()) < 0.1  # Adam moves a weight by about its rate a step
