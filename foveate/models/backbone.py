@@ -10,10 +10,21 @@ from foveate.errors import ConfigError
 
 
 class ConvNet(nn.Module):
-    """Map (N, C, P, P) images to (N, K) logits; stride 2 in every second convolution.
+    """The paper's base network: 3 × 3 convolutions, every second with stride 2, and two linear layers.
 
-    `features` lists the filters of each convolution: (16, 16, 32, 32) on 28 pixels is the network
-    of a scale channel, (16, 16, 16, 16, 32, 32, 32, 32) on 112 pixels the standard CNN.
+    Args:
+        features: Number of filters of each convolution. (16, 16, 32, 32) on 28 pixels is the
+            network of a scale channel, (16, 16, 16, 16, 32, 32, 32, 32) on 112 pixels the CNN.
+        size: Width and height P of the input in pixels.
+        channels: Number of image channels C.
+        classes: Number of classes K.
+        hidden: Number of hidden units of the first linear layer.
+        batch_norm: Whether batch norm follows each convolution.
+        dropout: Probability with which dropout leaves out a hidden unit.
+
+    Shape:
+        - Input: ``(N, C, P, P)``.
+        - Output: ``(N, K)``.
     """
 
     def __init__(

@@ -20,22 +20,36 @@ CACHED = 1 << 19  # values of the patches that a CPU evaluates at a time
 
 
 class ScaleChannels(nn.Module):
-    """Make any backbone that maps (N, C, P, P) to (N, K) invariant to the scale of its input.
+    """Apply a backbone, with shared weights, to windows of many sizes, and pool its logits.
 
-    Channel s shows the backbone a window of `size` · s pixels about the image centre (`size` is
-    P), and `pool` combines what it says: `max`, `avg` and `logsumexp` are invariant, `concat`
-    learns a mixture and is not (it needs `classes`, the K of the backbone). The state dict is
-    the backbone's, and the mixture's where there is one: scales are no part of it.
+    Channel s shows the backbone a window of ``size * s`` pixels about the image centre, resampled
+    to `size` pixels. The state dict holds the weights of the backbone (and of the mixture for
+    "concat"); scales are not part of it. Pooling is over logits, so softmax belongs to the loss.
+    A NaN in the window of a channel makes all logits of its image NaN.
 
-    Pooling is over logits, so softmax belongs to the loss. A NaN that a channel sees makes all
-    logits of its image NaN.
+    Args:
+        backbone: Module from patches ``(N, C, P, P)`` to logits ``(N, K)``.
+        scales: Scales of the channels, increasing.
+        size: Width and height P of a patch in pixels.
+        pool: "max", "avg" and "logsumexp" are invariant to scale; "concat" learns a mixture of all
+            channels and is not.
+        padding: What windows see outside the image: "border", "reflect" or a constant.
+        antialias: Whether to filter before downsampling. It is slower and suits photographs.
+        classes: Number of classes K; needed for "concat" only.
+        recompute: Number of channels to train at a time where the activations of all do not fit in
+            memory, or 0. The gradients are the same; training takes longer.
 
-    Where the activations of all channels do not fit in memory, `recompute` says how many channels
-    to train at a time: the same gradients for more time (see `foveate.models.recompute`).
+    Shape:
+        - Input: ``(B, C, H, W)``, any height and width.
+        - Output: ``(B, K)``.
+
+    Raises:
+        ConfigError: If an argument cannot work; the message names it with its value.
 
     Example:
+        >>> backbone = create_model("cnn", size=28, features=(16, 16), num_classes=10)
         >>> net = ScaleChannels(backbone, ScaleGrid(0.5, 8, per_octave=4), size=28).eval()
-        >>> net(images).shape
+        >>> net(torch.zeros(2, 1, 112, 112)).shape
         torch.Size([2, 10])
     """
 
@@ -92,7 +106,7 @@ class ScaleChannels(nn.Module):
         self._recompute = channels
 
     def patches(self, images: Tensor, centres: Tensor | None = None) -> Tensor:
-        """Cut images (B, C, H, W) into what each channel sees, (B, S, C, P, P)."""
+        """Cut images (B, C, H, W) into the patches of the channels, (B, S, C, P, P)."""
         return foveate(
             images,
             self._scales,
@@ -103,7 +117,13 @@ class ScaleChannels(nn.Module):
         )
 
     def channels(self, images: Tensor, centres: Tensor | None = None) -> Tensor:
-        """Give the output of every channel, (B, S, K), about the image centre or `centres`."""
+        """Compute the logits (B, S, K) of every channel.
+
+        Args:
+            images: Batch of images, shape ``(B, C, H, W)``.
+            centres: Centres (y, x) of the windows in pixels, shape ``(B, 2)``; by default the
+                image centre.
+        """
         return self.forward_patches(self.patches(images, centres))
 
     def forward_patches(self, patches: Tensor) -> Tensor:
@@ -143,19 +163,25 @@ class ScaleChannels(nn.Module):
         return self.mixing(outputs)  # type: ignore[no-any-return]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Give the logits (B, K)."""
+        """Compute the logits (B, K) of images (B, C, H, W)."""
         return self.combine(self.channels(images))
 
     def select_scale(self, images: Tensor) -> Tensor:
-        """Say at which scale (B,) each image's predicted class answered most strongly.
+        """Estimate the scale at which each image's predicted class responds most strongly.
 
-        Between channels the scale is where the parabola through the strongest answer and its two
-        neighbours, over log scale, has its top.
+        The strongest channel is refined by fitting a parabola over log scale through it and its
+        two neighbours.
+
+        Args:
+            images: Batch of images, shape ``(B, C, H, W)``.
+
+        Returns:
+            Estimated scale per image, shape ``(B,)``, in units of the channel scales.
         """
         outputs = self.channels(images)
         label = self.combine(outputs).argmax(1)
-        answers = outputs[torch.arange(outputs.shape[0], device=outputs.device), :, label]
-        return refine_scale(answers, self._scales)
+        logits = outputs[torch.arange(outputs.shape[0], device=outputs.device), :, label]
+        return refine_scale(logits, self._scales)
 
     def extra_repr(self) -> str:
         """Say what print(net) cannot see."""
@@ -216,19 +242,19 @@ def _zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
     return torch.zeros(shape, dtype=dtype, device="cpu")
 
 
-def refine_scale(answers: Tensor, scales: Sequence[float]) -> Tensor:
-    """Find the scale of the strongest of (B, S) answers, refined between channels: (B,)."""
-    position = torch.tensor(scales, dtype=torch.float64, device=answers.device).log2()
-    best = answers.argmax(1)
+def refine_scale(logits: Tensor, scales: Sequence[float]) -> Tensor:
+    """Find the scale (B,) of the largest of logits (B, S), refined between the channels."""
+    position = torch.tensor(scales, dtype=torch.float64, device=logits.device).log2()
+    best = logits.argmax(1)
     if len(scales) < 3:
-        return position[best].exp2().to(answers.dtype)
+        return position[best].exp2().to(logits.dtype)
     middle = best.clamp(1, len(scales) - 2)
     near = torch.stack([middle - 1, middle, middle + 1], 1)
-    x, y = position[near], answers.gather(1, near).double()
+    x, y = position[near], logits.gather(1, near).double()
     # The parabola through three points: slopes left and right, and the curvature between them.
     left = (y[:, 1] - y[:, 0]) / (x[:, 1] - x[:, 0])
     right = (y[:, 2] - y[:, 1]) / (x[:, 2] - x[:, 1])
     curvature = (right - left) / (x[:, 2] - x[:, 0])
     top = (x[:, 0] + x[:, 1]) / 2 - left / (2 * curvature)
     inside = (best == middle) & (curvature < 0)
-    return torch.where(inside, top, position[best]).exp2().to(answers.dtype)
+    return torch.where(inside, top, position[best]).exp2().to(logits.dtype)

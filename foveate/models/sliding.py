@@ -20,10 +20,25 @@ SlidingPool = Literal["max", "avg"]
 class SlidingChannels(nn.Module):
     """Slide a `ConvNet` over the image at every scale; pool over space, then over scale (SWMax).
 
-    In channel s the image is shown at zoom 1/s, on a grid that is wide enough for windows
-    (`backbone.size`) centred on the very edge of the image: what an object meets in a window that
-    is off its middle, a larger one meets in a coarser channel. One window sits in the middle of the
-    grid, and gives the answer of `ScaleChannels` with the same weights.
+    Channel s resamples the image by 1/s, on a grid wide enough for windows centred on the edge of
+    the image. The window in the middle of the grid gives the logits of `ScaleChannels` with the
+    same weights.
+
+    Args:
+        backbone: Network with `dense`, `draw_mask`, `size` and `stride`, as `ConvNet` has them.
+        scales: Scales of the channels, increasing.
+        pool: "max" or "avg", over space and over scale.
+        padding: What windows see outside the image: "border" or "reflect".
+        antialias: Whether to filter before downsampling.
+
+    Shape:
+        - Input: ``(B, C, H, W)``, any height and width.
+        - Output: ``(B, K)``.
+
+    Example:
+        >>> net = SlidingChannels(ConvNet(batch_norm=False), ScaleGrid(1, 4, per_octave=1)).eval()
+        >>> net(torch.zeros(2, 1, 112, 112)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(
@@ -80,7 +95,7 @@ class SlidingChannels(nn.Module):
 
 
 class LocalMaps(NamedTuple):
-    """What is where, and how large: see `local_maps`."""
+    """Logits (B, K, h, w) and estimated scales (B, h, w) of every place: see `local_maps`."""
 
     logits: Tensor
     scales: Tensor
@@ -93,14 +108,24 @@ def local_maps(
     *,
     dense: Callable[[ConvNet, Tensor], Tensor] | None = None,
 ) -> LocalMaps:
-    """Classify every place of images (B, C, H, W): logits (B, K, h, w) and scales (B, h, w).
+    """Classify every place of an image, and estimate the scale of the object there.
 
-    Place (i, j) is the image point ((i + ½) step, (j + ½) step). Its logits are the maximum over
-    scale of the channels' answers at the corresponding points, so that they do not change when
-    the image is scaled about that very point; its scale is where the strongest class answered.
-    The network may have been trained on centred objects only. Answers come from `dense`, a window
-    every `stride` pixels of the rescaled image, and are interpolated linearly between windows.
-    A function that computes the same faster may be passed as `dense`.
+    Place (i, j) is the image point ``((i + 0.5) * step, (j + 0.5) * step)``. Its logits are the
+    maximum over scale of the channels' logits at that point, so they are invariant to scaling about
+    it. Logits come from `dense`, one window every `stride` pixels of the rescaled image, and are
+    interpolated linearly in between. The network may have been trained on centred objects only.
+
+    Args:
+        net: Scale channels around a `ConvNet`.
+        images: Batch of images, shape ``(B, C, H, W)``.
+        step: Distance between places in pixels.
+        dense: Function that computes the same as `ConvNet.dense`, for example faster.
+
+    Returns:
+        Logits ``(B, K, h, w)``, and the scale ``(B, h, w)`` at which the strongest class responds.
+
+    Raises:
+        ConfigError: If the backbone is not a `ConvNet`, or `step` does not fit the image.
     """
     backbone, dense = net.backbone, dense or ConvNet.dense
     if not isinstance(backbone, ConvNet):
@@ -112,9 +137,9 @@ def local_maps(
     best, chosen = torch.tensor(-torch.inf).to(images), torch.tensor(0.0).to(images)
     for scale in net.scales:
         grid = rescaled(images, scale, backbone, net.padding, net.antialias)
-        answers = _at_places(dense(backbone, grid), images, scale * backbone.stride, step)
-        chosen = torch.where(answers > best, scale, chosen)
-        best = torch.maximum(best, answers)
+        logits = _at_places(dense(backbone, grid), images, scale * backbone.stride, step)
+        chosen = torch.where(logits > best, scale, chosen)
+        best = torch.maximum(best, logits)
     winner = best.argmax(1, keepdim=True)
     return LocalMaps(best, chosen.gather(1, winner).squeeze(1))
 
@@ -153,15 +178,15 @@ def extent(visible: float, size: int, stride: int) -> int:
     return size + 2 * stride * math.ceil(visible / (2 * stride) - 1e-9)
 
 
-def _at_places(answers: Tensor, images: Tensor, spacing: float, step: int) -> Tensor:
-    """Interpolate answers (B, K, h, w), `spacing` image pixels apart, at every place."""
+def _at_places(logits: Tensor, images: Tensor, spacing: float, step: int) -> Tensor:
+    """Interpolate logits (B, K, h, w), `spacing` image pixels apart, at every place."""
     sides = []
-    for positions, length in zip(answers.shape[-2:], images.shape[-2:], strict=True):
+    for positions, length in zip(logits.shape[-2:], images.shape[-2:], strict=True):
         places = (torch.arange(length // step, dtype=torch.float64) + 0.5) * step
         index = (places - length / 2) / spacing + (positions - 1) / 2
         offset = index[:, None] - torch.arange(positions)
-        sides.append((1 - offset.abs()).clamp_min(0).to(answers))
-    return sides[0] @ (answers @ sides[1].mT)
+        sides.append((1 - offset.abs()).clamp_min(0).to(logits))
+    return sides[0] @ (logits @ sides[1].mT)
 
 
 def _check_padding(padding: Padding) -> None:
