@@ -10,7 +10,7 @@ from foveate.errors import ConfigError
 
 
 class ConvNet(nn.Module):
-    """The paper's base network: 3 × 3 convolutions, every second with stride 2, and two linear layers.
+    """The paper's base network: 3 × 3 convolutions, every second of stride 2, two linear layers.
 
     Args:
         features: Number of filters of each convolution. (16, 16, 32, 32) on 28 pixels is the
