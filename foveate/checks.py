@@ -98,5 +98,7 @@ def _described(kind: Any) -> str:
         return " or ".join(map(_described, get_args(kind)))
     if origin is Literal:
         return f"one of {', '.join(get_args(kind))}"
+    if origin is tuple and get_args(kind)[0] is float:
+        return "a list of finite numbers"
     plain = origin or kind
     return NAMES.get(plain) or str(getattr(plain, "__name__", plain))

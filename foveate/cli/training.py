@@ -65,6 +65,10 @@ def train(
     weights: Annotated[
         str | None, typer.Option(help="Start from weights of the backbone: file.safetensors.")
     ] = None,
+    recipe: Annotated[
+        str | None,
+        typer.Option(help="photo (default for colour pictures) or mnist-large-scale."),
+    ] = None,
     change: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any other setting, as model.dropout=0."),
@@ -79,6 +83,9 @@ def train(
             "--stream", help="Read a file.h5 or folder:DIR batch by batch; it need not fit."
         ),
     ] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that read photographs; by the cores if not given.")
+    ] = None,
     recompute: Annotated[
         int, typer.Option(help="Scale channels trained at a time, to save memory; 0 for all.")
     ] = 0,
@@ -117,10 +124,11 @@ def train(
         "backbone": backbone,
         "pretrained": True if pretrained else None,
         "weights": weights,
+        "recipe": recipe,
     }
     given = {key: str(value) for key, value in changes.items() if value is not None}
     options = {"device": device, "stream": stream, "recompute": recompute}
-    options |= {"changed_data": changed_data, "deterministic": deterministic}
+    options |= {"changed_data": changed_data, "deterministic": deterministic, "workers": workers}
     with joined(device, norms) as team:
         try:
             _train(model, given | _settings(change or []), out, tensorboard, options, team)
@@ -146,7 +154,9 @@ def _train(
     team: "Team",
 ) -> None:
     from foveate.training.checkpoint import RunFolder
+    from foveate.training.data import is_photo
     from foveate.training.loop import train as run
+    from foveate.training.photos import describe_photos
 
     load = _loader()
     config = team.in_turn(lambda: _configure(model, given, load, options["stream"]))
@@ -154,6 +164,8 @@ def _train(
     folder = RunFolder(path)
     words = "is finished already" if folder.finished else "is finished"
     device = "cpu" if folder.finished else team.device(options["device"])
+    if is_photo(config) and team.leads and not folder.finished:
+        tell(describe_photos(config))
     with (
         interruptible(lambda: _kept(folder) if team.may_say() else ""),
         _shown(f"training {model} in {path}", path, events, team) as watch,
@@ -290,14 +302,18 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
 def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) -> "TrainConfig":
     """The preset or model, with what the user gave, made to fit the source."""
     from foveate.errors import ConfigError
-    from foveate.training.data import fitted, is_made
+    from foveate.training.data import fitted, is_made, is_photo
     from foveate.training.presets import preset
 
     config = preset(model).changed(given)
     for key in ("scales", "size", "border"):
         if key in given and is_made(config.source):
             raise ConfigError(f"the images in {config.source} are made already: leave out {key}")
-    return fitted(config, load, given, stream)
+    config = fitted(config, load, given, stream)
+    for key in ("scales", "size", "border"):
+        if key in given and is_photo(config):
+            raise ConfigError(f"the recipe photo has no {key}: set recipe.base, its short side")
+    return config
 
 
 def _loader() -> "Load":

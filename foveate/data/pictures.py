@@ -1,24 +1,23 @@
-"""Pictures: one file of any kind as 8-bit pixels, and a folder with a sub-folder per class."""
+"""A folder of pictures with a sub-folder per class."""
 # Shape letters: N images, C image channel, H W pixels.
 
 import hashlib
 import itertools
 import unicodedata
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from PIL import Image, ImageOps, ImageStat
 from torch import Tensor
 
+from foveate.data.decoding import Pixels as Pixels
+from foveate.data.decoding import is_colour
+from foveate.data.decoding import read_picture as read_picture
 from foveate.data.splits import SPLITS, Labels, Source, Split, SplitName
 from foveate.errors import DataError
-from foveate.files import regular
 
 EXTENSIONS = frozenset(
     (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
@@ -29,73 +28,6 @@ Classes: TypeAlias = dict[str, list[Path]]
 """The files of each class, both in the order of their names."""
 Item: TypeAlias = tuple[Path, int]
 """A file and its label."""
-Pixels: TypeAlias = npt.NDArray[np.uint8]
-Behind: TypeAlias = Literal["black", "contrast"]
-
-
-def read_picture(path: Path | BinaryIO, behind: Behind = "black") -> Pixels:
-    """Read one picture as (H, W, C), C being 1 or 3.
-
-    A picture with a palette, as in a GIF, is grey if all its pixels are. 16-bit grey keeps its
-    upper 8 bits, EXIF orientation is applied, and of an animation the first frame is taken.
-    Transparency is flattened over `behind`: black, or what contrasts with the picture, which is
-    white where its visible pixels are dark on average.
-    """
-    if isinstance(path, Path):
-        regular(path)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of damaged tags that change no pixel
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
-                if image.format == "EPS":  # Pillow would hand the program to Ghostscript
-                    raise DataError("is PostScript, a program; save it as PNG")
-                pixels = _pixels(ImageOps.exif_transpose(image), behind)
-    except DataError as error:
-        raise DataError(f"image {path} {error}") from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise DataError(
-            f"image {path} has more than {Image.MAX_IMAGE_PIXELS} pixels; resize it first"
-        ) from error
-    except Exception as error:  # decoders raise anything from SyntaxError to struct.error
-        said = str(getattr(error, "strerror", None) or error)
-        reason = " ".join(said.split()) or type(error).__name__
-        raise DataError(f"cannot read image {path} ({reason}); replace or remove it") from error
-    return pixels.reshape(*pixels.shape[:2], -1)
-
-
-def _pixels(image: Image.Image, behind: Behind) -> Pixels:
-    if image.mode.startswith("I"):
-        return _upper_byte(np.asarray(image))
-    if image.mode == "F":
-        raise DataError("has floating-point pixels of unknown range; save it with 8 or 16 bits")
-    flat = _flatten(image, behind) if image.has_transparency_data else image
-    if image.mode in ("1", "L", "LA"):
-        return np.asarray(flat.convert("L"))
-    pixels = np.asarray(flat.convert("RGB"))
-    if image.mode in ("P", "PA") and (pixels == pixels[..., :1]).all():
-        return pixels[..., :1]
-    return pixels
-
-
-def _upper_byte(values: npt.NDArray[np.integer]) -> Pixels:
-    """Scale 16-bit grey to 8 bits; some decoders hand it over in 32-bit integers."""
-    if values.min() < 0 or values.max() > 0xFFFF:
-        raise DataError("has pixels of more than 16 bits; save it with 8 or 16 bits")
-    return (values >> 8).astype(np.uint8)
-
-
-def _flatten(image: Image.Image, behind: Behind) -> Image.Image:
-    drawn = image.convert("RGBA")
-    white = behind == "contrast" and _is_dark(drawn)
-    ground = Image.new("RGBA", image.size, (255, 255, 255, 255) if white else (0, 0, 0, 255))
-    return Image.alpha_composite(ground, drawn)
-
-
-def _is_dark(drawn: Image.Image) -> bool:
-    """Whether the pixels that are visible are dark on average."""
-    visible = ImageStat.Stat(drawn.convert("L"), mask=drawn.getchannel("A"))
-    return visible.count[0] > 0 and visible.mean[0] < 128
 
 
 def read_folder(name: str, folder: Path) -> Source:
@@ -151,6 +83,10 @@ class PictureFolder:
         """Read the pictures, each (C, H, W), at the indices `chosen`."""
         paths = [self.items[split][index][0] for index in chosen]
         return [read_picture(path).transpose(2, 0, 1) for path in paths]
+
+    def in_colour(self) -> bool:
+        """Whether any picture is in colour; headers are read up to the first that is."""
+        return any(is_colour(path) for items in self.items.values() for path, _ in items)
 
     def where(self, split: SplitName, index: int) -> str:
         """Name a picture in an error."""

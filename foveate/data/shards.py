@@ -197,6 +197,16 @@ class Shards:
                 images[place] = image
         return torch.from_numpy(images), labels
 
+    def read(self, split: SplitName, index: int) -> NDArray[Any]:
+        """Read the image (C, H, W) at an index, of whatever size it is."""
+        at, inside = self._place(split, index)
+        return self._read(at, split, [inside])[0]
+
+    def where(self, split: SplitName, index: int) -> str:
+        """Name an image in an error."""
+        at, inside = self._place(split, index)
+        return self.shards[at].where(split, inside)
+
     def listing(self) -> Iterator[list[Any]]:
         """What identifies the images without reading their pixels."""
         for shard in self.shards:
@@ -209,6 +219,17 @@ class Shards:
 
     def __del__(self) -> None:
         self.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "files": {}, "lock": None}  # a process opens files of its own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, lock=threading.Lock())
+
+    def _place(self, split: SplitName, index: int) -> tuple[int, int]:
+        """The shard that holds an image, and its index there."""
+        at = int(np.searchsorted(self.starts[split], index, side="right")) - 1
+        return at, index - int(self.starts[split][at])
 
     def _read(self, at: int, split: SplitName, chosen: list[int]) -> Sequence[NDArray[Any]]:
         shard = self.shards[at]

@@ -12,6 +12,7 @@ from torch import nn
 
 from foveate.checks import check_fields, check_keys, is_number
 from foveate.data.large_scale import Border, check_size
+from foveate.data.recipes import Recipe, find_recipe
 from foveate.data.store import MAX_SEED
 from foveate.errors import ConfigError
 from foveate.execution.precision import Precision as Precision
@@ -44,6 +45,9 @@ class TrainConfig:
     `backbone` replaces the paper's network: timm:NAME, torchvision:NAME or package.module:factory
     (see `build_net`). Its weights are new, or with `pretrained` the library's, or those of the file
     `weights` (.safetensors).
+
+    `recipe` defines how a picture becomes what the network sees. Without one, `fitted` in
+    `foveate.training.data` chooses it by the source.
     """
 
     model: ModelConfig = field(default_factory=lambda: model_config("fovavg"))
@@ -70,6 +74,7 @@ class TrainConfig:
     backbone: str = ""
     pretrained: bool = False
     weights: str = ""
+    recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -109,14 +114,19 @@ class TrainConfig:
         return low + (self.learning_rate - low) * (1 - math.cos(math.pi * part)) / 2
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
-        return {**asdict(self), "model": self.model.to_dict()}
+        """Everything, ready for JSON; without a recipe, as versions before recipes had it."""
+        values = {**asdict(self), "model": self.model.to_dict()}
+        recipe = {"recipe": self.recipe.to_dict()} if self.recipe else {}
+        return {key: value for key, value in values.items() if key != "recipe"} | recipe
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainConfig":
         """Read what `to_dict` wrote."""
         check_keys("a run", values, {f.name for f in fields(cls)})
-        return cls(**{**values, "model": ModelConfig.from_dict(values.get("model", {}))})
+        parts: dict[str, Any] = {"model": ModelConfig.from_dict(values.get("model", {}))}
+        if "recipe" in values:
+            parts["recipe"] = Recipe.from_dict(values["recipe"])
+        return cls(**{**values, **parts})
 
     def digest(self) -> str:
         """Twelve letters that differ where the configuration differs."""
@@ -124,19 +134,25 @@ class TrainConfig:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def changed(self, changes: dict[str, str]) -> "TrainConfig":
-        """Apply `key=value` texts: a field of the run, or of the model as model.field."""
+        """Apply `key=value` texts: a field of the run, or of a part as model.field."""
         config = self
         for key, text in changes.items():
             if key.startswith("model."):
                 model = _set(config.model, key.removeprefix("model."), text)
                 config = replace(config, model=model)
+            elif key == "recipe":
+                config = replace(config, recipe=find_recipe(text))
+            elif key.startswith("recipe."):
+                recipe = config.recipe or Recipe(name="photo")  # the one that has settings
+                config = replace(config, recipe=_set(recipe, key.removeprefix("recipe."), text))
             else:
                 config = _set(config, key, text)
         return config
 
 
 def _set(config: Any, key: str, text: str) -> Any:
-    known = {f.name: getattr(config, f.name) for f in fields(config) if f.name != "model"}
+    parts = ("model", "recipe")
+    known = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in parts}
     if key not in known:
         raise ConfigError(f"cannot set {key!r}; there are {', '.join(sorted(known))}")
     return replace(config, **{key: _read(key, text, known[key])})
@@ -152,8 +168,10 @@ def _read(key: str, text: str, now: Any) -> Any:
         value = parse_json(text.lower() if isinstance(now, bool) else text)
     except ValueError:
         value = text
-    if isinstance(now, tuple) and isinstance(value, list) and all(type(v) is int for v in value):
-        return tuple(value)
+    if isinstance(now, tuple) and isinstance(value, list):
+        kind = type(now[0])
+        if all(type(v) is int or (type(v) is kind and is_number(v)) for v in value):
+            return tuple(map(kind, value))
     if type(now) is float and type(value) is int and is_number(value):
         return float(value)
     if key != "padding" and type(value) is not type(now):

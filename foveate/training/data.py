@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from foveate.checks import check_memory
 from foveate.data.large_scale import rescale
+from foveate.data.pictures import PictureFolder
+from foveate.data.recipes import Recipe
 from foveate.data.shards import Shards, is_shards, open_shards
 from foveate.data.sources import Load as Load
 from foveate.data.sources import Source, open_source
@@ -22,6 +24,7 @@ from foveate.execution.plan import Prepared, prepare
 from foveate.scales import parse_scales
 from foveate.training.config import Precision, TrainConfig
 
+PHOTO_SHAPE = (3,)  # channels of a picture by the recipe photo; it has any size
 Show = Callable[[Tensor, Tensor], Tensor]
 """Brings images (N, C, h, w) with their indices (N,) to their scales."""
 
@@ -46,8 +49,13 @@ class Batches:
     def __len__(self) -> int:
         return self.count
 
-    def __call__(self, order: Tensor, batch: int) -> Iterator[Batch]:
-        """Hand out the images that `order` lists, `batch` at a time."""
+    def __call__(
+        self, order: Tensor, batch: int, draws: tuple[int, int] = (0, 0)
+    ) -> Iterator[Batch]:
+        """Hand out the images that `order` lists, `batch` at a time.
+
+        Random augmentation, where there is any, depends on `draws`, the seed and the epoch.
+        """
         if self.held is not None:  # one copy of the order to the device, not one per batch
             order = order.to(self.device)
         groups = torch.split(order, batch) if len(order) else ()
@@ -93,17 +101,49 @@ def open_batches(
     device: torch.device,
     stream: bool,
     load: Load,
+    workers: int | None = None,
 ) -> Batches:
-    """Get the images of a split ready; shards always stream, other sources if `stream` says so."""
+    """Get the images of a split ready; shards always stream, other sources if `stream` says so.
+
+    With the recipe `photo` they always stream, through `workers` processes (by the cores if None).
+    """
+    if is_photo(config):
+        return _open_photos(config, split, net, device, workers)
     images = open_source(config.source, load, stream)
     labels = images.labels(split)
-    _check_fit(config, images, labels)
+    _check_fit(config, images.shape, labels)
     count = _count(config, len(labels), split)
     batches = Batches(images, split, count, net, device, config.precision)
     if not is_made(config.source):
         show = _rescaling(draw_scales(config, len(labels), split)[:count], config)
         batches = replace(batches, show=show)
     return batches if stream or is_shards(config.source) else batches.resident(config)
+
+
+def _open_photos(
+    config: TrainConfig,
+    split: SplitName,
+    net: nn.Module,
+    device: torch.device,
+    workers: int | None,
+) -> Batches:
+    from foveate.training.photos import PhotoBatches, default_workers  # it needs `Batches`
+
+    assert config.recipe is not None
+    images = open_pictures(config.source)
+    labels = images.labels(split)
+    _check_fit(config, PHOTO_SHAPE, labels)
+    return PhotoBatches(
+        images,
+        split,
+        _count(config, len(labels), split),
+        net,
+        device,
+        config.precision,
+        recipe=config.recipe,
+        largest=config.batch,
+        workers=default_workers() if workers is None else workers,
+    )
 
 
 def _rescaling(scales: Tensor, config: TrainConfig) -> Show:
@@ -130,10 +170,18 @@ def draw_scales(config: TrainConfig, count: int, split: SplitName) -> Tensor:
 def fitted(
     config: TrainConfig, load: Load, given: Collection[str] = (), stream: bool = False
 ) -> TrainConfig:
-    """Let the model's channels and classes follow the source, unless they are among `given`.
+    """Let the recipe and the model's channels and classes follow the source, unless `given`.
 
-    Data set files also decide the size, the scales and the border of the images.
+    Colour pictures in a folder or in tars have the recipe `photo`, for which the model cuts its
+    windows with antialiasing. Data set files also decide the size, the scales and the border of
+    the images.
     """
+    config = replace(config, recipe=_fitted_recipe(config))
+    if is_photo(config):
+        classes = open_pictures(config.source).num_classes
+        config = replace(config, scales="1")  # `recipe.base` is the size of a picture
+        follows = {"channels": PHOTO_SHAPE[0], "classes": classes, "antialias": True}
+        return _following(config, follows, given)
     images = open_source(config.source, load, stream)
     if made := [file for file in made_files(config.source) if "train" in file.counts]:
         scales = dict.fromkeys(filter(None, (file.training_scales() for file in made)))
@@ -143,8 +191,49 @@ def fitted(
         changes |= {"border": borders[0]} if borders else {}
         config = replace(config, **changes)
     follows = {"channels": images.shape[0], "classes": images.num_classes}
+    return _following(config, follows, given)
+
+
+def _following(config: TrainConfig, follows: dict[str, Any], given: Collection[str]) -> TrainConfig:
     changes = {key: value for key, value in follows.items() if f"model.{key}" not in given}
     return replace(config, model=replace(config.model, **changes))
+
+
+def is_photo(config: TrainConfig) -> bool:
+    """Whether the recipe of a run is `photo`."""
+    return config.recipe is not None and config.recipe.name == "photo"
+
+
+def _fitted_recipe(config: TrainConfig) -> Recipe | None:
+    """The recipe of a configuration, or the one that its pictures call for."""
+    if config.recipe is not None and is_photo(config):
+        return config.recipe
+    if not _has_colour_pictures(config.source):
+        return None
+    return config.recipe or Recipe(name="photo")
+
+
+def _has_colour_pictures(source: str) -> bool:
+    """Whether a source is picture files, some in colour; of tars the first picture tells."""
+    if not source.startswith(("folder:", "shards:")):
+        return False
+    found = open_source(source, stream=True)
+    assert isinstance(found, Shards)
+    if isinstance(folder := found.shards[0], PictureFolder):
+        return folder.in_colour()
+    return not found.scaled and found.shape[0] == PHOTO_SHAPE[0]
+
+
+def open_pictures(source: str) -> Shards:
+    """Open the picture files of a folder or of tars; none is decoded."""
+    if source.startswith(("folder:", "shards:")):
+        found = open_source(source, stream=True)
+        if isinstance(found, Shards) and not found.scaled:
+            return found
+    raise ConfigError(
+        f"the recipe photo reads picture files, and {source} has none: use folder:DIR, or shards: "
+        "with .tar files"
+    )
 
 
 def is_file(source: str) -> bool:
@@ -178,9 +267,9 @@ def _count(config: TrainConfig, there: int, split: SplitName) -> int:
     return config.samples
 
 
-def _check_fit(config: TrainConfig, images: Source | Shards, labels: Tensor) -> None:
+def _check_fit(config: TrainConfig, shape: tuple[int, ...], labels: Tensor) -> None:
     """Refuse images that the network cannot take, and labels that it cannot give."""
-    model, channels, classes = config.model, images.shape[0], int(labels.max()) + 1
+    model, channels, classes = config.model, shape[0], int(labels.max()) + 1
     if channels != model.channels:
         raise ConfigError(
             f"{config.source} has images of {channels} channels, and the model takes "
@@ -191,10 +280,16 @@ def _check_fit(config: TrainConfig, images: Source | Shards, labels: Tensor) -> 
             f"{config.source} has {classes} classes, and the model knows {model.classes}: "
             f"set model.classes={classes}"
         )
-    if is_made(config.source) and images.shape[-1] != config.size:
+    made = is_made(config.source)
+    if channels == PHOTO_SHAPE[0] and not made and config.recipe is None:
         raise ConfigError(
-            f"{config.source} has images of {images.shape[-1]} pixels, not {config.size}: "
-            f"set size={images.shape[-1]}"
+            f"{config.source} has colour pictures: set recipe to photo, or to mnist-large-scale "
+            "to stretch their contrast"
+        )
+    if made and shape[-1] != config.size:
+        raise ConfigError(
+            f"{config.source} has images of {shape[-1]} pixels, not {config.size}: "
+            f"set size={shape[-1]}"
         )
 
 

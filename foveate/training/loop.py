@@ -13,6 +13,7 @@ from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.data import Load
 from foveate.training.distributed import Team
+from foveate.training.photos import default_workers
 from foveate.training.session import ALONE, Session, Shared, Watch
 from foveate.training.state import deterministic as repeatable
 
@@ -30,6 +31,7 @@ def train(
     team: Team = ALONE,
     changed_data: bool = False,
     deterministic: bool = True,
+    workers: int | None = None,
 ) -> RunFolder:
     """Train a network in `folder`, going on where an earlier call was interrupted.
 
@@ -42,11 +44,15 @@ def train(
     An interrupted run whose source changed since it was started is refused, unless `changed_data`
     says to go on with the source as it is now.
 
+    `workers` is the number of processes that read pictures by the recipe `photo`; 0 reads them in
+    this process, and None takes as many as there are cores.
+
     On a GPU the same configuration gives the same weights to the bit, on the same kind of GPU and
     version of PyTorch. `deterministic=False` gives that up for speed.
     """
     shared = Shared(find_device(device), stream, compiled, watch, load, {}, recompute, team)
     shared = shared._replace(changed_data=changed_data, deterministic=deterministic)
+    shared = shared._replace(workers=workers)
     return _train([(config, folder)], shared)[0]
 
 
@@ -66,7 +72,8 @@ def train_together(
     GPU and each ends with the weights that it would have alone.
     """
     shared = Shared(find_device(device), stream, compiled, watch, load, {})
-    return _train(runs, shared._replace(deterministic=deterministic))
+    workers = default_workers(len(runs))
+    return _train(runs, shared._replace(deterministic=deterministic, workers=workers))
 
 
 def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFolder]:

@@ -48,6 +48,7 @@ class Shared(NamedTuple):
     team: Team = ALONE
     changed_data: bool = False
     deterministic: bool = True
+    workers: int | None = None
 
 
 class Session:
@@ -86,6 +87,8 @@ class Session:
                     with self._alone():
                         self._save()
                 raise
+            finally:
+                work.close()  # processes that read for it end with it
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -170,7 +173,7 @@ class Session:
         batch = self.config.batch
         return min(batch, len(self.train) - self.progress.step * batch)
 
-    def _run(self) -> Iterator[None]:
+    def _run(self) -> Generator[None, None, None]:
         while self.progress.epoch < self.config.epochs:
             yield from self._epoch()
             yield from self._close_epoch()
@@ -182,8 +185,9 @@ class Session:
         self._set_mode(split == "train")  # evaluation may need less of the images
         if key not in shared.batches:
             shared.batches[key] = open_batches(
-                self.config, split, self.net, self.device, shared.stream, shared.load
-            )
+                self.config, split, self.net, self.device, shared.stream, shared.load,
+                shared.workers,
+            )  # fmt: skip
         return shared.batches[key]
 
     def _epoch(self) -> Iterator[None]:
@@ -216,7 +220,7 @@ class Session:
 
     def _batches(self, order: Tensor) -> Iterator[Batch]:
         for part, size in self.team.deal(order, self.config.batch):
-            yield from self.train(part, size)
+            yield from self.train(part, size, (self.config.seed, self.progress.epoch))
 
     def _add_up(self) -> None:
         """Take the losses of the steps since the last time; stop at the first that is no number.

@@ -9,7 +9,7 @@ from foveate.data.store import ScaledFile
 from foveate.errors import DataError
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
-from foveate.training.data import made_files
+from foveate.training.data import is_photo, made_files
 
 LISTING = "listing:"  # begins checksums that do not cover the pixels
 
@@ -37,7 +37,7 @@ def record_data(
 
     With `changed_data`, the new checksum is recorded and the one before kept as "earlier".
     """
-    data = folder.data()
+    data, listing = folder.data(), listing or is_photo(config)
     before = data.get("checksum", "")
     found = source_checksum(config.source, load, _is_listing(before) if before else listing)
     if before and not changed_data:

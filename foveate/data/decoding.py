@@ -1,0 +1,116 @@
+"""One picture file of any kind: its 8-bit pixels, or its mode and size alone."""
+# Shape letters: C image channel, H W pixels.
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from PIL import ExifTags, Image, ImageOps, ImageStat
+
+from foveate.errors import DataError
+from foveate.files import regular
+
+Pixels: TypeAlias = npt.NDArray[np.uint8]
+Behind: TypeAlias = Literal["black", "contrast"]
+
+
+class Header(NamedTuple):
+    """What a picture file says of itself; height and width are after EXIF rotation."""
+
+    mode: str
+    height: int
+    width: int
+
+
+def read_picture(path: Path | BinaryIO, behind: Behind = "black") -> Pixels:
+    """Read one picture as (H, W, C), C being 1 or 3.
+
+    A picture with a palette, as in a GIF, is grey if all its pixels are. 16-bit grey keeps its
+    upper 8 bits, EXIF orientation is applied, and of an animation the first frame is taken.
+    Transparency is flattened over `behind`: black, or what contrasts with the picture, which is
+    white where its visible pixels are dark on average.
+    """
+    with _opened(path) as image:
+        pixels = _pixels(ImageOps.exif_transpose(image), behind)
+    return pixels.reshape(*pixels.shape[:2], -1)
+
+
+def read_header(path: Path) -> Header:
+    """Read the mode and the displayed size of a picture without decoding its pixels."""
+    with _opened(path) as image:
+        width, height = image.size
+        decodes = image.format == "PNG" and "exif" not in image.info  # to find tags at its end
+        tags = {} if decodes else image.getexif()
+        turned = tags.get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+        return Header(image.mode, *((width, height) if turned else (height, width)))
+
+
+def is_colour(path: Path) -> bool:
+    """Whether `read_picture` gives three channels; only pictures with a palette are decoded."""
+    mode = read_header(path).mode
+    if mode in ("P", "PA"):
+        return bool(read_picture(path).shape[2] == 3)
+    return mode not in ("1", "L", "LA", "F") and not mode.startswith("I")
+
+
+@contextmanager
+def _opened(path: Path | BinaryIO) -> Iterator[Image.Image]:
+    """Open a picture; what goes wrong in the block is a DataError that names the file."""
+    if isinstance(path, Path):
+        regular(path)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of damaged tags that change no pixel
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(path) as image:
+                if image.format == "EPS":  # Pillow would hand the program to Ghostscript
+                    raise DataError("is PostScript, a program; save it as PNG")
+                yield image
+    except DataError as error:
+        raise DataError(f"image {path} {error}") from error
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise DataError(
+            f"image {path} has more than {Image.MAX_IMAGE_PIXELS} pixels; resize it first"
+        ) from error
+    except Exception as error:  # decoders raise anything from SyntaxError to struct.error
+        said = str(getattr(error, "strerror", None) or error)
+        reason = " ".join(said.split()) or type(error).__name__
+        raise DataError(f"cannot read image {path} ({reason}); replace or remove it") from error
+
+
+def _pixels(image: Image.Image, behind: Behind) -> Pixels:
+    if image.mode.startswith("I"):
+        return _upper_byte(np.asarray(image))
+    if image.mode == "F":
+        raise DataError("has floating-point pixels of unknown range; save it with 8 or 16 bits")
+    flat = _flatten(image, behind) if image.has_transparency_data else image
+    if image.mode in ("1", "L", "LA"):
+        return np.asarray(flat.convert("L"))
+    pixels = np.asarray(flat.convert("RGB"))
+    if image.mode in ("P", "PA") and (pixels == pixels[..., :1]).all():
+        return pixels[..., :1]
+    return pixels
+
+
+def _upper_byte(values: npt.NDArray[np.integer]) -> Pixels:
+    """Scale 16-bit grey to 8 bits; some decoders hand it over in 32-bit integers."""
+    if values.min() < 0 or values.max() > 0xFFFF:
+        raise DataError("has pixels of more than 16 bits; save it with 8 or 16 bits")
+    return (values >> 8).astype(np.uint8)
+
+
+def _flatten(image: Image.Image, behind: Behind) -> Image.Image:
+    drawn = image.convert("RGBA")
+    white = behind == "contrast" and _is_dark(drawn)
+    ground = Image.new("RGBA", image.size, (255, 255, 255, 255) if white else (0, 0, 0, 255))
+    return Image.alpha_composite(ground, drawn)
+
+
+def _is_dark(drawn: Image.Image) -> bool:
+    """Whether the pixels that are visible are dark on average."""
+    visible = ImageStat.Stat(drawn.convert("L"), mask=drawn.getchannel("A"))
+    return visible.count[0] > 0 and visible.mean[0] < 128

@@ -1,0 +1,238 @@
+"""Pictures of any size, read and cut into patches by worker processes while a run trains."""
+# Shape letters: B batch, S scale channel, C image channel, P patch pixels.
+
+import atexit
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from foveate.checks import check_memory
+from foveate.data.decoding import read_header
+from foveate.data.pictures import PictureFolder
+from foveate.data.recipes import Recipe
+from foveate.data.shards import Shards
+from foveate.data.splits import SplitName
+from foveate.errors import ConfigError, DataError, FoveateError
+from foveate.execution import patches
+from foveate.execution.captured import Batch
+from foveate.execution.plan import Prepared
+from foveate.models.channels import ScaleChannels
+from foveate.training.config import TrainConfig
+from foveate.training.data import Batches, open_pictures
+
+MOST_WORKERS = 8  # by default
+AHEAD = 1 << 29  # bytes of patches above which each worker prepares one batch ahead, not two
+LISTED = 1000  # pictures whose headers tell the range of sizes
+GRACE = 20  # seconds for which a worker outlives a SIGTERM, so that the run can still be saved
+Draws = tuple[int, int]
+Sample = tuple[Tensor, int]
+
+
+@dataclass(frozen=True, eq=False)
+class PhotoBatches(Batches):
+    """The pictures of a split, handed out in any order as patches (B, S, C, P, P).
+
+    A `DataLoader` reads, decodes, transforms and cuts the pictures. Augmentation depends on the
+    seed, the epoch and the index of a picture alone: not on the number of workers, and not on
+    interruptions.
+    """
+
+    recipe: Recipe = field(default_factory=lambda: Recipe(name="photo"))
+    largest: int = 32
+    workers: int = 0
+
+    def __post_init__(self) -> None:
+        if self.workers < 0:
+            raise ConfigError(f"workers must be 0 or more, got {self.workers}")
+        self.recipe.transform()
+        windows_of(self.net).patches(torch.zeros(1, 3, 2, 2))  # compiled once, before workers start
+
+    def __call__(self, order: Tensor, batch: int, draws: Draws = (0, 0)) -> Iterator[Batch]:
+        """Hand out the pictures that `order` lists, `batch` at a time.
+
+        Outside training a batch has at most `largest` pictures.
+        """
+        size = batch if self.split == "train" else min(batch, self.largest)
+        loader = self._loader([group.tolist() for group in order.split(size)], draws)
+        iterator = iter(loader)
+        close = partial(_close, iterator)
+        atexit.register(close)
+        try:
+            while (found := _next(iterator)) is not None:
+                cut, labels = (t.to(self.device, non_blocking=True) for t in found)
+                yield Batch(Prepared(patches, (cut,)), labels)
+        finally:
+            atexit.unregister(close)
+            close()
+
+    def _loader(self, groups: list[list[int]], draws: Draws) -> DataLoader[Sample]:
+        assert isinstance(self.images, Shards) and isinstance(self.net, ScaleChannels)
+        net, workers = self.net, min(self.workers, len(groups))
+        size = 4 * net.size**2 * 3 * len(net.scales) * max(map(len, groups), default=0)
+        ahead = 2 if 2 * workers * size <= AHEAD else 1
+        remedy = "use a smaller batch, a smaller model.size or fewer workers"
+        check_memory(size * (1 + ahead * workers), "batches of patches", remedy)
+        forked = workers > 0 and sys.platform == "linux"
+        return DataLoader(
+            PhotoDataset(self.images, self.split, self.recipe, windows_of(net), draws),
+            batch_sampler=[group for group in groups if group],
+            collate_fn=_collate,
+            num_workers=workers,
+            prefetch_factor=ahead if workers else None,
+            pin_memory=self.device.type == "cuda",
+            worker_init_fn=_begin_worker,
+            multiprocessing_context="fork" if forked else None,
+            generator=torch.Generator(),  # its own: the state of the run's stays as it is
+        )
+
+
+class PhotoDataset(Dataset[Sample]):
+    """The pictures of a split as patches (S, C, P, P) with their labels.
+
+    Args:
+        images: Pictures of any sizes, grey or in colour.
+        split: One of the splits; pictures of `train` are augmented.
+        recipe: A recipe with a transform.
+        windows: Scale channels that cut the patches; the backbone is not used.
+        draws: Seed and epoch, on which augmentation depends together with the index of a picture.
+    """
+
+    def __init__(
+        self,
+        images: Shards,
+        split: SplitName,
+        recipe: Recipe,
+        windows: ScaleChannels,
+        draws: Draws = (0, 0),
+    ) -> None:
+        self.images, self.split, self.recipe, self.windows = images, split, recipe, windows
+        self.draws, self.labels = draws, images.labels(split)
+        self.transform = recipe.transform(training=split == "train")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Sample:
+        picture = torch.from_numpy(np.array(self.images.read(self.split, index)))  # writable
+        with torch.random.fork_rng([]), torch.no_grad():
+            torch.default_generator.manual_seed(_seed(*self.draws, index))
+            image = self._transformed(picture, index).unsqueeze(0)
+            centres = None
+            if self.split == "train" and self.recipe.shift:
+                middle = torch.tensor(image.shape[-2:], dtype=torch.float64) / 2
+                centres = (middle + self.recipe.draw_shift()).unsqueeze(0)
+            return self.windows.patches(image, centres)[0], int(self.labels[index])
+
+    def __getitems__(self, indices: list[int]) -> list[Sample] | FoveateError:
+        """Return the samples of a batch, or the error of the first that cannot be used.
+
+        An error that a worker raises would arrive with the text of its traceback.
+        """
+        try:
+            return [self[index] for index in indices]
+        except FoveateError as error:
+            return error
+
+    def _transformed(self, picture: Tensor, index: int) -> Tensor:
+        try:
+            return self.transform(picture)
+        except DataError as error:
+            raise DataError(f"{self.images.where(self.split, index)} {error}") from error
+
+
+def windows_of(net: nn.Module) -> ScaleChannels:
+    """Return the scale channels of a network without its backbone, to cut patches elsewhere."""
+    if not isinstance(net, ScaleChannels) or not patches.fits(net, torch.empty(0)):
+        raise ConfigError(
+            "the recipe photo works with scale channels alone: use fovmax, fovavg or fovconc, or "
+            "--recipe mnist-large-scale"
+        )
+    options: dict[str, Any] = {"padding": net.padding, "antialias": net.antialias}
+    return ScaleChannels(nn.Identity(), net.scales, net.size, **options)
+
+
+def describe_photos(config: TrainConfig) -> str:
+    """Describe in a line the pictures of a run, what they are resized to and the windows in it.
+
+    The range of sizes is that of the first `LISTED` training pictures, by their headers.
+    """
+    assert config.recipe is not None
+    images, model = open_pictures(config.source), config.model
+    counts = [len(images.labels("train")), len(images.labels("val"))]
+    windows = [round(model.size * scale) for scale in model.scales]
+    return (
+        f"{config.source}: {counts[0]:,} training and {counts[1]:,} validation pictures of "
+        f"{images.num_classes} classes"
+        f"{_sizes(images)}; recipe photo: short side {config.recipe.base}; {len(windows)} windows "
+        f"of {windows[0]} to {windows[-1]} pixels in patches of {model.size}"
+    )
+
+
+def _sizes(images: Shards) -> str:
+    """The range of sizes of a folder's pictures in words; nothing for tars."""
+    if not isinstance(folder := images.shards[0], PictureFolder):
+        return ""
+    headers = [read_header(path) for path, _ in folder.items["train"][:LISTED]]
+    sizes = sorted((h.width * h.height, f"{h.width}x{h.height}") for h in headers)
+    return f", {sizes[0][1]} to {sizes[-1][1]} pixels"
+
+
+def default_workers(runs: int = 1) -> int:
+    """Worker processes for each of the runs side by side, by the cores of this machine."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) * runs
+    return max(1, min(MOST_WORKERS, cores // processes))
+
+
+def _seed(seed: int, epoch: int, index: int) -> int:
+    return int(np.random.SeedSequence([seed, epoch, index]).generate_state(1, np.uint64)[0])
+
+
+def _collate(samples: list[Sample] | FoveateError) -> Any:
+    return samples if isinstance(samples, FoveateError) else default_collate(samples)
+
+
+def _next(iterator: Iterator[Any]) -> list[Tensor] | None:
+    """The next batch, or None at the end."""
+    try:
+        found: list[Tensor] | FoveateError | None = next(iterator, None)
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise FoveateError(
+            f"a process that reads pictures ended early ({reason}); use a smaller batch or fewer "
+            "workers, as --workers 0"
+        ) from error
+    if isinstance(found, FoveateError):
+        raise found
+    return found
+
+
+def _begin_worker(number: int) -> None:
+    """Leave signals to the run: it saves, and ends its workers.
+
+    Ctrl-C and many schedulers signal all processes at once. A worker that died before the run had
+    finished its step would be an error.
+    """
+    if hasattr(signal, "alarm"):
+        signal.set_wakeup_fd(-1)  # that of the parent
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(GRACE))
+
+
+def _close(iterator: Iterator[Any]) -> None:
+    """End the workers now; the garbage collector may come late, after an error."""
+    if shut_down := getattr(iterator, "_shutdown_workers", None):
+        shut_down()
