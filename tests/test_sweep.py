@@ -11,9 +11,9 @@ from tiny_runs import tiny
 
 from foveate.cli.app import run
 from foveate.errors import ConfigError
+from foveate.evaluation.test_sets import source_of_tests
 from foveate.paper.tables import SCALES
 from foveate.scales import ScaleGrid
-from foveate.sweeps.jobs import source_of_tests
 from foveate.sweeps.records import read_records
 from foveate.sweeps.study import read_study
 from foveate.training.presets import preset

@@ -1,9 +1,9 @@
 """The commands about networks: train and evaluate."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -19,10 +19,9 @@ from foveate.scales import SCALES_HELP, as_scales
 
 if TYPE_CHECKING:
     from rich.table import Table
-    from torch import nn
 
-    from foveate.data.sources import Source, Split
-    from foveate.evaluation.results import Curve, RunResult
+    from foveate.data.splits import SplitName
+    from foveate.evaluation.results import Curve
     from foveate.training.checkpoint import RunFolder
     from foveate.training.config import TrainConfig
     from foveate.training.data import Load
@@ -212,7 +211,8 @@ def evaluate(
     give a mean and its spread.
     """
     from foveate.errors import ConfigError
-    from foveate.evaluation.results import save_results, summarise
+    from foveate.evaluation.results import RunResult, save_results, summarise
+    from foveate.evaluation.test_sets import open_test_set
     from foveate.files import check_folder
     from foveate.report.plots import accuracy_curves, save
     from foveate.training.checkpoint import RunFolder, hardware
@@ -226,12 +226,22 @@ def evaluate(
     check_folder(target)
     folders = [RunFolder(path) for path in dict.fromkeys(runs)]
     nets = [folder.net(trust).to(place) for folder in folders]
-    sources = [_tested(folder, source, load, changed_data) for folder in folders]
-    images: list[Split] = [getattr(found, split) for found in sources]
-    with progress("images", len(factors) * sum(map(len, images))) as advance:
-        tested = zip(folders, nets, images, strict=True)
-        results = [_measured(*run, factors, advance) for run in tested]
-    checksums = {found.name: found.checksum for found in sources}
+    part = cast("SplitName", split)
+    tests = [
+        open_test_set(folder, load, split=part, source=source, changed_data=changed_data)
+        for folder in folders
+    ]
+    with progress("images", len(factors) * sum(map(len, tests))) as advance:
+        results = [
+            RunResult(
+                run=str(folder.path),
+                config=test.config,
+                scales=test.measure(net, factors, advance),
+                made_with=folder.about(),
+            )
+            for folder, net, test in zip(folders, nets, tests, strict=True)
+        ]
+    checksums = {test.name: test.checksum for test in tests}
     about = {
         "split": split,
         "sources": [{"name": n, "checksum": c} for n, c in sorted(checksums.items())],
@@ -243,51 +253,6 @@ def evaluate(
     OUTPUT.print(_table(curves))
     for path in (*written, *pictures):
         OUTPUT.print(path, markup=False)
-
-
-def _measured(
-    folder: "RunFolder",
-    net: "nn.Module",
-    images: "Split",
-    scales: tuple[float, ...],
-    advance: "Callable[[int], None]",
-) -> "RunResult":
-    from foveate.evaluation.curve import accuracy_over_scale
-    from foveate.evaluation.results import RunResult
-
-    config = folder.config()
-    found = accuracy_over_scale(
-        net, images, scales, size=config.size, border=config.border, precision=config.precision,
-        advance=advance,
-    )  # fmt: skip
-    made_with = folder.about()
-    return RunResult(run=str(folder.path), config=config, scales=tuple(found), made_with=made_with)
-
-
-def _tested(folder: "RunFolder", other: str | None, load: "Load", changed_data: bool) -> "Source":
-    """The source `other`, or else that of the run, or what its data set file was made from."""
-    from foveate.errors import ConfigError
-    from foveate.training.data import made_from
-    from foveate.training.unchanged import check_unchanged
-
-    config = folder.config()
-    made = made_from(config.source)
-    name = made if other is None else other
-    if name is None or (other is None and name.startswith("shards:")):
-        raise ConfigError(
-            f"{config.source} does not say from what it was made: name the images with --source"
-        )
-    if not changed_data:
-        check_unchanged(folder, name, load)
-    if name == "mnist-5k" and made == "mnist":
-        raise ConfigError("mnist-5k is a part of mnist's training images: test on mnist instead")
-    source = load(name)
-    if source.shape[0] != config.model.channels:
-        raise ConfigError(
-            f"{name} has images of {source.shape[0]} channels, and the network takes "
-            f"{config.model.channels}"
-        )
-    return source
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:

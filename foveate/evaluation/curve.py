@@ -1,7 +1,7 @@
 """Accuracy over scale: a network tested on the same images at many sizes."""
 # Shape letters: N images, S scale channel, K classes.
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,9 +12,9 @@ from foveate.data.large_scale import Border, rescale
 from foveate.data.sources import Split
 from foveate.errors import ConfigError, DataError
 from foveate.execution.captured import CHUNK
-from foveate.execution.plan import predict
-from foveate.execution.precision import Precision
-from foveate.models.outputs import strongest_channel
+from foveate.execution.plan import Prepared, outputs, prepare
+from foveate.execution.precision import Precision, cast
+from foveate.models.outputs import Outputs, strongest_channel
 
 
 @dataclass(frozen=True)
@@ -76,34 +76,40 @@ def accuracy_over_scale(
     """Show `data` to the network at each scale, on the device where the network is."""
     if not len(data):
         raise DataError("there are no images to test the network on")
-    was_training = net.training
+    device = next(net.parameters()).device
+
+    def at(scale: float) -> Iterator[tuple[Prepared, Tensor]]:
+        for chosen in torch.arange(len(data)).split(CHUNK):
+            made = rescale(data.images[chosen].to(device), scale, size=size, border=border)
+            yield prepare(net, made, precision), data.labels[chosen]
+
+    return measure_accuracy(net, at, scales, precision, advance)
+
+
+@torch.no_grad()
+def measure_accuracy(
+    net: nn.Module,
+    batches_at: Callable[[float], Iterable[tuple[Prepared, Tensor]]],
+    scales: Sequence[float],
+    precision: Precision = "float32",
+    advance: Callable[[int], None] = lambda count: None,
+) -> list[AtScale]:
+    """Count the predictions of a network, in eval mode, on prepared images with labels."""
+    device, was_training, results = next(net.parameters()).device, net.training, []
     net.eval()
     try:
-        return [_at_scale(net, data, scale, size, border, precision, advance) for scale in scales]
+        for scale in scales:
+            tally = _Tally()
+            for images, labels in batches_at(scale):
+                with cast(precision, device):
+                    found = outputs(net, images)
+                _check_labels(labels, found.logits.shape[1])
+                tally.add(found, labels.to(device))
+                advance(len(labels))
+            results.append(tally.result(scale))
     finally:
         net.train(was_training)
-
-
-def _at_scale(
-    net: nn.Module,
-    data: Split,
-    scale: float,
-    size: int,
-    border: Border,
-    precision: Precision,
-    advance: Callable[[int], None],
-) -> AtScale:
-    device = next(net.parameters()).device
-    tally = _Tally()
-    for images, labels in zip(
-        torch.split(data.images, CHUNK), torch.split(data.labels, CHUNK), strict=True
-    ):
-        made = rescale(images.to(device), scale, size=size, border=border)
-        logits, winners = _outputs(net, made, precision)
-        _check_labels(labels, logits.shape[1])
-        tally.add(logits, winners, labels.to(device))
-        advance(len(labels))
-    return tally.result(scale)
+    return results
 
 
 def _check_labels(labels: Tensor, classes: int) -> None:
@@ -113,15 +119,6 @@ def _check_labels(labels: Tensor, classes: int) -> None:
         )
 
 
-def _outputs(net: nn.Module, images: Tensor, precision: Precision) -> tuple[Tensor, Tensor | None]:
-    """Logits (N, K), and for networks with channels the strongest one, one-hot (N, S)."""
-    found = predict(net, images, precision)
-    if found.channels is None:
-        return found.logits.float(), None
-    won = strongest_channel(found)
-    return found.logits.float(), torch.nn.functional.one_hot(won, found.channels.shape[1])
-
-
 class _Tally:
     """Counts on the device, read once at the end: asking after every batch would stall a GPU."""
 
@@ -129,13 +126,13 @@ class _Tally:
         self.confusion: Tensor | None = None
         self.winners: Tensor | None = None
 
-    def add(self, logits: Tensor, winners: Tensor | None, labels: Tensor) -> None:
-        classes = logits.shape[1]
-        counts = torch.bincount(labels * classes + logits.argmax(1), minlength=classes**2)
+    def add(self, found: Outputs, labels: Tensor) -> None:
+        classes = found.logits.shape[1]
+        counts = torch.bincount(labels * classes + found.logits.argmax(1), minlength=classes**2)
         counts = counts.reshape(classes, classes)
         self.confusion = counts if self.confusion is None else self.confusion + counts
-        if winners is not None:
-            won = winners.sum(0)
+        if found.channels is not None:
+            won = torch.bincount(strongest_channel(found), minlength=found.channels.shape[1])
             self.winners = won if self.winners is None else self.winners + won
 
     def result(self, scale: float) -> AtScale:

@@ -12,18 +12,17 @@ from pathlib import Path
 import torch
 
 from foveate.checks import check_fields
-from foveate.data.shards import is_shards
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.curve import AtScale, accuracy_over_scale
+from foveate.evaluation.curve import AtScale
+from foveate.evaluation.test_sets import open_test_set
 from foveate.files import parse_json, read_text, write_text
 from foveate.sweeps.records import Record, Winners
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
-from foveate.training.data import Load, made_from
+from foveate.training.data import Load
 from foveate.training.loop import train_together
 from foveate.training.session import Watch
-from foveate.training.unchanged import check_unchanged
 
 OUTCOME = "outcome.json"
 MAX_SEEDS = 1000  # of one configuration
@@ -177,27 +176,10 @@ def winners_of(job: Job, outcome: Outcome) -> list[Winners]:
     ]
 
 
-def source_of_tests(config: TrainConfig) -> str:
-    """The source of a run's test images: its own, or that from which its data set file was made."""
-    name = made_from(config.source)
-    if name is None or is_shards(name):
-        raise ConfigError(
-            f"{config.source} does not say from what it was made, so its network cannot be tested "
-            "at other scales; name the images themselves as source"
-        )
-    return name
-
-
 def _test(job: Job, run: RunFolder, device: str, load: Load) -> tuple[AtScale, ...]:
-    config = job.config
-    net = run.net(trust=bool(config.backbone)).to(device)  # config.json is the job's, by `claim`
-    source = source_of_tests(config)
-    check_unchanged(run, source, load)
-    found = accuracy_over_scale(
-        net, load(source).test, job.scales, size=config.size, border=config.border,
-        precision=config.precision,
-    )  # fmt: skip
-    return tuple(found)
+    # `claim` made sure that config.json is the job's.
+    net = run.net(trust=bool(job.config.backbone)).to(device)
+    return open_test_set(run, load).measure(net, job.scales)
 
 
 def _peak_memory(device: str) -> int:

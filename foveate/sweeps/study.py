@@ -22,11 +22,12 @@ from foveate.data.shards import is_shards, open_shards
 from foveate.data.sources import load_source
 from foveate.data.store import ScaledFile
 from foveate.errors import ConfigError, FoveateError
+from foveate.evaluation.test_sets import source_of_tests
 from foveate.files import read_text
 from foveate.models.channels import PAPER_SCALES
 from foveate.models.zoo import ModelConfig
 from foveate.scales import ScaleGrid, as_scales
-from foveate.sweeps.jobs import MAX_SEEDS, Job, source_of_tests
+from foveate.sweeps.jobs import MAX_SEEDS, Job
 from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import Load, fitted, is_file, is_made
 from foveate.training.presets import preset

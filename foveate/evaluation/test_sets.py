@@ -1,0 +1,125 @@
+"""The images that a run is tested on, shown at any scale by the recipe of the run."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from foveate.data.shards import Shards, is_shards
+from foveate.data.sources import Load
+from foveate.data.splits import Source, Split, SplitName
+from foveate.errors import ConfigError
+from foveate.evaluation.curve import AtScale, accuracy_over_scale, measure_accuracy
+from foveate.execution.plan import Prepared
+from foveate.training.checkpoint import RunFolder
+from foveate.training.config import TrainConfig
+from foveate.training.data import is_photo, made_from, open_pictures
+from foveate.training.photos import PhotoBatches, default_workers
+from foveate.training.unchanged import check_unchanged, source_checksum
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TestSet:
+    """A split of a source, for testing the network of a run.
+
+    With the recipe `mnist-large-scale`, an image is rescaled on the frame of the run. With `photo`,
+    scale s brings the short side of a picture to s times the base size of the recipe; where the
+    windows reach beyond the picture, its border is repeated.
+    """
+
+    __test__ = False  # it is no test of pytest's
+
+    config: TrainConfig
+    name: str
+    checksum: str
+    images: Source | Shards
+    split: SplitName
+
+    def __len__(self) -> int:
+        return len(self.images.labels(self.split))
+
+    def measure(
+        self,
+        net: nn.Module,
+        scales: Sequence[float],
+        advance: Callable[[int], None] = lambda count: None,
+    ) -> tuple[AtScale, ...]:
+        """Measure the accuracy of the network at each scale, on the device where it is."""
+        config, images = self.config, self.images
+        if isinstance(images, Shards):
+            at = partial(self._photos, net)
+            return tuple(measure_accuracy(net, at, scales, config.precision, advance))
+        data: Split = getattr(images, self.split)
+        shown = {"size": config.size, "border": config.border, "precision": config.precision}
+        return tuple(accuracy_over_scale(net, data, scales, advance=advance, **shown))  # type: ignore[arg-type]
+
+    def _photos(self, net: nn.Module, scale: float) -> Iterator[tuple[Prepared, Tensor]]:
+        recipe, config = self.config.recipe, self.config
+        assert recipe is not None and isinstance(self.images, Shards)
+        batches = PhotoBatches(
+            self.images,
+            self.split,
+            len(self),
+            net,
+            next(net.parameters()).device,
+            config.precision,
+            recipe=replace(recipe, base=max(1, round(recipe.base * scale))),
+            largest=config.batch,
+            workers=default_workers(),
+        )
+        for batch in batches(torch.arange(len(self)), config.batch):
+            yield batch.pick()
+
+
+def open_test_set(
+    folder: RunFolder,
+    load: Load,
+    *,
+    split: SplitName = "test",
+    source: str | None = None,
+    changed_data: bool = False,
+) -> TestSet:
+    """Open the images to test a run on.
+
+    Args:
+        folder: Folder of the run.
+        load: Loads a source by its name.
+        split: Split of the source.
+        source: Another source than that of the run, or from which its data set file was made.
+        changed_data: Use the source though it changed since the run started.
+
+    Raises:
+        ConfigError: If the source is not known, or its images do not fit the network.
+        DataError: If the source changed.
+    """
+    config = folder.config()
+    name = source_of_tests(config) if source is None else source
+    if not changed_data:
+        check_unchanged(folder, name, load)
+    if name == "mnist-5k" and made_from(config.source) == "mnist":
+        raise ConfigError("mnist-5k is a part of mnist's training images: test on mnist instead")
+    if is_photo(config):
+        images: Source | Shards = open_pictures(name)
+        checksum = source_checksum(name, load, listing=True)
+    else:
+        images = load(name)
+        checksum = images.checksum
+        if images.shape[0] != config.model.channels:
+            raise ConfigError(
+                f"{name} has images of {images.shape[0]} channels, and the network takes "
+                f"{config.model.channels}"
+            )
+    return TestSet(config=config, name=name, checksum=checksum, images=images, split=split)
+
+
+def source_of_tests(config: TrainConfig) -> str:
+    """Name the source of a run, or the one from which its data set file was made."""
+    name = made_from(config.source)
+    if name is None or (is_shards(name) and not is_photo(config)):
+        raise ConfigError(
+            f"{config.source} does not state what it was made from, so its network cannot be "
+            "tested at other scales; name the images themselves as source"
+        )
+    return name
