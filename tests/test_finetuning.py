@@ -2,7 +2,9 @@
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -13,13 +15,18 @@ from torch import nn
 from torchvision import models
 
 import foveate.training.session as session
+from foveate.data.recipes import Recipe
+from foveate.data.sources import load_source
 from foveate.errors import ConfigError
+from foveate.evaluation.test_sets import open_test_set
 from foveate.execution.captured import Batch, plain_step
 from foveate.execution.plan import prepare
 from foveate.training.backbones import load_backbone, make_backbone
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig, build_net
+from foveate.training.data import fitted
 from foveate.training.loop import train
+from foveate.training.presets import preset
 from foveate.training.state import adam
 
 CPU = torch.device("cpu")
@@ -213,3 +220,38 @@ def test_a_run_fine_tunes_a_backbone_from_a_file_and_loads_without_trust(tmp_pat
     assert not torch.equal(net.backbone.conv1[0].weight, donor.conv1[0].weight)
     change = (net.backbone.conv1[0].weight - donor.conv1[0].weight).detach()
     assert float(change.abs().max()) < 0.1  # Adam moves a weight by about its rate a step
+
+
+def test_the_preset_has_seven_windows_and_the_normalisation_of_its_backbone(tmp_path):
+    source = f"folder:{Path(__file__).parent / 'data' / 'photographs'}"
+    config = fitted(replace(preset("finetune"), source=source), load_source)
+    windows = [round(config.model.size * scale) for scale in config.model.scales]
+    assert windows == [56, 79, 112, 158, 224, 317, 448]
+    assert config.model.classes == 3 and config.model.antialias
+    assert config.recipe.mean == config.recipe.std == (0.5, 0.5, 0.5)
+    own = fitted(replace(config, backbone=""), load_source, {"recipe.mean": ""})
+    assert own.recipe == config.recipe
+    resnet = fitted(replace(config, backbone="timm:resnet10t"), load_source)
+    assert resnet.recipe.mean == tuple(timm.get_pretrained_cfg("resnet10t").mean)
+
+
+def test_a_fine_tuned_run_is_tested_at_sizes_of_its_pictures(tmp_path):
+    """At scale s the short side of a picture has s times the base size of the recipe."""
+    source = f"folder:{Path(__file__).parent / 'data' / 'photographs'}"
+    model = replace(MODEL, size=32, channels=3, classes=3, antialias=True)
+    recipe = Recipe(name="photo", base=48)
+    config = TrainConfig(
+        source=source, scales="1", model=model, recipe=recipe, backbone="timm:resnet10t",
+        epochs=1, batch=8,
+    )  # fmt: skip
+    run = train(config, tmp_path / "run")
+    net, test = run.net(), open_test_set(run, load_source)
+    assert len(test) == 9
+    (at,) = test.measure(net, [0.5])
+    right = 0
+    for index in range(9):
+        picture = torch.from_numpy(np.array(test.images.read("test", index)))
+        image = replace(recipe, base=24).transform()(picture)[None]
+        with torch.no_grad():
+            right += int(net.eval()(image).argmax()) == int(test.images.labels("test")[index])
+    assert at.count == 9 and at.accuracy == pytest.approx(right / 9)

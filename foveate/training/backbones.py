@@ -84,6 +84,15 @@ def fixed_size(name: str) -> bool:
     return settings is not None and bool(settings.fixed_input_size)
 
 
+def normalisation(spec: str) -> dict[str, tuple[float, ...]]:
+    """Return the mean and std that a model of timm was trained with; nothing for others."""
+    library, _, name = spec.partition(":")
+    settings: Any = _import("timm", name).get_pretrained_cfg(name) if library == "timm" else None
+    if settings is None or len(settings.mean) != 3:
+        return {}
+    return {"mean": tuple(settings.mean), "std": tuple(settings.std)}
+
+
 def _import(library: str, name: str) -> Any:
     try:
         return import_module(library)

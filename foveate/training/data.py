@@ -22,6 +22,7 @@ from foveate.errors import ConfigError
 from foveate.execution.captured import CHUNK, Batch
 from foveate.execution.plan import Prepared, prepare
 from foveate.scales import parse_scales
+from foveate.training.backbones import normalisation
 from foveate.training.config import Precision, TrainConfig
 
 PHOTO_SHAPE = (3,)  # channels of a picture by the recipe photo; it has any size
@@ -172,14 +173,17 @@ def fitted(
 ) -> TrainConfig:
     """Let the recipe and the model's channels and classes follow the source, unless `given`.
 
-    Colour pictures in a folder or in tars have the recipe `photo`, for which the model cuts its
-    windows with antialiasing. Data set files also decide the size, the scales and the border of
-    the images.
+    Colour pictures in a folder or in tars have the recipe `photo`: the model cuts its windows with
+    antialiasing, and inputs are normalised as a timm backbone expects. Data set files also decide
+    the size, the scales and the border of the images.
     """
     config = replace(config, recipe=_fitted_recipe(config))
     if is_photo(config):
         classes = open_pictures(config.source).num_classes
         config = replace(config, scales="1")  # `recipe.base` is the size of a picture
+        if config.recipe and not {"recipe.mean", "recipe.std"} & set(given):
+            known = normalisation(config.backbone)
+            config = replace(config, recipe=replace(config.recipe, **known))  # type: ignore[arg-type]
         follows = {"channels": PHOTO_SHAPE[0], "classes": classes, "antialias": True}
         return _following(config, follows, given)
     images = open_source(config.source, load, stream)

@@ -1,8 +1,9 @@
-"""A preset for each row of the paper's tables: the run that makes it."""
+"""A preset for each row of the paper's tables, and one that fine-tunes a backbone."""
 
 from dataclasses import replace
 from difflib import get_close_matches
 
+from foveate.data.recipes import Recipe
 from foveate.errors import ConfigError
 from foveate.models.zoo import ZOO, ModelConfig, model_config
 from foveate.scales import ScaleGrid
@@ -58,14 +59,36 @@ def _table_3() -> dict[str, TrainConfig]:
 
 
 PRESETS = {**_table_1(), **_table_2(), **_table_3()}
+FINETUNE = TrainConfig(
+    model=ModelConfig(
+        pool="logsumexp", scales=ScaleGrid(0.35, 2.8, per_octave=2), size=160, channels=3,
+        antialias=True,
+    ),
+    recipe=Recipe(name="photo", base=224, shift=12.0),
+    backbone="timm:tf_efficientnet_lite0",
+    epochs=8,
+    learning_rate=6e-4,
+    smallest_rate=1e-7,
+    schedule="cosine",
+    weight_decay=0.01,
+    label_smoothing=0.1,
+    keep="best",
+    precision="bf16",
+)  # fmt: skip
+"""Fine-tunes a backbone on photographs, in seven channels with windows of 56 to 448 pixels."""
 
 
 def preset(name: str) -> TrainConfig:
-    """Look up a preset; a network of the zoo alone is trained on scale 2."""
+    """Look up a preset: a row of the paper, or "finetune" for photographs.
+
+    The name of a network of the zoo stands for its run on scale 2.
+    """
+    if name == "finetune":
+        return FINETUNE
     found = PRESETS.get(f"{name}-tr2" if name in ZOO else name)
     if found is not None:
         return found
-    near = get_close_matches(name, [*ZOO, *PRESETS], n=1)
+    near = get_close_matches(name, [*ZOO, *PRESETS, "finetune"], n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ConfigError(f"no model or preset {name!r}; there are {', '.join(ZOO)} and presets{hint}")
 
