@@ -1,0 +1,357 @@
+"""Training on photographs of mixed sizes, read and cut by worker processes."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from photo_runs import PHOTOGRAPHS, SOURCE, command, photo_config
+from PIL import Image
+from tiny_runs import assert_as_if_nothing_had_been, python, same_bits, weights
+
+from foveate.cli.app import run as run_command
+from foveate.data.pictures import PictureFolder, read_picture
+from foveate.data.sources import load_source
+from foveate.errors import ConfigError, DataError, FoveateError
+from foveate.execution import patches
+from foveate.training.config import build_net
+from foveate.training.data import fitted, open_batches
+from foveate.training.loop import train, train_together
+from foveate.training.photos import default_workers
+from foveate.training.presets import preset
+
+CPU = torch.device("cpu")
+STEPS = 3  # of an epoch: 24 pictures in batches of 10
+
+
+def opened(config, split="train", workers=0):
+    return open_batches(config, split, build_net(config), CPU, False, load_source, workers)
+
+
+def cut(batches, order, batch, draws=(0, 0)):
+    """All patches and labels, and the sizes of the batches."""
+    found = list(batches(order, batch, draws))
+    inputs = torch.cat([b.images.inputs[0] for b in found])
+    return inputs, torch.cat([b.labels for b in found]), [len(b.labels) for b in found]
+
+
+def per_picture(config, split, index, draws=(0, 0)):
+    """What the network sees of one picture, step by step."""
+    recipe, net = config.recipe, build_net(config)
+    path, label = PictureFolder(PHOTOGRAPHS).items[split][index]
+    picture = torch.from_numpy(np.array(read_picture(path))).permute(2, 0, 1)
+    if split != "train":
+        return net.patches(recipe.transform()(picture)[None])[0], label
+    state = np.random.SeedSequence([*draws, index]).generate_state(1, np.uint64)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(int(state[0]))
+        image = recipe.transform(training=True)(picture)
+        shift = (2 * torch.rand(2, dtype=torch.float64) - 1) * recipe.shift
+    centre = torch.tensor(image.shape[1:]).double() / 2 + shift
+    return net.patches(image[None], centre[None])[0], label
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+@pytest.mark.parametrize("antialias", ["true", "false"])
+@pytest.mark.parametrize(("split", "count"), [("train", 24), ("val", 9)])
+def test_batches_are_the_pictures_one_by_one(split, count, antialias, workers):
+    config = photo_config(model__antialias=antialias)
+    batches, order = opened(config, split, workers), torch.randperm(count)
+    before = torch.get_rng_state()
+    inputs, labels, sizes = cut(batches, order, 10, (7, 2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert sizes == [10, 10, 4][: len(sizes)] if split == "train" else [9]
+    assert inputs.shape == (count, 3, 3, 16, 16)
+    for place, index in enumerate(order.tolist()):
+        expected, label = per_picture(config, split, index, (7, 2))
+        assert int(labels[place]) == label
+        assert torch.equal(inputs[place], expected)
+    assert not multiprocessing.active_children()
+
+
+def test_augmentation_depends_on_seed_epoch_and_index_alone():
+    batches, order = opened(photo_config()), torch.arange(24)
+    whole = cut(batches, order, 10, (1, 1))[0]
+    assert torch.equal(cut(batches, order.flip(0), 7, (1, 1))[0].flip(0), whole)
+    for draws in ((1, 2), (2, 1)):
+        assert not any(map(torch.equal, cut(batches, order, 10, draws)[0], whole))
+    still = opened(photo_config(recipe__shift="0", recipe__flip="false"))
+    assert torch.equal(cut(still, order, 10, (1, 1))[0], cut(still, order, 10, (5, 3))[0])
+
+
+def test_validation_comes_in_batches_of_the_size_of_training():
+    batches = opened(photo_config(batch="4"), "val")
+    assert cut(batches, torch.arange(9), 1000)[2] == [4, 4, 1]
+    assert list(batches(torch.arange(0), 1000)) == []
+
+
+def test_batches_are_what_the_network_computes():
+    config = photo_config()
+    net = build_net(config).eval()
+    for batch in open_batches(config, "val", net, CPU, False, load_source, 0)(torch.arange(9), 9):
+        assert batch.images.plan is patches
+        found = batch.images.plan.outputs(net, batch.images.inputs).logits
+        for index, logits in enumerate(found):
+            path, _ = PictureFolder(PHOTOGRAPHS).items["val"][index]
+            picture = torch.from_numpy(np.array(read_picture(path))).permute(2, 0, 1)
+            image = config.recipe.transform()(picture)[None]
+            torch.testing.assert_close(net(image)[0], logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return train(photo_config(), tmp_path_factory.mktemp("photos"), workers=0)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_run_has_the_same_bits_with_any_number_of_workers(tmp_path, whole, workers):
+    found = train(photo_config(), tmp_path, workers=workers)
+    assert same_bits(weights(found.path), weights(whole.path))
+    assert not multiprocessing.active_children()
+
+
+@pytest.mark.parametrize("stop", [2, STEPS + 1])
+def test_a_run_has_the_same_bits_after_an_interruption(tmp_path, whole, stop):
+    def watch(config, progress, steps):
+        if progress.epoch * steps + progress.step == stop:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(photo_config(), tmp_path, watch=watch, workers=2)
+    assert not multiprocessing.active_children()  # though `caught` has the frames of the run
+    del caught
+    assert_as_if_nothing_had_been(train(photo_config(), tmp_path, workers=1).path, whole)
+
+
+def test_runs_side_by_side_are_what_they_are_alone(tmp_path, whole):
+    other = replace(photo_config(), seed=1)
+    runs = [(photo_config(), tmp_path / "a"), (other, tmp_path / "b")]
+    one, two = (weights(run.path) for run in train_together(runs))
+    assert same_bits(one, weights(whole.path))
+    assert same_bits(two, weights(train(other, tmp_path / "c", workers=0).path))
+
+
+def test_workers_by_the_cores(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(6))
+    assert [default_workers(runs) for runs in (1, 2, 4, 20)] == [6, 3, 1, 1]
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert default_workers() == 2
+
+
+def test_only_workers_decode(tmp_path, monkeypatch):
+    log = tmp_path / "log"
+
+    def logging(path):
+        with log.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        return read_picture(path)
+
+    monkeypatch.setattr("foveate.data.pictures.read_picture", logging)
+    train(photo_config(epochs="1"), tmp_path / "run", workers=2)
+    processes = log.read_text().split()
+    assert len(processes) == 24 + 9
+    assert str(os.getpid()) not in processes
+
+
+# What goes wrong
+
+
+@pytest.fixture
+def copied(tmp_path):
+    return Path(shutil.copytree(PHOTOGRAPHS, tmp_path / "pictures"))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("harm", ["truncated", "empty", "text", "narrow", "gone", "bomb"])
+def test_a_bad_picture_is_named_in_one_line(tmp_path, copied, monkeypatch, harm, workers):
+    config, path = photo_config(source=f"folder:{copied}"), copied / "train" / "pants" / "5.jpg"
+    if harm == "bomb":
+        Image.new("RGB", (300, 300)).save(path)
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 200 * 200)
+    elif harm == "narrow":
+        Image.new("RGB", (60_000, 1)).save(path)
+    elif harm == "gone":
+        path.unlink()
+        path.symlink_to("nowhere")
+    else:
+        content = {"truncated": path.read_bytes()[:700], "empty": b"", "text": b"picture"}
+        path.write_bytes(content[harm])
+    batches = opened(config, workers=workers)
+    with pytest.raises(DataError, match=r"pants/5\.jpg") as caught:
+        list(batches(torch.arange(24), 10))
+    assert "\n" not in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+    assert not multiprocessing.active_children()
+
+
+def test_a_bad_picture_stops_a_run_that_can_go_on(tmp_path, copied, whole):
+    path = copied / "train" / "pants" / "5.jpg"
+    good = path.read_bytes()
+    path.write_bytes(bytes(len(good)))
+    config = photo_config(source=f"folder:{copied}")
+    with pytest.raises(DataError, match=r"pants/5\.jpg"):
+        train(config, tmp_path / "run", workers=1)
+    path.write_bytes(good)
+    found = train(config, tmp_path / "run", workers=1)
+    assert same_bits(weights(found.path), weights(whole.path))
+
+
+def test_a_worker_that_is_killed_is_said_in_one_line(monkeypatch):
+    def die(path):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    batches = opened(photo_config(), workers=1)
+    monkeypatch.setattr("foveate.data.pictures.read_picture", die)
+    with pytest.raises(
+        FoveateError, match=r"ended early \(DataLoader worker .*--workers 0"
+    ) as caught:
+        list(batches(torch.arange(24), 10))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model__form": "plain", "model__size": "112"}, "works with scale channels alone"),
+        ({"model__form": "sliding"}, "works with scale channels alone"),
+        ({"model__channels": "1"}, "set model.channels=3"),
+        ({"model__classes": "2"}, "set model.classes=3"),
+        ({"samples": "25"}, "samples=25, but there are 24"),
+    ],
+)
+def test_what_cannot_be_trained_is_said_before(tmp_path, changes, words):
+    asked = {key.replace("__", ".") for key in changes}
+    usual = photo_config()
+    config = usual.changed({key.replace("__", "."): value for key, value in changes.items()})
+    assert fitted(config, load_source, given=asked) == config
+    with pytest.raises(ConfigError, match=words):
+        train(config, tmp_path, workers=0)
+
+
+def test_photo_needs_picture_files(tmp_path):
+    with pytest.raises(ConfigError, match="reads picture files, and mnist-5k has none"):
+        photo_config(source="mnist-5k")
+    with pytest.raises(ConfigError, match="workers must be 0 or more, got -1"):
+        train(photo_config(), tmp_path, workers=-1)
+
+
+def test_an_unknown_split_folder_is_named(copied):
+    (copied / "validation").rename(copied / "valid")
+    with pytest.raises(DataError, match="'valid' beside train and test"):
+        photo_config(source=f"folder:{copied}")
+
+
+# Which recipe
+
+
+def test_colour_pictures_are_photographs_unless_said_otherwise(tmp_path):
+    config = fitted(preset("fovavg").changed({"source": SOURCE}), load_source)
+    assert config.recipe is not None and config.recipe.name == "photo"
+    assert (config.model.channels, config.model.classes, config.model.antialias) == (3, 3, True)
+    undecided = replace(config, recipe=None, model=replace(config.model, size=16))
+    same = tmp_path / "same"
+    for path in PHOTOGRAPHS.rglob("*.jpg"):
+        target = same / path.relative_to(PHOTOGRAPHS)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        Image.open(path).resize((20, 20)).save(target)
+    undecided = replace(undecided, source=f"folder:{same}")
+    with pytest.raises(ConfigError, match="has colour pictures: set recipe to photo"):
+        train(undecided, tmp_path / "a")
+    stretched = fitted(undecided.changed({"recipe": "mnist-large-scale"}), load_source)
+    assert stretched.recipe is not None and stretched.recipe.name == "mnist-large-scale"
+    (batch,) = opened(stretched)(torch.arange(4), 4)
+    assert batch.images.inputs[0].shape[0] == 24  # all of them are held, as before
+
+
+def test_grey_pictures_and_digits_keep_the_recipe_of_the_paper(copied):
+    for path in copied.rglob("*.jpg"):
+        Image.open(path).convert("L").resize((20, 20)).save(path)
+    for source in (f"folder:{copied}", "mnist-5k"):
+        for changes in ({}, {"recipe": "mnist-large-scale"}):
+            config = preset("fovavg").changed({"source": source, **changes})
+            assert fitted(config, load_source).recipe is None
+    grey = photo_config(source=f"folder:{copied}")  # as asked
+    assert cut(opened(grey), torch.arange(24), 10)[0].shape[2] == 3
+
+
+# The command
+
+
+def test_the_command_says_what_it_took(tmp_path, capfd):
+    assert run_command(command(tmp_path / "run", "--workers", "1", "--epochs", "1")) == 0
+    shown = capfd.readouterr()
+    assert (
+        "24 training and 9 validation pictures of 3 classes, 60x60 to 72x128 pixels; recipe photo: "
+        "short side 48; 3 windows of 16 to 64 pixels in patches of 16"
+    ) in shown.err
+    assert "is finished" in shown.out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--scales", "2"], "the recipe photo has no scales: set recipe.base"),
+        (["--set", "size=64"], "the recipe photo has no size"),
+        (["--recipe", "mnist"], "there is no recipe 'mnist'"),
+        (["--workers", "-1"], "workers must be 0 or more"),
+    ],
+)
+def test_the_command_refuses_in_one_line(tmp_path, capfd, options, words):
+    arguments = command(tmp_path / "run")
+    if options[0] == "--recipe":
+        arguments = ["train", "fovavg", "--source", SOURCE, "--out", str(tmp_path / "run")]
+    assert run_command([*arguments, *options]) == 2
+    (line,) = capfd.readouterr().err.splitlines()[-1:]
+    assert line.startswith("error:") and words in line
+
+
+def children(process):
+    """The processes whose parent is `process`."""
+    found = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    return [int(child) for child in found]
+
+
+def alive(process):
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def ended(processes, patience):
+    until = time.monotonic() + patience
+    while any(map(alive, processes)) and time.monotonic() < until:
+        time.sleep(0.05)
+    return not any(map(alive, processes))
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks for workers in /proc")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_the_command(tmp_path, whole, number):
+    run = tmp_path / "run"
+    arguments = [Path(__file__).with_name("photo_runs.py"), run, "--workers", "2"]
+    slow = python(*arguments, "--set", "epochs=3", start_new_session=True)
+    found, until = [], time.monotonic() + 60
+    while not (len(found) == 2 and (run / "resume.safetensors").exists()):
+        assert slow.poll() is None and time.monotonic() < until
+        found = children(slow.pid)
+    if number == signal.SIGKILL:
+        slow.kill()  # the run alone
+    else:
+        os.killpg(slow.pid, number)
+    _, error = slow.communicate(timeout=60)
+    assert ended(found, 10), "workers outlive the run"
+    assert "Traceback" not in error
+    if slow.returncode != 0:  # else it was done before the signal came
+        codes = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
+        assert slow.returncode == codes[number]
+    again = python(*arguments)
+    again.communicate(timeout=60)
+    assert again.returncode == 0
+    assert same_bits(weights(run), weights(whole.path))
