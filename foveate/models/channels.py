@@ -163,8 +163,8 @@ class ScaleChannels(nn.Module):
         images: Tensor,
         step: float | None = None,
         *,
-        refine: int = 2,
-        beam: int = 4,
+        refine: int = 3,
+        beam: int = 8,
         maps: bool = False,
         batch_size: int | None = None,
     ) -> SearchResult:
@@ -182,7 +182,7 @@ class ScaleChannels(nn.Module):
 
         Args:
             images: Batch of images of any size, shape ``(B, C, H, W)``.
-            step: Pixels between the centres of the coarse grid; half the smallest window if None.
+            step: Pixels between the centres of the coarse grid; the smallest window if None.
             refine: Number of times that the step is halved. 0 evaluates the coarse grid only.
             beam: Number of places that are refined.
             maps: Whether to return the logits of the coarse grid as well. Place ``(i, j)`` of

@@ -103,8 +103,8 @@ def search(
     images: Tensor,
     step: float | None = None,
     *,
-    refine: int = 2,
-    beam: int = 4,
+    refine: int = 3,
+    beam: int = 8,
     maps: bool = False,
     batch_size: int | None = None,
     forward: Callable[[Tensor], Tensor] | None = None,
@@ -113,7 +113,7 @@ def search(
 
     A function that computes `net.forward_patches` faster may be passed as `forward`.
     """
-    step = net.size * net.scales[0] / 2 if step is None else step
+    step = net.size * net.scales[0] if step is None else step
     _check(net, images, step, refine, beam, batch_size)
     unit, held = step / 2**refine, images[0].numel()
     held += len(net.scales) * images.shape[1] * net.size**2
