@@ -73,7 +73,7 @@ class _Search(NamedTuple):
     def _run(self, places: Tensor, maps: list[Tensor] | None) -> _Responses:
         centres = _centres(places, self.image, self.unit)
         images = self.image.expand(len(places), -1, -1, -1)
-        channels = self.forward(self.net.patches(images, centres)).float()
+        channels = self.forward(self.net.patches(images, centres))
         pooled = self.net.combine(channels)
         if maps is not None:
             maps.append(pooled)
@@ -81,7 +81,7 @@ class _Search(NamedTuple):
         wanted = classes[:, None, None]
         winners = channels.gather(2, wanted.expand(-1, channels.shape[1], 1)).argmax(1)
         winning = channels[torch.arange(len(places), device=channels.device), winners[:, 0]]
-        confidence = winning.softmax(1).gather(1, wanted[..., 0])
+        confidence = winning.float().softmax(1).gather(1, wanted[..., 0])
         return _Responses(places, values, classes, winners[:, 0], confidence[:, 0])
 
     def coarse_to_fine(
@@ -173,7 +173,7 @@ def _check(
     for name, value, least, most in (
         ("refine", refine, 0, MAX_REFINE),
         ("beam", beam, 1, MAX_PLACES),
-        ("batch_size", batch_size or 1, 1, MAX_PLACES),
+        ("batch_size", 1 if batch_size is None else batch_size, 1, MAX_PLACES),
     ):
         if type(value) is not int or not least <= value <= most:
             raise ConfigError(f"{name} must be a whole number from {least} to {most}, got {value}")

@@ -33,17 +33,19 @@ def draw_prediction(pixels: Pixels, prediction: Prediction) -> Image.Image:
     picture = picture.resize(
         (zoom * picture.width, zoom * picture.height), Image.Resampling.NEAREST
     )
-    draw, line = ImageDraw.Draw(picture), max(1, max(picture.size) // LINE)
-    left, top = 0, 0
-    if prediction.centre is not None and prediction.window is not None:
-        y, x = (zoom * place for place in prediction.centre)
-        half = zoom * prediction.window / 2
-        left, right = (_clipped(at, picture.width, line) for at in (x - half, x + half))
-        top, bottom = (_clipped(at, picture.height, line) for at in (y - half, y + half))
-        corners = ((left, top), (right, top), (right, bottom), (left, bottom), (left, top))
-        draw.line(corners, EDGE, 3 * line, joint="curve")
-        draw.line(corners, INK, line, joint="curve")
-    _caption(draw, (left, top), f"{prediction.label}  {prediction.confidence:.0%}")
+    draw, line = ImageDraw.Draw(picture), max(2, max(picture.size) // LINE)
+    text = f"{prediction.label}  {prediction.confidence:.0%}"
+    if prediction.centre is None or prediction.window is None:
+        _caption(draw, (0, 0), text)
+        return picture
+    y, x = (zoom * place for place in prediction.centre)
+    half = zoom * prediction.window / 2
+    left, right = (_clipped(at, picture.width, line) for at in (x - half, x + half))
+    top, bottom = (_clipped(at, picture.height, line) for at in (y - half, y + half))
+    _caption(draw, (left - line, top - line), text)
+    corners = ((left, top), (right, top), (right, bottom), (left, bottom), (left, top))
+    draw.line(corners, EDGE, 3 * line, joint="curve")
+    draw.line(corners, INK, line, joint="curve")
     return picture
 
 
