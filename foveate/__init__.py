@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from foveate.models.channels import ScaleChannels as ScaleChannels
     from foveate.models.sliding import SlidingChannels as SlidingChannels
     from foveate.models.sliding import local_maps as local_maps
+    from foveate.models.wrap import wrap as wrap
     from foveate.models.zoo import create_model as create_model
     from foveate.models.zoo import list_models as list_models
     from foveate.resampling import foveate as foveate
@@ -30,6 +31,7 @@ _HOMES = {
     "load_model": "foveate.evaluation.models",
     "load_source": "foveate.data.sources",
     "local_maps": "foveate.models.sliding",
+    "wrap": "foveate.models.wrap",
 }
 __all__ = sorted(_HOMES)
 

@@ -6,6 +6,8 @@ A text of scales lists items separated by commas:
 - ``1-4``: a range, drawn from log-uniformly, or four scales per octave where a list is needed;
 - ``0.5:8:4``: a grid from 0.5 to 8, four scales per octave;
 - ``all``: the paper's grid, 0.5:8:4.
+
+A text of windows, ``56-448``, gives the smallest and the largest window in pixels of the image.
 """
 
 from __future__ import annotations
@@ -76,6 +78,41 @@ class ScaleGrid:
             raise ConfigError(f"a scale grid is low:high:per_octave, as 0.5:8:4, got {text!r}")
         low, *rest = _numbers(text)
         return cls(low, *(rest or [low]))
+
+    @classmethod
+    def windows(
+        cls, smallest: float, largest: float, size: int, per_octave: float = 2
+    ) -> ScaleGrid:
+        """Build the grid whose windows reach from `smallest` to `largest` pixels of the image.
+
+        The channel of scale s sees a window of ``size * s`` pixels. The smallest window is exact.
+        The number of steps is rounded up, so the largest window is `largest` or, if that is not a
+        whole number of steps above `smallest`, less than one step larger.
+
+        Args:
+            smallest: Side of the smallest window in pixels.
+            largest: Side of the largest window in pixels.
+            size: Side of the patches that the backbone receives, in pixels.
+            per_octave: Number of windows per factor of 2.
+
+        Returns:
+            The grid of scales, from ``smallest / size`` upwards.
+
+        Raises:
+            ConfigError: If an argument is not a positive number, `largest` is below `smallest`, or
+                there would be more than 1,000 windows.
+
+        Example:
+            >>> [160 * scale for scale in ScaleGrid.windows(40, 160, size=160, per_octave=1)]
+            [40.0, 80.0, 160.0]
+        """
+        given = {"smallest": smallest, "largest": largest, "size": size, "per_octave": per_octave}
+        low, high, side, density = (_positive(name, value) for name, value in given.items())
+        if high < low:
+            raise ConfigError(f"largest must be at least smallest, got {low:g} to {high:g}: swap")
+        steps = math.ceil((math.log2(high) - math.log2(low)) * density - WHOLE)
+        _check_count(steps + 1)
+        return cls(low / side, low / side * 2.0 ** (steps / density), per_octave)
 
     @property
     def spacing(self) -> float:
@@ -165,6 +202,32 @@ def parse_scales(text: str) -> tuple[ScaleRange, ...]:
         found += [ScaleRange(s, s) for s in grid] or [ScaleRange(numbers[0], numbers[-1])]
         _check_count(len(found))
     return tuple(found)
+
+
+def parse_windows(text: str, size: int, per_octave: float = 2) -> ScaleGrid:
+    """Read windows in pixels, ``56-448`` or one window ``112``, as `ScaleGrid.windows` does.
+
+    Args:
+        text: The smallest and the largest window, or the only one.
+        size: Side of the patches that the backbone receives, in pixels.
+        per_octave: Number of windows per factor of 2.
+
+    Raises:
+        ConfigError: If the text has another form, or `ScaleGrid.windows` refuses the numbers.
+
+    Example:
+        >>> parse_windows("40-160", size=160, per_octave=1).values
+        (0.25, 0.5, 1.0)
+    """
+    number = r"([0-9]+(?:\.[0-9]+)?)"
+    found = re.fullmatch(rf"{number}(?:-{number})?", text.strip())
+    if found is None:
+        raise ConfigError(
+            "windows must look like 56-448 (pixels of the smallest and the largest window), "
+            f"got {text!r}"
+        )
+    smallest, largest = found[1], found[2] or found[1]
+    return ScaleGrid.windows(float(smallest), float(largest), size, per_octave)
 
 
 def _numbers(item: str) -> tuple[float, ...]:

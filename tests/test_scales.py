@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foveate.errors import ConfigError
-from foveate.scales import ScaleGrid, ScaleRange, as_scales, parse_scales
+from foveate.scales import ScaleGrid, ScaleRange, as_scales, parse_scales, parse_windows
 
 PAPER = ScaleGrid(0.5, 8, per_octave=4)
 
@@ -177,3 +177,55 @@ def test_a_grid_as_text(text):
 def test_what_cannot_be_scales_as_text(text, words):
     with pytest.raises(ConfigError, match=words):
         as_scales(text)
+
+
+@given(
+    smallest=st.floats(1, 1000),
+    octaves=st.floats(0, 6),
+    size=st.integers(1, 512),
+    per_octave=st.sampled_from([1, 2, 3, 4, 1.5]),
+)
+def test_windows_start_at_the_smallest_and_end_less_than_a_step_above_the_largest(
+    smallest, octaves, size, per_octave
+):
+    largest = smallest * 2**octaves
+    grid = ScaleGrid.windows(smallest, largest, size, per_octave)
+    windows = [size * scale for scale in grid]
+    assert windows[0] == pytest.approx(smallest, rel=1e-15)
+    assert largest * (1 - 1e-6) <= windows[-1] <= largest * grid.spacing
+    assert len(grid) == 1 or windows[-2] < largest  # no window more than needed
+    assert grid.per_octave == per_octave
+
+
+def test_windows_as_numbers_and_as_text():
+    grid = ScaleGrid.windows(56, 448, size=112)
+    assert grid == ScaleGrid(0.5, 4, per_octave=2)
+    assert parse_windows("56-448", 112) == parse_windows(" 56.0-448 ", 112, per_octave=2) == grid
+    assert parse_windows("112", 112).values == (1.0,)
+    assert ScaleGrid.windows(10, 25, size=10, per_octave=1).values == (1.0, 2.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((0, 4, 8), "smallest must be finite and above 0, got 0"),
+        ((4, math.inf, 8), "largest must be finite"),
+        ((4, 8, 0), "size must be finite and above 0, got 0"),
+        ((4, 8, "8"), "size must be a number above 0, got '8'"),
+        ((8, 4, 8), "largest must be at least smallest, got 8 to 4: swap"),
+        ((1, 1e300, 8, 100), "too many"),
+        ((4, 8, 8, 0), "per_octave must be finite and above 0"),
+    ],
+)
+def test_windows_that_cannot_be(arguments, words):
+    with pytest.raises(ConfigError, match=words) as caught:
+        ScaleGrid.windows(*arguments)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "56-", "-56", "56:448", "a-b", "56-448-2", "1e3-1e4", "٣-٤"])
+def test_windows_as_text_that_cannot_be(text):
+    with pytest.raises(ConfigError, match="windows must look like 56-448"):
+        parse_windows(text, 112)
+    with pytest.raises(ConfigError, match="must be finite"):
+        parse_windows("9" * 400, 112)

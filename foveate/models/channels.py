@@ -11,6 +11,7 @@ from torch.func import functional_call
 from foveate.errors import ConfigError
 from foveate.models.pooling import Mixing, Pool, check_pool, pool_scales
 from foveate.models.recompute import answer_in_groups, by_batch
+from foveate.models.search import SearchResult, search
 from foveate.resampling import Padding, check_window, foveate
 from foveate.scales import MAX_SCALES, ScaleGrid, as_scales
 from foveate.tracing import watched
@@ -182,6 +183,55 @@ class ScaleChannels(nn.Module):
         label = self.combine(outputs).argmax(1)
         logits = outputs[torch.arange(outputs.shape[0], device=outputs.device), :, label]
         return refine_scale(logits, self._scales)
+
+    def search(
+        self,
+        images: Tensor,
+        step: float | None = None,
+        *,
+        refine: int = 3,
+        beam: int = 8,
+        maps: bool = False,
+        batch_size: int | None = None,
+    ) -> SearchResult:
+        """Find the most strongly responding object of each image, wherever it is.
+
+        The network is evaluated about a grid of centres at all scales, without gradients. The grid
+        has the middle of the image as one of its places, so ``net(images)`` is one candidate.
+        Places about the best ones are then evaluated with half the step, `refine` times. The place
+        and class with the largest logit win, pooled over scale as in `forward`; the window is that
+        of the channel with the largest logit of this class. Any backbone can be searched with.
+        With pool ``max`` and `refine` 0 this is the maximum over all centres, scales and classes.
+
+        The network may have been trained on centred objects only. Its predictions between objects
+        and on parts of them are then less reliable than on centred objects.
+
+        Args:
+            images: Batch of images of any size, shape ``(B, C, H, W)``.
+            step: Pixels between the centres of the coarse grid; the smallest window if None.
+            refine: Number of times that the step is halved. 0 evaluates the coarse grid only.
+            beam: Number of places that are refined.
+            maps: Whether to return the logits of the coarse grid as well. Place ``(i, j)`` of
+                ``(h, w)`` is ``(i - h // 2, j - w // 2)`` steps from the middle of the image.
+            batch_size: Centres evaluated at a time; about 64 MB of patches if None.
+
+        Returns:
+            Class, centre, window and confidence of each image, as a
+            [`SearchResult`][foveate.models.search.SearchResult].
+
+        Raises:
+            ConfigError: If an argument is invalid, the network is in training mode, or the grid has
+                more than 1,048,576 places.
+
+        Example:
+            >>> net = ScaleChannels(backbone, ScaleGrid(0.5, 8, per_octave=2), size=28).eval()
+            >>> found = net.search(images, step=16)
+            >>> found.classes.shape, found.centres.shape
+            (torch.Size([2]), torch.Size([2, 2]))
+        """
+        return search(
+            self, images, step, refine=refine, beam=beam, maps=maps, batch_size=batch_size
+        )
 
     def extra_repr(self) -> str:
         """Say what print(net) cannot see."""
