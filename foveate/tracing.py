@@ -23,6 +23,8 @@ def watched(tensor: Tensor) -> bool:
     """
     if torch.compiler.is_compiling() or type(tensor) is not Tensor:
         return True
+    if torch._C._functorch.is_legacy_batchedtensor(tensor):  # `is_grads_batched` of autograd
+        return True
     traced = torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0
     modes = torch._C._len_torch_dispatch_stack() > 0 or any(
         type(mode) is not DeviceContext for mode in _get_current_function_mode_stack()

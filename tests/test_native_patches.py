@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_images import random_images
 from native_trunks import forgotten
-from resampling_cases import PADDINGS, PAPER
+from resampling_cases import LAYOUTS, PADDINGS, PAPER
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -22,13 +22,6 @@ from foveate.resampling.definition import View
 
 _needs_a_compiler = native_trunks._needs_a_compiler  # a fixture for every test
 EPS = torch.finfo(torch.float32).eps
-LAYOUTS = {
-    "rows": lambda images: images,
-    "columns": lambda images: images.mT.contiguous().mT,
-    "colours": lambda images: images.contiguous(memory_format=torch.channels_last),
-    "every other pixel": lambda images: images.repeat_interleave(2, -1)[..., ::2],
-    "one image": lambda images: images[:1].expand(images.shape),
-}
 
 
 def assert_right(images, scales, size, padding="border", centres=None):
@@ -141,6 +134,8 @@ def blurred(images):
 def test_it_is_taken_where_it_applies(gathers):
     images = random_images(2, 1, 9, 9)
     assert gathers(op, images) and gathers(op, images.mT)
+    assert gathers(blurred, images) and gathers(blurred, images.clone().requires_grad_())
+    assert gathers(op, images.clone().requires_grad_())
     assert gathers(torch.no_grad()(op), images.clone().requires_grad_())
     assert gathers(torch.inference_mode()(op), images)
     with torch.autocast("cpu", torch.bfloat16):
@@ -151,10 +146,10 @@ def test_it_is_taken_where_it_applies(gathers):
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_products_are_taken_where_it_does_not_apply(gathers, monkeypatch):
     images = random_images(2, 1, 9, 9)
-    assert not gathers(op, images.clone().requires_grad_())
-    assert not gathers(blurred, images)
+    assert not gathers(partial(foveate, antialias=True), images, [5000.0], 2)
     assert not gathers(op, images.double()) and not gathers(op, images.half())
     assert not gathers(torch.vmap(op), images[None])
+    assert not gathers(torch.func.grad(lambda images: op(images).sum()), images)
     assert not gathers(partial(torch.jit.trace, op, check_trace=False), images)
     assert not gathers(torch.compile(op, backend="eager", fullgraph=True), images)
     with FlopCounterMode(display=False):
@@ -164,11 +159,12 @@ def test_products_are_taken_where_it_does_not_apply(gathers, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_tangents_are_not_lost():
+@pytest.mark.parametrize("op", [op, blurred])
+def test_tangents_are_not_lost(op):
     images, tangent = random_images(2, 1, 9, 9), random_images(2, 1, 9, 9, seed=1)
     with forward_ad.dual_level():
         found = forward_ad.unpack_dual(op(forward_ad.make_dual(images, tangent))).tangent
-    torch.testing.assert_close(found, op(tangent), atol=8 * EPS, rtol=0)
+    torch.testing.assert_close(found, op(tangent), atol=12 * EPS, rtol=0)
 
 
 def test_without_a_compiler_products_are_taken(gathers, monkeypatch, tmp_path):

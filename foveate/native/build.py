@@ -27,7 +27,7 @@ from foveate.errors import FoveateError
 from foveate.files import cache_dir, replacing
 
 FOLDER = Path(__file__).parent
-FUNCTIONS = ("cut", "work", "finish")  # each takes the address of a job
+FUNCTIONS = ("cut", "blur", "spread", "work", "finish")  # each takes the address of a job
 COMPILERS = ("cc", "gcc", "clang")
 TARGETS = ("-march=native", "-mcpu=native")  # the first that the compiler knows
 FLAGS = ("-std=c11", "-O3", "-ffp-contract=fast", "-fPIC", "-shared")

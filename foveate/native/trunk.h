@@ -8,13 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
-#define LANES 16
-#elif defined(__AVX__)
-#define LANES 8
-#else
-#define LANES 4
-#endif
+#include "vectors.h"
 
 /* Accumulators must fit the registers: 24 of 32, or 12 of 16. */
 #if defined(__AVX512F__) || defined(__aarch64__)
@@ -29,15 +23,10 @@
 #define CLOSE 4096        /* floats that stay in the first cache beside others */
 #define SEGMENT 1024      /* values added in float32 before they go to float64 */
 
-typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t bits __attribute__((vector_size(4 * LANES)));
-typedef vec loose __attribute__((aligned(4), may_alias)); /* a vector anywhere in memory */
 
 typedef double doubles __attribute__((vector_size(8 * LANES)));
 typedef doubles loose_double __attribute__((aligned(8), may_alias));
-
-#define INLINE static inline __attribute__((always_inline))
-#define UNROLL _Pragma("GCC unroll 32")
 
 enum kind { FOLD, MOMENTS, FIRST, NEXT, LAST, LAST_BACK, NEXT_BACK, FIRST_BACK, UNFOLD };
 
@@ -68,8 +57,6 @@ struct job {
     _Atomic int64_t next, failed;
 };
 
-INLINE vec load(const float *at) { return *(const loose *)at; }
-INLINE void store(float *at, vec value) { *(loose *)at = value; }
 INLINE vec zero(void) { return (vec){0}; }
 /* Written so that NaN passes, as in PyTorch. */
 INLINE vec rectified(vec x) { return (vec)((bits)x & ~(x < zero())); }

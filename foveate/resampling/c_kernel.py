@@ -1,4 +1,4 @@
-"""The resampling op on a CPU: every patch pixel gathers its four image pixels, in C."""
+"""The resampling op and its transpose on a CPU, in C."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels.
 
 import ctypes
@@ -11,15 +11,17 @@ from foveate.native.calls import PARTS, call
 from foveate.resampling.definition import View
 
 PADDINGS = {"border": 0, "reflect": 1, "constant": 2}
+CLOSE = 4  # pixels of a row that are this close are read in place: colours that come last
 
 
 class Arguments(ctypes.Structure):
-    """`struct view` of the C file, field by field."""
+    """`struct view` of the C files, field by field."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("parts", "count", "colours", "height", "width")),
-        *((name, ctypes.c_int64) for name in ("scales", "size", "padding", "image_step")),
-        *((name, ctypes.c_int64) for name in ("colour_step", "row_step", "column_step")),
+        *((name, ctypes.c_int64) for name in ("scales", "size", "padding", "antialias")),
+        *((name, ctypes.c_int64) for name in ("image_step", "colour_step", "row_step")),
+        ("column_step", ctypes.c_int64),
         *((name, ctypes.c_void_p) for name in ("images", "patches", "scale", "centres")),
         ("fill", ctypes.c_double),
         ("next", ctypes.c_int64),
@@ -28,20 +30,40 @@ class Arguments(ctypes.Structure):
 
 
 def gather_patches(images: Tensor, view: View) -> Tensor:
-    """Cut (B, C, H, W) images into patches (B, S, C, P, P), as `foveate` without antialiasing.
+    """Cut (B, C, H, W) images into patches (B, S, C, P, P), as `foveate`.
 
     Images are float32 on the CPU with any strides. There must be a `library`.
     """
-    scales, size, padding, _, centres = view
-    lib, count = library(), len(scales)
+    count, colours = images.shape[:2]
+    patches = images.new_empty(count, len(view.scales), colours, view.size, view.size)
+    if not view.blurs:
+        _call("cut", images, patches, view)
+    else:
+        near = images.stride(3) in range(1, CLOSE + 1)
+        _call("blur", images if near else images.contiguous(), patches, view)
+    return patches
+
+
+def spread_patches(gradient: Tensor, shape: torch.Size, view: View) -> Tensor:
+    """Take gradients of patches to those of images of a shape: the transpose of `gather_patches`.
+
+    Any number of threads gives the same bits.
+    """
+    images = gradient.new_zeros(shape)
+    _call("spread", images, gradient.contiguous(), view)
+    return images
+
+
+def _call(function: str, images: Tensor, patches: Tensor, view: View) -> None:
+    scales, size, padding, antialias, centres = view
+    lib = library()
     assert lib is not None
-    patches = images.new_empty(images.shape[0], count, images.shape[1], size, size)
     table = torch.tensor(scales, dtype=torch.float64, device="cpu")
     points = None if centres is None else centres.detach().to(table).contiguous()
     kind, fill = (padding, 0.0) if isinstance(padding, str) else ("constant", float(padding))
     arguments = Arguments(
-        PARTS, *images.shape, count, size, PADDINGS[kind], *images.stride(), images.data_ptr(),
-        patches.data_ptr(), table.data_ptr(), None if points is None else points.data_ptr(), fill,
+        PARTS, *images.shape, len(scales), size, PADDINGS[kind], antialias, *images.stride(),
+        images.data_ptr(), patches.data_ptr(), table.data_ptr(),
+        None if points is None else points.data_ptr(), fill,
     )  # fmt: skip
-    call(lib.cut, arguments)
-    return patches
+    call(getattr(lib, function), arguments)

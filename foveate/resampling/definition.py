@@ -31,6 +31,7 @@ from foveate.scales import ScaleGrid, as_scales
 from foveate.tracing import exporting, watched
 
 Padding: TypeAlias = Literal["border", "reflect"] | float
+WIDEST = 4096  # the largest scale that compiled code blurs; it walks through each kernel
 
 
 def foveate(
@@ -49,18 +50,27 @@ def foveate(
     the conventions. Gradients flow to `images`, not to `centres`.
 
     Pixels are gathered by compiled code, or matrix products are taken where that is not possible:
-    for gradients, antialiasing, transforms, float64, and on a CPU half precision or the lack of a
-    C compiler. Both work in float32 or float64, also under autocast; half precision is rounded
-    once, at the end. Gathering needs no memory beside its output; products hold about one more
-    output (and, for half precision, a float32 copy of the images).
+    for transforms, float64, scales above 4096 with antialiasing, on a GPU gradients and
+    antialiasing, and on a CPU half precision or the lack of a C compiler. Both work in float32 or
+    float64, also under autocast; half precision is rounded once, at the end. Gathering needs no
+    memory beside its output (antialiasing copies images whose pixels are more than 4 floats
+    apart); products hold about one more output (and, for half precision, a float32 copy of the
+    images).
 
     Images must be finite, which is not checked (on a GPU, looking would stall it): a NaN spoils
     the pixels drawn from it, and with products every patch whose window reaches it.
     """
     view = View(as_scales(scales), size, padding, antialias, centres)
     _check(images, view)
+    return resample(images, view)
+
+
+def resample(images: Tensor, view: View) -> Tensor:
+    """`foveate` with arguments that were checked."""
     if _can_gather(images, view):
-        return _gather(images, view)
+        from foveate.resampling.compiled import gather
+
+        return gather(images, view)
     with _full_precision(images):
         return _resample(images, view)
 
@@ -77,9 +87,22 @@ def foveate_plain(
     axes = "sph,bchw,sqw->bscpq" if view.centres is None else "bsph,bchw,bsqw->bscpq"
     with _full_precision(images):
         pixels = images.to(_working_dtype(images))
-        rows, columns, frame = _matrices(pixels, view)
+        rows, columns, frame = _matrices(pixels, pixels.shape, view)
         patches = torch.einsum(axes, rows, pixels, columns)
         return (patches if frame is None else patches + frame.unsqueeze(-3)).to(images.dtype)
+
+
+def spread_plain(gradient: Tensor, shape: torch.Size, view: View) -> Tensor:
+    """The transpose of `foveate_plain`: from (B, S, C, P, P) to the `shape` of the images."""
+    with _full_precision(gradient):
+        slopes = gradient.to(_working_dtype(gradient))
+        rows, columns, _ = _matrices(slopes, shape, view)
+        # Products instead of an einsum, which batched gradients do not know.
+        parts = [
+            rows[..., i, None, :, :].mT @ slopes[:, i] @ columns[..., i, None, :, :]
+            for i in range(len(view.scales))
+        ]
+        return torch.stack(parts).sum(0).to(gradient.dtype)
 
 
 def sampling_matrices(
@@ -117,6 +140,11 @@ class View(NamedTuple):
     antialias: bool = False
     centres: Tensor | None = None
 
+    @property
+    def blurs(self) -> bool:
+        """Whether antialiasing changes anything: kernels wider than two pixels."""
+        return self.antialias and max(self.scales) > 1
+
 
 def _resample(images: Tensor, view: View) -> Tensor:
     """`foveate` by two matrix products per scale, on the part of the image that the scale sees."""
@@ -133,27 +161,21 @@ def _resample(images: Tensor, view: View) -> Tensor:
 
 
 def _can_gather(images: Tensor, view: View) -> bool:
-    """Whether the pixels may be gathered: there is no such code for antialiasing or gradients."""
-    blurred = view.antialias and max(view.scales) > 1
-    if blurred or (images.requires_grad and torch.is_grad_enabled()):
+    """Whether the pixels may be gathered: on a GPU without antialiasing and gradients."""
+    if view.blurs and max(view.scales) > WIDEST:
         return False
-    if images.is_cuda:
-        return images.dtype != torch.float64 and not exporting()
-    if images.device.type != "cpu" or images.dtype != torch.float32 or watched(images):
+    if images.is_cuda and (view.blurs or (images.requires_grad and torch.is_grad_enabled())):
+        return False
+    return compiled_code_reads(images)
+
+
+def compiled_code_reads(tensor: Tensor) -> bool:
+    """Whether there is compiled code for such a tensor here, and nothing has to watch it."""
+    if tensor.is_cuda:
+        return tensor.dtype != torch.float64 and not exporting()
+    if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or watched(tensor):
         return False
     return library() is not None
-
-
-def _gather(images: Tensor, view: View) -> Tensor:
-    """`foveate` pixel by pixel, within its output's memory.
-
-    4,096 images on one H200: 0.17 ms, the products 2.1; 32 on 2 CPU cores: 0.4 ms, 3 to 4.
-    """
-    if images.is_cuda:
-        from foveate.resampling.triton_kernel import gather_patches
-    else:
-        from foveate.resampling.c_kernel import gather_patches
-    return gather_patches(images, view)
 
 
 def _groups(view: View) -> list[View]:
@@ -167,7 +189,7 @@ def _patches(pixels: Tensor, view: View, parts: int) -> Iterator[Tensor]:
     """The (B, C, P, P) patches, one scale after another."""
     # A compiler that traces symbols gets plain numbers: a new size takes it 6 s, else 35.
     height, width = index(pixels.shape[-2]), index(pixels.shape[-1])
-    rows, columns, frame = _matrices(pixels, view)
+    rows, columns, frame = _matrices(pixels, pixels.shape, view)
     for i, scale in enumerate(view.scales):
         y, x = _window(height, scale, view), _window(width, scale, view)
         seen, row, column = pixels[..., y, x], rows[..., i, :, y], columns[..., i, :, x]
@@ -208,24 +230,25 @@ def _window(length: int, scale: float, view: View) -> slice:
     return slice(margin, length - margin)
 
 
-def _matrices(pixels: Tensor, view: View) -> tuple[Tensor, Tensor, Tensor | None]:
+def _matrices(like: Tensor, shape: torch.Size, view: View) -> tuple[Tensor, Tensor, Tensor | None]:
     """Row matrices (…, S, P, H), column matrices (…, S, P, W), and what a constant adds.
 
-    The last is (…, S, P, P), or None for a padding that takes its values from the image. A tap
+    They fit images of a `shape`, and have the dtype and device of `like`. The last is
+    (…, S, P, P), or None for a padding that takes its values from the image. A tap
     is outside as soon as its row or its column is, so what remains of the weight is the
     constant's: v · (1 - rowsum · columnsum).
     """
-    height, width = pixels.shape[-2:]
+    height, width = shape[-2:]
     y, x = (None, None) if view.centres is None else view.centres.unbind(1)
-    rows, row_sums = _axis(pixels, height, view, y)
+    rows, row_sums = _axis(like, height, view, y)
     if view.centres is None and height == width:
         columns, column_sums = rows, row_sums
     else:
-        columns, column_sums = _axis(pixels, width, view, x)
+        columns, column_sums = _axis(like, width, view, x)
     if isinstance(view.padding, str) or view.padding == 0:
         return rows, columns, None
     inside = row_sums[..., :, None] * column_sums[..., None, :]
-    return rows, columns, (float(view.padding) * (1 - inside)).to(pixels)
+    return rows, columns, (float(view.padding) * (1 - inside)).to(like)
 
 
 def _axis(pixels: Tensor, length: int, view: View, centres: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,223 @@
+/* Cut patches out of images with antialiasing (`blur`), and take gradients of patches back to
+   images, with or without it (`spread`).
+
+   Kernels are separable. `blur` adds up weighted image rows, then columns, LANES patch rows at a
+   time: between the two they are turned to (columns, LANES), so that both sums are over vectors
+   without a gather. `spread` is the transpose of each step in the opposite order. */
+#include <string.h>
+
+#include "patches.h"
+#include "vectors.h"
+
+/* The image pixels under the kernel of each patch pixel along an axis. After folding they are
+   neighbours for every padding, so a start, a number and their weights describe them. */
+struct axis {
+    int64_t length, most; /* pixels of the image, and the most under one kernel */
+    int64_t begin, end;   /* pixels under any kernel */
+    int64_t *first, *count;
+    float *weight;  /* (size, most) */
+    double *inside; /* all weights of a kernel: less than one where a constant has its share */
+    double *sums;   /* (length,), zero between calls */
+};
+
+/* Memory of one thread. */
+struct scratch {
+    struct axis y, x;
+    float *row;    /* part of an image row, as the image has it */
+    float *turned; /* (width, LANES) */
+    void *memory;
+};
+
+/* Add up the triangle about `at` by image pixel; say where they begin and end, and return the
+   sum of all weights, also outside of the image. */
+static double add_triangle(const struct view *v, double at, double half, const struct axis *a,
+                           int64_t *begin, int64_t *end) {
+    double total = 0, last = (double)(a->length - 1), low = floor(at) + 1 - ceil(half);
+    for (double k = 0; k < 2 * ceil(half); k++) {
+        double weight = 1 - fabs(low + k - at) / half;
+        if (weight <= 0) continue;
+        total += weight;
+        if (v->padding == CONSTANT && (low + k < 0 || low + k > last)) continue;
+        int64_t i = folded(v, low + k, last);
+        a->sums[i] += weight;
+        if (i < *begin) *begin = i;
+        if (i >= *end) *end = i + 1;
+    }
+    return total;
+}
+
+static void weigh(const struct view *v, double at, double half, const struct axis *a, int64_t p) {
+    int64_t begin = a->length, end = 0;
+    /* Infinity becomes NaN, which no comparison leaves out: such a centre gives NaN. */
+    double total = add_triangle(v, isfinite(at) ? at : NAN, half, a, &begin, &end), inside = 0;
+    a->first[p] = begin;
+    a->count[p] = end > begin ? end - begin : 0;
+    for (int64_t i = begin; i < end; i++) {
+        inside += a->sums[i];
+        a->weight[p * a->most + i - begin] = (float)(a->sums[i] / total);
+        a->sums[i] = 0;
+    }
+    a->inside[p] = inside / total;
+}
+
+static void place(const struct view *v, double scale, double middle, struct axis *a) {
+    double half = v->antialias && scale > 1 ? scale : 1;
+    a->begin = a->length;
+    a->end = 0;
+    for (int64_t p = 0; p < v->size; p++) {
+        weigh(v, sample_at(v, p, scale, middle), half, a, p);
+        int64_t end = a->first[p] + a->count[p];
+        if (a->first[p] < a->begin) a->begin = a->first[p];
+        if (a->count[p] > 0 && end > a->end) a->end = end;
+    }
+    if (a->end < a->begin) a->end = a->begin; /* all kernels are outside of the image */
+}
+
+static void place_both(const struct view *v, int64_t n, int64_t s, struct scratch *m) {
+    place(v, v->scale[s], middle(v, n, 0), &m->y);
+    place(v, v->scale[s], middle(v, n, 1), &m->x);
+}
+
+static void add_weighted(float weight, const float *restrict from, int64_t length,
+                         float *restrict to) {
+    for (int64_t i = 0; i < length; i++) to[i] += weight * from[i];
+}
+
+/* The floats of an image row from the first to the last pixel that an axis reaches. With channels
+   last they include other colours: to blend these too is faster than to pick pixels. */
+static int64_t span(const struct view *v, const struct axis *x) {
+    return x->end > x->begin ? (x->end - x->begin - 1) * v->column_step + 1 : 0;
+}
+
+/* Resample `lines` rows of a patch from row p on, and leave their columns as they are. */
+static void blur_rows(const struct view *v, const float *image, int64_t p, int64_t lines,
+                      struct scratch *m) {
+    const struct axis *y = &m->y, *x = &m->x;
+    image += x->begin * v->column_step;
+    for (int64_t line = 0; line < lines; line++, p++) {
+        const float *from = image + y->first[p] * v->row_step;
+        memset(m->row, 0, (size_t)span(v, x) * sizeof(float));
+        for (int64_t k = 0; k < y->count[p]; k++, from += v->row_step)
+            add_weighted(y->weight[p * y->most + k], from, span(v, x), m->row);
+        for (int64_t i = 0; i < x->end - x->begin; i++)
+            m->turned[i * LANES + line] = m->row[i * v->column_step];
+    }
+}
+
+static void blur_columns(const struct view *v, int64_t lines, const struct scratch *m,
+                         float *patch) {
+    const struct axis *x = &m->x;
+    for (int64_t q = 0; q < v->size; q++) {
+        const float *from = m->turned + (x->first[q] - x->begin) * LANES;
+        vec sum = {0};
+        for (int64_t k = 0; k < x->count[q]; k++, from += LANES)
+            sum += x->weight[q * x->most + k] * load(from);
+        for (int64_t line = 0; line < lines; line++) patch[line * v->size + q] = sum[line];
+    }
+}
+
+static void blur_patch(const struct view *v, const float *image, struct scratch *m, float *patch) {
+    for (int64_t p = 0; p < v->size; p += LANES) {
+        int64_t lines = v->size - p < LANES ? v->size - p : LANES;
+        blur_rows(v, image, p, lines, m);
+        blur_columns(v, lines, m, patch + p * v->size);
+    }
+    for (int64_t p = 0; p < v->size; p++)
+        add_fill(v, m->y.inside[p], m->x.inside, patch + p * v->size);
+}
+
+static void blur_some(const struct view *v, int64_t begin, int64_t end, struct scratch *m) {
+    for (int64_t i = begin, placed = -1; i < end; i++) {
+        int64_t n = image_at(v, i), s = scale_at(v, i);
+        if (n >= v->count) continue;
+        if (s != placed || v->centres != NULL) place_both(v, n, placed = s, m);
+        for (int64_t c = 0; c < v->colours; c++)
+            blur_patch(v, v->images + n * v->image_step + c * v->colour_step, m,
+                       patch_at(v, n, s, c));
+    }
+}
+
+/* The transpose of `blur_columns`. */
+static void spread_columns(const struct view *v, int64_t lines, const float *patch,
+                           struct scratch *m) {
+    const struct axis *x = &m->x;
+    memset(m->turned, 0, (size_t)(x->end - x->begin) * LANES * sizeof(float));
+    for (int64_t q = 0; q < v->size; q++) {
+        float slope[LANES] = {0};
+        for (int64_t line = 0; line < lines; line++) slope[line] = patch[line * v->size + q];
+        float *to = m->turned + (x->first[q] - x->begin) * LANES;
+        for (int64_t k = 0; k < x->count[q]; k++, to += LANES)
+            store(to, load(to) + x->weight[q * x->most + k] * load(slope));
+    }
+}
+
+/* The transpose of `blur_rows`; the columns of a gradient have no steps. */
+static void spread_rows(const struct view *v, int64_t p, int64_t lines, struct scratch *m,
+                        float *image) {
+    const struct axis *y = &m->y, *x = &m->x;
+    for (int64_t line = 0; line < lines; line++, p++) {
+        for (int64_t i = 0; i < x->end - x->begin; i++) m->row[i] = m->turned[i * LANES + line];
+        float *to = image + y->first[p] * v->row_step + x->begin;
+        for (int64_t k = 0; k < y->count[p]; k++, to += v->row_step)
+            add_weighted(y->weight[p * y->most + k], m->row, x->end - x->begin, to);
+    }
+}
+
+/* Add to some planes, the colours of images, one scale after another: whoever does it, the sums
+   have one order. */
+static void spread_some(const struct view *v, int64_t begin, int64_t end, struct scratch *m) {
+    for (int64_t i = begin; i < end; i++) {
+        int64_t n = i / v->colours, c = i % v->colours;
+        float *image = v->images + n * v->image_step + c * v->colour_step;
+        for (int64_t s = 0; s < v->scales; s++) {
+            const float *patch = patch_at(v, n, s, c);
+            place_both(v, n, s, m);
+            for (int64_t p = 0; p < v->size; p += LANES) {
+                int64_t lines = v->size - p < LANES ? v->size - p : LANES;
+                spread_columns(v, lines, patch + p * v->size, m);
+                spread_rows(v, p, lines, m, image);
+            }
+        }
+    }
+}
+
+/* The most pixels under a kernel of any scale; scales are in increasing order. */
+static int64_t most(const struct view *v, int64_t length) {
+    double half = v->antialias ? fmax(v->scale[v->scales - 1], 1) : 1;
+    return 2 * ceil(half) < (double)length ? 2 * (int64_t)ceil(half) : length;
+}
+
+static struct scratch prepare(const struct view *v) {
+    int64_t size = v->size, rows = most(v, v->height), columns = most(v, v->width);
+    int64_t longer = v->height > v->width ? v->height : v->width;
+    int64_t doubles = 2 * size + longer, wholes = 4 * size;
+    int64_t row = (v->width - 1) * v->column_step + 1;
+    int64_t floats = size * (rows + columns) + row + v->width * LANES;
+    double *inside = calloc((size_t)(2 * (doubles + wholes) + floats), sizeof(float));
+    if (inside == NULL) return (struct scratch){.memory = NULL};
+    double *sums = inside + 2 * size;
+    int64_t *first = (int64_t *)(inside + doubles), *count = first + 2 * size;
+    float *weight = (float *)(first + wholes), *line = weight + size * (rows + columns);
+    return (struct scratch){
+        {v->height, rows, 0, 0, first, count, weight, inside, sums},
+        {v->width, columns, 0, 0, first + size, count + size, weight + size * rows, inside + size,
+         sums},
+        line, line + row, inside};
+}
+
+/* Do parts until none is left; any number of threads may call this at once. */
+static void share(struct view *v, int64_t total,
+                  void (*work)(const struct view *, int64_t, int64_t, struct scratch *)) {
+    struct scratch m = prepare(v);
+    for (int64_t part; (part = atomic_fetch_add(&v->next, 1)) < v->parts;) {
+        if (m.memory == NULL)
+            v->failed = 1;
+        else
+            work(v, total * part / v->parts, total * (part + 1) / v->parts, &m);
+    }
+    free(m.memory);
+}
+
+void blur(struct view *v) { share(v, steps(v), blur_some); }
+
+void spread(struct view *v) { share(v, v->count * v->colours, spread_some); }

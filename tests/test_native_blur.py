@@ -1,0 +1,204 @@
+"""The compiled code for antialiasing and for gradients equals the plain definition."""
+# Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels.
+
+import math
+
+import native_trunks
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_images import random_images
+from native_trunks import forgotten
+from resampling_cases import LAYOUTS, PADDINGS, PAPER
+
+from foveate.native import build, calls
+from foveate.resampling import c_kernel, foveate, foveate_plain
+from foveate.resampling.c_kernel import gather_patches, spread_patches
+from foveate.resampling.definition import View, spread_plain
+
+_needs_a_compiler = native_trunks._needs_a_compiler  # a fixture for every test
+UNIT = torch.finfo(torch.float32).eps / 2  # the most that one rounding changes
+PHOTO = tuple(56 / 112 * 2 ** (i / 2) for i in range(7))  # windows of 56 to 448 pixels
+
+
+def assert_patches_right(images, view):
+    found = gather_patches(images, view)
+    scales, size, *_ = view
+    options = {name: getattr(view, name) for name in ("padding", "antialias", "centres")}
+    exact = foveate_plain(images.double(), scales, size, **options)
+    assert found.is_contiguous() and found.dtype == torch.float32
+    # Values up to 1 with weights that sum to 1. On each axis a weight is rounded and each term
+    # added; a constant costs 3 more roundings.
+    terms = sum(min(2 * math.ceil(max(*view.scales, 1)), length) for length in images.shape[2:])
+    torch.testing.assert_close(found.double(), exact, atol=(terms + 5) * UNIT, rtol=0)
+
+
+def assert_gradient_right(gradient, shape, view):
+    found = spread_patches(gradient, torch.Size(shape), view)
+    exact = spread_plain(gradient.double(), torch.Size(shape), view)
+    size = spread_plain(gradient.double().abs(), torch.Size(shape), view)
+    # P patch columns at most add to a pixel of a patch row, then P rows of each scale to the image
+    # pixel; both weights are rounded. So many roundings of the sum of absolute terms:
+    terms = view.size * (len(view.scales) + 1) + 2
+    assert found.dtype == torch.float32
+    assert ((found - exact).abs() <= terms * UNIT * size).all()
+
+
+@st.composite
+def cases(draw):
+    B, C = draw(st.integers(1, 9)), draw(st.integers(1, 3))
+    H, W = (draw(st.integers(1, 40)) for _ in range(2))
+    scales = sorted(draw(st.sets(st.floats(0.01, 50), min_size=1, max_size=4)))
+    centres = None
+    if draw(st.booleans()):  # also far outside, where "reflect" folds many times
+        pair = st.tuples(st.floats(-9 * H, 9 * H), st.floats(-9 * W, 9 * W))
+        centres = torch.tensor([draw(pair) for _ in range(B)], dtype=torch.float64)
+    padding, size = draw(st.sampled_from(PADDINGS)), draw(st.integers(1, 20))
+    return (B, C, H, W), View(tuple(scales), size, padding, True, centres)
+
+
+@settings(max_examples=200)
+@given(case=cases(), layout=st.sampled_from([*LAYOUTS]), seed=st.integers(0, 99))
+def test_antialiased_patches_equal_the_definition(case, layout, seed):
+    shape, view = case
+    assert_patches_right(LAYOUTS[layout](random_images(*shape, seed=seed)), view)
+
+
+@settings(max_examples=200)
+@given(case=cases(), antialias=st.booleans(), seed=st.integers(0, 99))
+def test_gradients_equal_the_transposed_definition(case, antialias, seed):
+    shape, view = case
+    gradient = random_images(shape[0], len(view.scales), shape[1], view.size, view.size, seed=seed)
+    assert_gradient_right(gradient, shape, view._replace(antialias=antialias))
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("shape", [(5, 3, 448, 300), (1, 3, 91, 460), (2, 1, 5, 4), (3, 1, 1, 1)])
+@pytest.mark.parametrize("size", [1, 33, 112])
+def test_both_are_right_for_photographs(padding, shape, size):
+    view = View(PHOTO, size, padding, True)
+    assert_patches_right(random_images(*shape), view)
+    assert_gradient_right(random_images(*shape[:1], len(PHOTO), shape[1], size, size), shape, view)
+
+
+def test_both_are_right_on_a_simple_processor(monkeypatch, tmp_path):
+    monkeypatch.setenv("FOVEATE_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "TARGETS", ("-march=x86-64", *build.TARGETS))
+    view = View(tuple(PAPER), 9, "reflect", True)
+    with forgotten():
+        assert_patches_right(random_images(3, 2, 30, 41), view)
+        assert_gradient_right(random_images(3, len(PAPER), 2, 9, 9), (3, 2, 30, 41), view)
+
+
+def test_the_same_bits_for_any_number_of_threads(monkeypatch):
+    images, view = random_images(9, 2, 30, 41), View(tuple(PAPER), 11, -0.7, True)
+    gradient, before, runs = random_images(9, len(PAPER), 2, 11, 11), torch.get_num_threads(), []
+    try:
+        for threads, team in ((1, True), (2, True), (5, True), (3, False)):
+            if not team:
+                monkeypatch.setattr(calls, "_team", lambda: None)
+            torch.set_num_threads(threads)
+            patches = gather_patches(images, view)
+            runs.append((patches, spread_patches(gradient, images.shape, view)))
+    finally:
+        torch.set_num_threads(before)
+    for patches, slopes in runs:
+        assert torch.equal(patches, runs[0][0]) and torch.equal(slopes, runs[0][1])
+
+
+def test_no_images_or_channels_give_none():
+    view = View((0.5, 2.0), 4, antialias=True)
+    for shape in ((0, 3, 8, 8), (2, 0, 8, 8)):
+        patches = gather_patches(torch.zeros(shape), view)
+        assert patches.shape == (shape[0], 2, shape[1], 4, 4)
+        assert spread_patches(patches, torch.Size(shape), view).shape == shape
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("where", [float("nan"), float("inf"), float("-inf")])
+def test_centres_that_are_no_place_give_nan(where, padding):
+    centres = torch.tensor([[where, 4.0], [4.0, where], [4.0, 4.0]])
+    options = {"padding": padding, "centres": centres, "antialias": True}
+    found = foveate(random_images(3, 1, 9, 9), [0.5, 2.0], 3, **options)
+    assert found[:2].isnan().all() and found[2].isfinite().all()
+
+
+OPTIONS = [
+    {"antialias": antialias, "padding": padding, "centres": centres}
+    for antialias in (False, True)
+    for padding in ("reflect", 0.6)
+    for centres in (None, torch.tensor([[3.0, 21.5], [40.0, -2.0]]))
+]
+
+
+def loss(patches):
+    """A function whose second derivative is not zero."""
+    return (patches.square() * patches.detach().cos()).sum() + patches.sum()
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("layout", ["rows", "colours"])
+def test_gradients_of_a_loss_equal_those_of_the_definition(options, layout, monkeypatch):
+    images = LAYOUTS[layout](random_images(2, 3, 33, 26, seed=torch.seed() % 2**31))
+    other = random_images(2, 3, 33, 26, seed=1)
+
+    def derivatives(op, dtype):
+        leaf = images.to(dtype, memory_format=torch.preserve_format).requires_grad_()
+        (first,) = torch.autograd.grad(
+            loss(op(leaf, [0.4, 1.0, 2.3], 7, **options)), leaf, create_graph=True
+        )
+        (second,) = torch.autograd.grad(first, leaf, other.to(dtype))
+        return first.detach().double(), second.double()
+
+    calls = []
+    monkeypatch.setattr(
+        c_kernel, "spread_patches", lambda *given: calls.append(1) or spread_patches(*given)
+    )
+    found, exact = derivatives(foveate, torch.float32), derivatives(foveate_plain, torch.float64)
+    assert len(calls) == 2
+    # Each of the (3 + 1) · 7 sums is over slopes of up to 3 whose patches have 2 · 6 + 5 roundings,
+    # and in all 3 · 49 pixels, at most, weigh on one image pixel.
+    bound = ((3 + 1) * 7 + 17) * UNIT * 3 * 3 * 49
+    for result, expected in zip(found, exact, strict=True):
+        torch.testing.assert_close(result, expected, atol=bound, rtol=0)
+
+
+def test_the_gradient_is_the_adjoint():
+    images = random_images(3, 2, 30, 26).requires_grad_()
+    patches = foveate(images, PAPER, 7, antialias=True)
+    other = random_images(*patches.shape, seed=1)
+    (gradient,) = torch.autograd.grad(patches, images, other)
+    forward = (patches.double() * other).sum()
+    # Sums of products of two values up to 1, each with the error of patches or of gradients.
+    bound = (7 * (len(PAPER) + 1) + 2 * 16 + 5) * UNIT * patches.numel()
+    assert abs(forward - (images.double() * gradient).sum()) <= bound
+
+
+def test_gradients_do_not_see_later_changes_of_centres():
+    images = random_images(1, 1, 20, 20).requires_grad_()
+    centres = torch.tensor([[10.0, 10.0]], dtype=torch.float64)
+    patches = foveate(images, [1.0], 2, centres=centres)
+    centres.zero_()
+    (gradient,) = torch.autograd.grad(patches.sum(), images)
+    assert gradient[..., 9:11, 9:11].sum() == 4
+
+
+def test_batched_gradients_take_the_definition():
+    images = random_images(1, 1, 6, 5)
+
+    def op(images):
+        return foveate(images, [0.5, 2.0], 2, antialias=True)
+
+    one_by_one = torch.autograd.functional.jacobian(op, images)
+    at_once = torch.autograd.functional.jacobian(op, images, vectorize=True)
+    torch.testing.assert_close(at_once, one_by_one, atol=10 * UNIT, rtol=0)
+
+
+@pytest.mark.parametrize("antialias", [False, True])
+def test_a_constant_gives_gradients_to_the_image_alone(antialias):
+    """Each patch pixel inside passes all of its gradient on, whatever the kernel."""
+    images = random_images(1, 1, 40, 40).requires_grad_()
+    foveate(images, [0.7, 2.0], 12, padding=0.4, antialias=antialias).sum().backward()
+    # 2 · 144 patch pixels with windows of up to 24 + 4 pixels; all terms are positive
+    assert abs(float(images.grad.double().sum()) - 288) <= 288 * (12 * 3 + 2) * UNIT
