@@ -41,8 +41,10 @@ def assert_gradient_right(gradient, shape, view):
     # P patch columns at most add to a pixel of a patch row, then P rows of each scale to the image
     # pixel; both weights are rounded. So many roundings of the sum of absolute terms:
     terms = view.size * (len(view.scales) + 1) + 2
+    # Positions, below 1,000 pixels, differ by some roundings of float64, and so do weights.
+    moved = 1e-12 * float(gradient.double().abs().sum())
     assert found.dtype == torch.float32
-    assert ((found - exact).abs() <= terms * UNIT * size).all()
+    assert ((found - exact).abs() <= terms * UNIT * size + moved).all()
 
 
 @st.composite
