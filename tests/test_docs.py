@@ -70,6 +70,7 @@ def recipes(names):
     assert names["logits"].shape == (2, 10) and names["there"].shape == (2, 10)
     assert names["maps"].logits.shape == (2, 10, 14, 14)
     assert len(names["net"].scales) == 17
+    assert names["windows"] == [40, 57, 80, 113]
 
 
 SAID = {"README.md": readme, "guide.md": guide, "recipes.md": recipes}

@@ -107,8 +107,9 @@ def predict(
         named = str(path) in str(error)
         raise DataError(str(error) if named else f"image {path}: {error}") from None
     height, width = pixels.shape[:2]
-    zoom = scale or max(image.shape[2:]) / max(height, width)
+    zoom = max(image.shape[2:]) / max(height, width)
     if not search:
+        zoom = scale or zoom
         return _in_picture(model, classify(model, image, inverted), (height / 2, width / 2), zoom)
     assert isinstance(model.net, ScaleChannels)
     image = image.to(model.device)
@@ -163,17 +164,16 @@ def prepare_search(
     check_size(side)
     values, invert = _values(pixels, model, math.ceil(longest / (4 * side)), invert)
     factor = side / max(values.shape[1:])
-    # Sides of one parity keep the centre of the picture the centre of the input.
-    height, width = (side - 2 * round((side - n * factor) / 2) for n in values.shape[1:])
-    height, width = max(height, 1), max(width, 1)
+    height, width = values.shape[1:]
     if model.config is None:
-        size, channels = (height, width), len(values)
-        transform = Transform(size=size, channels=channels, mean=model.mean, std=model.std)
-        return transform([torch.from_numpy(values)], 1.0), invert
-    padded = torch.from_numpy(_padded(values, max(values.shape[1:])))
+        size = max(1, round(height * factor)), max(1, round(width * factor))
+        transform = Transform(size=size, channels=len(values), mean=model.mean, std=model.std)
+        return transform([torch.tensor(values)], 1.0), invert
+    padded = torch.from_numpy(_padded(values, max(height, width)))
     square = rescale(padded[None], factor, size=side, border=model.border)
-    top, left = (side - height) // 2, (side - width) // 2
-    return square[:, :, top : top + height, left : left + width].contiguous(), invert
+    # Cutting both ends alike keeps the centre of the picture the centre of the input.
+    top, left = (min(round((side - n * factor) / 2), (side - 1) // 2) for n in (height, width))
+    return square[:, :, top : side - top, left : side - left].contiguous(), invert
 
 
 def _values(pixels: Pixels, model: Model, blocks: int, invert: bool | None) -> tuple[Pixels, bool]:
