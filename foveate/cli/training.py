@@ -258,10 +258,15 @@ def _measured(
 def _tested(folder: "RunFolder", other: str | None, load: "Load", changed_data: bool) -> "Source":
     """The source `other`, or else that of the run, or what its data set file was made from."""
     from foveate.errors import ConfigError
-    from foveate.training.data import made_from
+    from foveate.training.data import is_photo, made_from
     from foveate.training.unchanged import check_unchanged
 
     config = folder.config()
+    if is_photo(config):
+        raise ConfigError(
+            f"{folder.path} was trained on photographs (recipe photo), which evaluate cannot show "
+            "at other scales yet; its validation accuracy is in metrics.jsonl"
+        )
     made = made_from(config.source)
     name = made if other is None else other
     if name is None or (other is None and name.startswith("shards:")):
