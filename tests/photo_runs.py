@@ -22,6 +22,16 @@ def photo_config(**changes):
     return fitted(preset("fovavg").changed({**SETTINGS, **changes}), load_source)
 
 
+def backbone(channels, classes):
+    """A network of one's own, for --backbone photo_runs:backbone."""
+    from torch import nn
+
+    convolution = nn.Conv2d(channels, 6, 3, stride=2)
+    return nn.Sequential(
+        convolution, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, classes)
+    )
+
+
 def command(out, *options):
     """The arguments of `foveate train` for the same run."""
     settings = [part for key, value in SETTINGS.items() for part in ("--set", f"{key}={value}")]

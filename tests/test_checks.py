@@ -27,6 +27,8 @@ def test_every_field_refuses_values_of_other_types(config):
         now = getattr(config, field.name)
         wrong = [True, *OTHERS] if not isinstance(now, bool) else [1, "true", *OTHERS]
         for value in wrong:
+            if value is None and now is None:  # a part that may be left out
+                continue
             with pytest.raises(ConfigError, match=rf"{field.name} must be|features must be"):
                 replace(config, **{field.name: value})
 

@@ -100,7 +100,8 @@ def pictures(folder, classes=3, count=20):
 def test_the_network_follows_a_folder_of_pictures(tmp_path, capsys):
     pictures(tmp_path / "pictures")
     options = ["--source", f"folder:{tmp_path / 'pictures'}", *SMALL, "--epochs", "2"]
-    options += ["--set", "model.scales=1:2:1", "--scales", "1", "--out", str(tmp_path / "run")]
+    options += ["--recipe", "mnist-large-scale", "--scales", "1", "--out", str(tmp_path / "run")]
+    options += ["--set", "model.scales=1:2:1"]
     assert run(["train", "fovavg", *options]) == 0
     model = config_of(tmp_path / "run").model
     assert (model.channels, model.classes) == (3, 3)

@@ -20,8 +20,10 @@ from foveate.data.pictures import PictureFolder, read_picture
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.execution import patches
+from foveate.training.checkpoint import RunFolder
 from foveate.training.config import build_net
 from foveate.training.data import fitted, open_batches
+from foveate.training.distributed import Team
 from foveate.training.loop import train, train_together
 from foveate.training.photos import default_workers
 from foveate.training.presets import preset
@@ -135,6 +137,18 @@ def test_runs_side_by_side_are_what_they_are_alone(tmp_path, whole):
     one, two = (weights(run.path) for run in train_together(runs))
     assert same_bits(one, weights(whole.path))
     assert same_bits(two, weights(train(other, tmp_path / "c", workers=0).path))
+
+
+def test_processes_of_a_run_read_their_parts_of_the_same_batches():
+    batches, order = opened(photo_config()), torch.randperm(24)
+    whole = [batch.images.inputs[0] for batch in batches(order, 10, (0, 1))]
+    dealt = [Team(rank=rank, count=3).deal(order, 10) for rank in range(3)]
+    hands = [
+        [batch.images.inputs[0] for part, size in deal for batch in batches(part, size, (0, 1))]
+        for deal in dealt
+    ]
+    for batch, *parts in zip(whole, *hands, strict=True):
+        assert torch.equal(torch.cat(parts), batch)
 
 
 def test_workers_by_the_cores(monkeypatch):
@@ -291,6 +305,15 @@ def test_the_command_says_what_it_took(tmp_path, capfd):
         "short side 48; 3 windows of 16 to 64 pixels in patches of 16"
     ) in shown.err
     assert "is finished" in shown.out
+
+
+def test_the_command_trains_a_backbone_of_ones_own(tmp_path):
+    options = ["--backbone", "photo_runs:backbone", "--set", "model.size=20", "--workers", "1"]
+    assert run_command([*command(tmp_path / "run"), *options]) == 0
+    net = RunFolder(tmp_path / "run").net(trust=True)
+    assert net.size == 20 and len(net.backbone) == 5
+    losses = [entry["loss"] for entry in RunFolder(tmp_path / "run").metrics()]
+    assert len(losses) == 3 and losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize(
