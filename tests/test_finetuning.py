@@ -10,11 +10,12 @@ import timm
 import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
-from tiny_runs import MODEL, same_bits, tiny, weights
+from tiny_runs import AS_TINY, MODEL, same_bits, tiny, weights
 from torch import nn
 from torchvision import models
 
 import foveate.training.session as session
+from foveate.cli.app import run as run_command
 from foveate.data.recipes import Recipe
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
@@ -255,3 +256,16 @@ def test_a_fine_tuned_run_is_tested_at_sizes_of_its_pictures(tmp_path):
         with torch.no_grad():
             right += int(net.eval()(image).argmax()) == int(test.images.labels("test")[index])
     assert at.count == 9 and at.accuracy == pytest.approx(right / 9)
+
+
+def test_windows_in_pixels_are_those_of_the_network(tmp_path, capsys):
+    at = AS_TINY.index("model.scales=1:2:1")
+    arguments = [*AS_TINY[: at - 1], *AS_TINY[at + 1 :], "--out", str(tmp_path / "run")]
+    assert run_command([*arguments, "--windows", "12-24"]) == 0
+    config = RunFolder(tmp_path / "run").config()
+    assert [round(12 * scale) for scale in config.model.scales] == [12, 17, 24]
+    capsys.readouterr()
+    assert run_command([*AS_TINY, "--windows", "12-24"]) == 2
+    assert "not both" in capsys.readouterr().err
+    assert run_command([*arguments, "--windows", "wide"]) == 2
+    assert "windows must look like" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -64,6 +65,10 @@ def train(
     weights: Annotated[
         str | None, typer.Option(help="Start from weights of the backbone: file.safetensors.")
     ] = None,
+    windows: Annotated[
+        str | None,
+        typer.Option(help="Windows of the channels in pixels, two per octave, as 56-448."),
+    ] = None,
     recipe: Annotated[
         str | None,
         typer.Option(help="photo (default for colour pictures) or mnist-large-scale."),
@@ -124,6 +129,7 @@ def train(
         "pretrained": True if pretrained else None,
         "weights": weights,
         "recipe": recipe,
+        "windows": windows,
     }
     given = {key: str(value) for key, value in changes.items() if value is not None}
     options = {"device": device, "stream": stream, "recompute": recompute}
@@ -267,10 +273,17 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
 def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) -> "TrainConfig":
     """The preset or model, with what the user gave, made to fit the source."""
     from foveate.errors import ConfigError
+    from foveate.scales import parse_windows
     from foveate.training.data import fitted, is_made, is_photo
     from foveate.training.presets import preset
 
+    windows = given.pop("windows", None)
+    if windows is not None and "model.scales" in given:
+        raise ConfigError("set --windows or model.scales, not both")
     config = preset(model).changed(given)
+    if windows is not None:
+        scales = parse_windows(windows, config.model.size)
+        config = replace(config, model=replace(config.model, scales=scales))
     for key in ("scales", "size", "border"):
         if key in given and is_made(config.source):
             raise ConfigError(f"the images in {config.source} are made already: leave out {key}")
