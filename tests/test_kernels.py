@@ -1,10 +1,11 @@
-"""The GPU kernel equals the definition; runs where there is a GPU."""
+"""The GPU kernels equal the definition; runs where there is a GPU."""
 
 import pytest
 import torch
 
 from foveate.models.zoo import create_model
 from foveate.resampling import foveate, foveate_plain
+from foveate.resampling.definition import View, spread_plain
 from foveate.scales import ScaleGrid
 
 pytestmark = [
@@ -12,45 +13,117 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 GRID = ScaleGrid(0.5, 8, per_octave=4)
+EPS = torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize("padding", ["border", "reflect", 0.0, -0.7629])
 @pytest.mark.parametrize("shape", [(3, 1, 112, 112), (2, 3, 57, 90), (2, 2, 5, 4), (1, 1, 1, 1)])
 @pytest.mark.parametrize("size", [1, 28, 33])
 @pytest.mark.parametrize("centred", [True, False])
-def test_it_equals_the_definition(padding, shape, size, centred):
+@pytest.mark.parametrize("antialias", [False, True])
+def test_it_equals_the_definition(padding, shape, size, centred, antialias):
     images = torch.randn(shape, device="cuda")
     centres = None
     if not centred:
         centres = torch.rand(shape[0], 2, device="cuda") * torch.tensor(shape[2:], device="cuda")
-    patches = foveate(images, GRID, size, padding=padding, centres=centres)
-    exact = foveate_plain(images.double(), GRID, size, padding=padding, centres=centres)
+    options = {"padding": padding, "centres": centres, "antialias": antialias}
+    patches = foveate(images, GRID, size, **options)
+    exact = foveate_plain(images.double(), GRID, size, **options)
     torch.testing.assert_close(patches.double(), exact, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_is_rounded_once(dtype):
+@pytest.mark.parametrize("antialias", [False, True])
+def test_half_precision_is_rounded_once(dtype, antialias):
     images = torch.randn(4, 1, 112, 112, device="cuda", dtype=dtype)
-    exact = foveate_plain(images.double(), GRID, 28)
-    patches = foveate(images, GRID, 28).double()
+    exact = foveate_plain(images.double(), GRID, 28, antialias=antialias)
+    patches = foveate(images, GRID, 28, antialias=antialias).double()
     torch.testing.assert_close(patches, exact, atol=1e-6, rtol=torch.finfo(dtype).eps)
 
 
-def test_strided_images_are_read_rightly():
+@pytest.mark.parametrize("antialias", [False, True])
+def test_strided_images_are_read_rightly(antialias):
     images = torch.randn(4, 1, 112, 224, device="cuda")[..., ::2]
-    expected = foveate(images.contiguous(), GRID, 28)
-    torch.testing.assert_close(foveate(images, GRID, 28), expected)
-    assert not torch.equal(expected, foveate(images.mT.contiguous(), GRID, 28))
+    expected = foveate(images.contiguous(), GRID, 28, antialias=antialias)
+    torch.testing.assert_close(foveate(images, GRID, 28, antialias=antialias), expected)
+    turned = foveate(images.mT.contiguous(), GRID, 28, antialias=antialias)
+    assert not torch.equal(expected, turned)
 
 
-def test_gradients_take_the_other_path_and_agree():
-    images = torch.randn(2, 1, 112, 112, device="cuda", requires_grad=True)
-    patches = foveate(images, GRID, 28)
-    torch.testing.assert_close(
-        patches.detach(), foveate(images.detach(), GRID, 28), atol=1e-5, rtol=0
-    )
-    patches.square().sum().backward()
-    assert float(images.grad.abs().sum()) > 0
+@pytest.mark.parametrize("padding", ["border", "reflect", -0.7629])
+@pytest.mark.parametrize("shape", [(3, 1, 112, 112), (2, 3, 57, 90), (1, 1, 1, 1)])
+@pytest.mark.parametrize("centred", [True, False])
+@pytest.mark.parametrize("antialias", [False, True])
+def test_gradients_equal_those_of_the_definition(padding, shape, centred, antialias):
+    images = torch.randn(shape, device="cuda", requires_grad=True)
+    centres = None
+    if not centred:
+        centres = torch.rand(shape[0], 2, device="cuda") * torch.tensor(shape[2:], device="cuda")
+    view = View(GRID.values, 28, padding, antialias, centres)
+    options = {"padding": padding, "centres": centres, "antialias": antialias}
+    patches = foveate(images, GRID, 28, **options)
+    slopes = torch.randn_like(patches)
+    (found,) = torch.autograd.grad(patches, images, slopes)
+    exact = spread_plain(slopes.double(), images.shape, view)
+    size = spread_plain(slopes.double().abs(), images.shape, view)
+    # Chunks of 16 columns and rows that hold up to 28, at 17 scales, and two rounded weights: so
+    # many terms are added, each with a rounding of the sum of absolute terms.
+    assert ((found - exact).abs() <= (17 * (32 + 32) + 2) * EPS / 2 * size).all()
+    (again,) = torch.autograd.grad(foveate(images, GRID, 28, **options), images, slopes)
+    assert torch.equal(again, found)
+
+
+def test_the_second_gradient_is_the_op_itself():
+    images = torch.randn(2, 3, 57, 90, device="cuda", requires_grad=True)
+    slopes = torch.randn(2, 17, 3, 28, 28, device="cuda", requires_grad=True)
+    patches = foveate(images, GRID, 28, padding=0.5, antialias=True)
+    (first,) = torch.autograd.grad(patches, images, slopes, create_graph=True)
+    (second,) = torch.autograd.grad(first, slopes, images.detach())
+    expected = foveate_plain(images.detach().double(), GRID, 28, padding=0.0, antialias=True)
+    torch.testing.assert_close(second.double(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_gradients_are_rounded_once(dtype):
+    images = torch.randn(2, 1, 57, 90, device="cuda", dtype=dtype, requires_grad=True)
+    patches = foveate(images, GRID, 28, antialias=True)
+    slopes = torch.randn_like(patches)
+    (found,) = torch.autograd.grad(patches, images, slopes)
+    exact = spread_plain(slopes.double(), images.shape, View(GRID.values, 28, antialias=True))
+    torch.testing.assert_close(found.double(), exact, atol=1e-4, rtol=torch.finfo(dtype).eps)
+
+
+def test_transforms_and_compilers_are_served_with_antialiasing():
+    images = torch.randn(2, 1, 57, 90, device="cuda")
+
+    def op(images):
+        return foveate(images, [0.5, 2.0], 28, antialias=True)
+
+    expected = op(images)
+    torch.testing.assert_close(torch.vmap(op)(images[None])[0], expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(torch.compile(op)(images), expected, atol=1e-5, rtol=0)
+    gradient = torch.func.grad(lambda images: op(images).square().sum())(images)
+    leaf = images.clone().requires_grad_()
+    op(leaf).square().sum().backward()
+    torch.testing.assert_close(gradient, leaf.grad, atol=1e-4, rtol=1e-4)
+    leaf.grad = None
+    torch.compile(op)(leaf).square().sum().backward()
+    torch.testing.assert_close(gradient, leaf.grad, atol=1e-4, rtol=1e-4)
+
+
+def test_gradients_are_captured():
+    images = torch.randn(2, 1, 57, 90, device="cuda", requires_grad=True)
+    slopes = torch.randn(2, 2, 1, 28, 28, device="cuda")
+
+    def gradient():
+        patches = foveate(images, [0.5, 2.0], 28, antialias=True)
+        return torch.autograd.grad(patches, images, slopes)[0]
+
+    expected, graph = gradient(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = gradient()
+    graph.replay()
+    assert torch.equal(found, expected) and torch.equal(gradient(), expected)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -86,11 +159,12 @@ def test_scales_seen_first_in_a_graph_are_right_outside_of_it_too():
     torch.testing.assert_close(patches, expected, atol=1e-5, rtol=0)
 
 
-def test_peak_memory_is_input_output_and_no_more_than_one_output():
+@pytest.mark.parametrize("antialias", [False, True])
+def test_peak_memory_is_input_output_and_no_more_than_one_output(antialias):
     images = torch.randn(512, 1, 112, 112, device="cuda")
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    patches = foveate(images, GRID, 28)
+    patches = foveate(images, GRID, 28, antialias=antialias)
     used = torch.cuda.max_memory_allocated() - before
     assert used <= 2 * patches.numel() * 4

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from foveate.resampling.definition import View, compiled_code_reads, resample, spread_plain
+from foveate.tracing import watched
 
 
 def gather(images: Tensor, view: View) -> Tensor:
@@ -24,7 +25,9 @@ def gather(images: Tensor, view: View) -> Tensor:
 
 def spread(gradient: Tensor, shape: torch.Size, view: View) -> Tensor:
     """Take gradients of patches to gradients of images of a `shape`: the transpose of `gather`."""
-    if not compiled_code_reads(gradient):  # such as the batched gradients of a Jacobian
+    if watched(gradient) or not compiled_code_reads(
+        gradient
+    ):  # such as the batched gradients of a Jacobian
         return spread_plain(gradient, shape, view)
     if not (gradient.requires_grad and torch.is_grad_enabled()):
         return _spread(gradient, shape, view)
@@ -64,6 +67,8 @@ def _gather(images: Tensor, view: View) -> Tensor:
 
 
 def _spread(gradient: Tensor, shape: torch.Size, view: View) -> Tensor:
-    from foveate.resampling.c_kernel import spread_patches
-
+    if gradient.is_cuda:
+        from foveate.resampling.triton_kernel import spread_patches
+    else:
+        from foveate.resampling.c_kernel import spread_patches
     return spread_patches(gradient, shape, view)

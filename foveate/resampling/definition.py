@@ -31,7 +31,8 @@ from foveate.scales import ScaleGrid, as_scales
 from foveate.tracing import exporting, watched
 
 Padding: TypeAlias = Literal["border", "reflect"] | float
-WIDEST = 4096  # the largest scale that compiled code blurs; it walks through each kernel
+# The largest scale that compiled code blurs: it walks along each kernel, on a GPU over its square.
+WIDEST = {"cpu": 4096, "cuda": 16}
 
 
 def foveate(
@@ -50,12 +51,11 @@ def foveate(
     the conventions. Gradients flow to `images`, not to `centres`.
 
     Pixels are gathered by compiled code, or matrix products are taken where that is not possible:
-    for transforms, float64, scales above 4096 with antialiasing, on a GPU gradients and
-    antialiasing, and on a CPU half precision or the lack of a C compiler. Both work in float32 or
-    float64, also under autocast; half precision is rounded once, at the end. Gathering needs no
-    memory beside its output (antialiasing copies images whose pixels are more than 4 floats
-    apart); products hold about one more output (and, for half precision, a float32 copy of the
-    images).
+    for transforms, float64, antialiasing at scales above 4096 (16 on a GPU), and on a CPU half
+    precision or the lack of a C compiler. Both work in float32 or float64, also under autocast;
+    half precision is rounded once, at the end. Gathering needs no memory beside its output (on a
+    CPU, antialiasing copies images whose pixels are more than 4 floats apart); products hold
+    about one more output (and, for half precision, a float32 copy of the images).
 
     Images must be finite, which is not checked (on a GPU, looking would stall it): a NaN spoils
     the pixels drawn from it, and with products every patch whose window reaches it.
@@ -128,7 +128,7 @@ def sampling_matrices(
         raise ConfigError(f"length must be at least 1 pixel, got {length}")
     if centres is not None and centres.ndim != 1:
         raise ConfigError(f"centres of one axis must be (B,), got {tuple(centres.shape)}")
-    return _exact_matrices(length, view, centres, device).to(device=device, dtype=dtype)
+    return axis_matrices(length, view, centres, device).to(device=device, dtype=dtype)
 
 
 class View(NamedTuple):
@@ -155,17 +155,19 @@ def _resample(images: Tensor, view: View) -> Tensor:
     # The half-resampled (P, W) rows of one scale stay within one output of (S, P, P).
     parts = min(view.size, math.ceil(index(images.shape[-1]) / (len(view.scales) * view.size)))
     patches: list[Tensor] = []
-    for part in _groups(view):
+    for part in groups(view):
         patches += [patch.to(images.dtype) for patch in _patches(pixels, part, parts)]
     return torch.stack(patches, 1)
 
 
 def _can_gather(images: Tensor, view: View) -> bool:
-    """Whether the pixels may be gathered: on a GPU without antialiasing and gradients."""
-    if view.blurs and max(view.scales) > WIDEST:
+    """Whether compiled code may cut these patches."""
+    if view.blurs and max(view.scales) > WIDEST.get(images.device.type, 0):
         return False
-    if images.is_cuda and (view.blurs or (images.requires_grad and torch.is_grad_enabled())):
-        return False
+    graph = images.requires_grad and torch.is_grad_enabled()
+    # A compiler can trace the kernels of a GPU, but not a gradient through them.
+    if images.is_cuda and (graph or (view.blurs and not torch.compiler.is_compiling())):
+        return compiled_code_reads(images) and not watched(images)
     return compiled_code_reads(images)
 
 
@@ -178,7 +180,7 @@ def compiled_code_reads(tensor: Tensor) -> bool:
     return library() is not None
 
 
-def _groups(view: View) -> list[View]:
+def groups(view: View) -> list[View]:
     """One scale at a time with centres: for each image all matrices would outweigh the patches."""
     if view.centres is None:
         return [view]
@@ -253,11 +255,11 @@ def _matrices(like: Tensor, shape: torch.Size, view: View) -> tuple[Tensor, Tens
 
 def _axis(pixels: Tensor, length: int, view: View, centres: Tensor | None) -> tuple[Tensor, Tensor]:
     """The matrices of one axis as the pixels' dtype, and their row sums still in float64."""
-    exact = _exact_matrices(length, view, centres, pixels.device)
+    exact = axis_matrices(length, view, centres, pixels.device)
     return exact.to(pixels), exact.sum(-1)
 
 
-def _exact_matrices(
+def axis_matrices(
     length: int, view: View, centres: Tensor | None, device: torch.device | str
 ) -> Tensor:
     """`sampling_matrices` in float64, on the CPU where the device has none."""

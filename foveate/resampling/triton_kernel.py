@@ -1,4 +1,4 @@
-"""The resampling op as one GPU kernel: every patch pixel gathers its four image pixels."""
+"""The resampling op on a GPU: every patch pixel gathers its image pixels, and the transpose."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels.
 
 from functools import lru_cache
@@ -8,18 +8,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foveate.resampling.definition import View
+from foveate.resampling.definition import View, axis_matrices, groups
 
 # Measured on one H200, 4096 images and 17 scales: 256 pixels in 4 warps for groups of 4 images take
 # 0.167 ms; one image at a time 0.24 ms, 1024 pixels 0.22 ms, a copy of as many bytes 0.105 ms.
 BLOCK = 256  # patch pixels that one program makes, in each of a group of images
 GROUP = 4  # images that share the arithmetic of positions and weights
+TILE = 32  # image pixels along an axis that one program takes gradients to
+CHUNK = 16  # patch pixels along an axis that it reads at once; the least that tl.dot takes
 PADDINGS = {"border": 0, "reflect": 1, "constant": 2}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _taps(p, scale, rest, whole, part, length, SIZE: tl.constexpr, PADDING: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Two pixels of an axis and their weights for patch pixels p; the centre is whole + part."""
+def _position(p, scale, rest, whole, part, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The pixel before the sample of patch pixel p, and the distance; centre is whole + part."""
     offset = p.to(tl.float32) + (0.5 - SIZE / 2)
     below = tl.floor(offset * scale + (whole + part))
     # The product is rounded once, less whole pixels: as exact as float64 rounded at the end. The
@@ -27,21 +29,40 @@ def _taps(p, scale, rest, whole, part, length, SIZE: tl.constexpr, PADDING: tl.c
     far = tl.fma(offset, scale, whole - below) + (part + offset * rest)
     below += tl.floor(far)
     far = tl.fma(offset, scale, whole - below) + (part + offset * rest)
+    return below.to(tl.int32), far
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _folded(index, length, PADDING: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Indices of any size brought into the image of `length` pixels."""
+    if PADDING == 1:
+        period = tl.maximum(2 * (length - 1), 1)
+        index = (index % period + period) % period
+        index = length - 1 - tl.abs(length - 1 - index)
+    return tl.minimum(tl.maximum(index, 0), length - 1)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _taps(p, scale, rest, whole, part, length, SIZE: tl.constexpr, PADDING: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Two pixels of an axis and their weights for patch pixels p."""
+    first, far = _position(p, scale, rest, whole, part, SIZE)
     near = 1 - far
-    first = below.to(tl.int32)
     second = first + 1
     if PADDING == 2:
         near = tl.where((first >= 0) & (first < length), near, 0.0)
         far = tl.where((second >= 0) & (second < length), far, 0.0)
-    if PADDING == 1:
-        period = tl.maximum(2 * (length - 1), 1)
-        first = (first % period + period) % period
-        second = (second % period + period) % period
-        first = length - 1 - tl.abs(length - 1 - first)
-        second = length - 1 - tl.abs(length - 1 - second)
-    first = tl.minimum(tl.maximum(first, 0), length - 1)
-    second = tl.minimum(tl.maximum(second, 0), length - 1)
-    return first, second, near, far
+    return _folded(first, length, PADDING), _folded(second, length, PADDING), near, far
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _tap(step, first, far, half, length, PADDING: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One pixel under a triangle, the part of its weight inside of the image, and all of it."""
+    weight = tl.maximum(1 - tl.abs(step - far) / half, 0.0)
+    index = first + step
+    inside = weight
+    if PADDING == 2:
+        inside = tl.where((index >= 0) & (index < length), weight, 0.0)
+    return _folded(index, length, PADDING), inside, weight
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -79,6 +100,89 @@ def _gather(  # type: ignore[no-untyped-def]
         tl.store(target, value.to(patches.dtype.element_ty), inside)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _blur(  # type: ignore[no-untyped-def]
+    images, patches, scales, centres, whole_y, part_y, whole_x, part_x, fill, height, width, total,
+    channels, count, blocks, SIZE: tl.constexpr, PADDING: tl.constexpr, CENTRED: tl.constexpr,
+    BLOCK: tl.constexpr, GROUP: tl.constexpr
+):  # fmt: skip
+    program = tl.program_id(0)
+    block, which = program % blocks, (program // blocks) % count
+    start = (program // (blocks * count)).to(tl.int64) * GROUP
+    scale, rest = tl.load(scales + which), tl.load(scales + count + which)
+    if not CENTRED:
+        middle = centres + 2 * (start // channels)
+        middle_y, middle_x = tl.load(middle), tl.load(middle + 1)
+        whole_y, whole_x = tl.floor(middle_y), tl.floor(middle_x)
+        part_y, part_x = middle_y - whole_y, middle_x - whole_x
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    top, down = _position(at // SIZE, scale, rest, whole_y, part_y, SIZE)
+    left, far = _position(at % SIZE, scale, rest, whole_x, part_x, SIZE)
+    half = tl.maximum(scale, 1.0)
+    reach = tl.ceil(half).to(tl.int32)
+    image = start + tl.arange(0, GROUP)
+    written = (at < SIZE * SIZE)[None, :] & (image < total)[:, None]
+    source = images + (image * height * width)[:, None]
+    value = tl.zeros([GROUP, BLOCK], tl.float32)
+    all_y = tl.zeros([BLOCK], tl.float32)
+    all_x, in_y, in_x = all_y, all_y, all_y
+    for step in range(1 - reach, reach + 1):
+        _pixel, share, complete = _tap(step, left, far, half, width, PADDING)
+        all_x += complete
+        in_x += share
+    for row in range(1 - reach, reach + 1):
+        y, share_y, whole_weight = _tap(row, top, down, half, height, PADDING)
+        all_y += whole_weight
+        in_y += share_y
+        for column in range(1 - reach, reach + 1):
+            x, share_x, _whole = _tap(column, left, far, half, width, PADDING)
+            weight = (share_y * share_x)[None, :]
+            pixel = source + (y * width + x)[None, :]
+            value += weight * tl.load(pixel, written & (weight > 0), other=0.0).to(tl.float32)
+    value = value / (all_y * all_x)[None, :]
+    if PADDING == 2:
+        value += (fill * (1 - in_y / all_y * (in_x / all_x)))[None, :]
+    place = ((image // channels) * count + which) * channels + image % channels
+    target = patches + (place * SIZE * SIZE)[:, None] + at[None, :]
+    tl.store(target, value.to(patches.dtype.element_ty), written)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _spread(  # type: ignore[no-untyped-def]
+    gradient, images, rows, columns, first_y, stop_y, first_x, stop_x, height, width, channels,
+    count, tables, across, tiles, SIZE: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """Add to one tile of an image what each patch pixel that it was drawn into passes back."""
+    program = tl.program_id(0)
+    tile, plane = program % tiles, (program // tiles).to(tl.int64)
+    y = tile // across * TILE + tl.arange(0, TILE)
+    x = tile % across * TILE + tl.arange(0, TILE)
+    in_y, in_x = y < height, x < width
+    target = images + plane * height * width + y[:, None] * width + x[None, :]
+    value = tl.load(target, in_y[:, None] & in_x[None, :], other=0.0)
+    image = plane // channels
+    for which in range(count):
+        table = image * tables + which
+        top = tl.min(tl.load(first_y + table * height + y, in_y, other=SIZE))
+        bottom = tl.max(tl.load(stop_y + table * height + y, in_y, other=0))
+        left = tl.min(tl.load(first_x + table * width + x, in_x, other=SIZE))
+        right = tl.max(tl.load(stop_x + table * width + x, in_x, other=0))
+        slopes = gradient + ((image * count + which) * channels + plane % channels) * SIZE * SIZE
+        for p_first in range(top, bottom, CHUNK):
+            p = p_first + tl.arange(0, CHUNK)
+            down = rows + (table * SIZE + p)[None, :] * height + y[:, None]
+            weight_y = tl.load(down, (p < SIZE)[None, :] & in_y[:, None], other=0.0)
+            for q_first in range(left, right, CHUNK):
+                q = q_first + tl.arange(0, CHUNK)
+                there = (p < SIZE)[:, None] & (q < SIZE)[None, :]
+                slope = tl.load(slopes + p[:, None] * SIZE + q[None, :], there, other=0.0)
+                along = columns + (table * SIZE + q)[:, None] * width + x[None, :]
+                weight_x = tl.load(along, (q < SIZE)[:, None] & in_x[None, :], other=0.0)
+                part = tl.dot(slope.to(tl.float32), weight_x, input_precision="ieee")
+                value += tl.dot(weight_y, part, input_precision="ieee")
+    tl.store(target, value, in_y[:, None] & in_x[None, :])
+
+
 def _table(scales: tuple[float, ...], device: torch.device) -> Tensor:
     """The scales in float32, and what the rounding left out: (2, S)."""
     if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
@@ -100,7 +204,7 @@ def _rounded(exact: Tensor) -> Tensor:
 
 
 def gather_patches(images: Tensor, view: View) -> Tensor:
-    """Cut (B, C, H, W) images into patches (B, S, C, P, P), as `foveate` without antialiasing."""
+    """Cut (B, C, H, W) images into patches (B, S, C, P, P), as `foveate`."""
     scales, size, padding, _, centres = view
     batch, channels, height, width = images.shape
     count, table = len(scales), _table(scales, images.device)
@@ -114,9 +218,56 @@ def gather_patches(images: Tensor, view: View) -> Tensor:
     group = GROUP if centres is None else 1  # images with centres of their own share nothing
     blocks = triton.cdiv(size * size, BLOCK)
     total = batch * channels
-    _gather[(triton.cdiv(total, group) * count * blocks,)](
+    kernel = _blur if view.blurs else _gather
+    kernel[(triton.cdiv(total, group) * count * blocks,)](
         images.contiguous(), patches, table, points, *middle, fill, height, width, total, channels,
         count, blocks, SIZE=size, PADDING=PADDINGS[kind], CENTRED=centres is None, BLOCK=BLOCK,
         GROUP=group
     )  # fmt: skip
     return patches
+
+
+def spread_patches(gradient: Tensor, shape: torch.Size, view: View) -> Tensor:
+    """Take gradients of patches to those of images of a `shape`: the transpose.
+
+    Every image pixel adds up its own gradient, always in the same order.
+    """
+    batch, channels, height, width = shape
+    images = gradient.new_zeros(shape, dtype=torch.float32)
+    across = triton.cdiv(width, TILE)
+    tiles = across * triton.cdiv(height, TILE)
+    begin = 0
+    for part in groups(view) if images.numel() and gradient.numel() else ():
+        count = len(part.scales)
+        slopes = gradient[:, begin : begin + count].contiguous()
+        rows, columns = _sparse(height, part, 0, images), _sparse(width, part, 1, images)
+        _spread[(batch * channels * tiles,)](
+            slopes, images, rows[0], columns[0], *rows[1:], *columns[1:], height, width, channels,
+            count, 0 if view.centres is None else count, across, tiles, SIZE=view.size, TILE=TILE,
+            CHUNK=CHUNK
+        )  # fmt: skip
+        begin += count
+    return images.to(gradient.dtype)
+
+
+def _sparse(length: int, view: View, axis: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The matrices of an axis, and between which patch pixels each image pixel has its weights."""
+    if view.centres is not None:
+        return _made_sparse(length, view, view.centres[:, axis], like.device)
+    if torch.cuda.is_current_stream_capturing():  # see `_table`
+        return _made_sparse(length, view, None, like.device)
+    return _kept_sparse(length, view, like.device)
+
+
+@lru_cache(maxsize=8)
+def _kept_sparse(length: int, view: View, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    return _made_sparse(length, view, None, device)
+
+
+def _made_sparse(
+    length: int, view: View, centres: Tensor | None, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    matrices = axis_matrices(length, view, centres, device).float()
+    at = torch.arange(view.size, device=device, dtype=torch.int32)[:, None]
+    first = torch.where(matrices != 0, at, view.size).amin(-2)
+    return matrices, first.int(), torch.where(matrices != 0, at + 1, 0).amax(-2).int()
