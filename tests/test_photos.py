@@ -25,7 +25,7 @@ from foveate.training.config import build_net
 from foveate.training.data import fitted, open_batches
 from foveate.training.distributed import Team
 from foveate.training.loop import train, train_together
-from foveate.training.photos import default_workers
+from foveate.training.photos import PhotoBatches, default_workers
 from foveate.training.presets import preset
 
 CPU = torch.device("cpu")
@@ -122,13 +122,25 @@ def test_a_run_has_the_same_bits_with_any_number_of_workers(tmp_path, whole, wor
 def test_a_run_has_the_same_bits_after_an_interruption(tmp_path, whole, stop):
     def watch(config, progress, steps):
         if progress.epoch * steps + progress.step == stop:
-            raise KeyboardInterrupt
+            signal.raise_signal(signal.SIGINT)  # is held back to the end of the step
 
     with pytest.raises(KeyboardInterrupt) as caught:
         train(photo_config(), tmp_path, watch=watch, workers=2)
     assert not multiprocessing.active_children()  # though `caught` has the frames of the run
     del caught
     assert_as_if_nothing_had_been(train(photo_config(), tmp_path, workers=1).path, whole)
+
+
+def test_a_run_augments_by_its_seed_and_epoch(tmp_path, monkeypatch):
+    seen, hand_out = [], PhotoBatches.__call__
+
+    def recording(self, order, batch, draws=(0, 0)):
+        seen.append((self.split, draws))
+        return hand_out(self, order, batch, draws)
+
+    monkeypatch.setattr(PhotoBatches, "__call__", recording)
+    train(photo_config(seed="5", epochs="2"), tmp_path, workers=0)
+    assert [draws for split, draws in seen if split == "train"] == [(5, 0), (5, 1)]
 
 
 def test_runs_side_by_side_are_what_they_are_alone(tmp_path, whole):
