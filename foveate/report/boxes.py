@@ -42,10 +42,10 @@ def draw_prediction(pixels: Pixels, prediction: Prediction) -> Image.Image:
     half = zoom * prediction.window / 2
     left, right = (_clipped(at, picture.width, line) for at in (x - half, x + half))
     top, bottom = (_clipped(at, picture.height, line) for at in (y - half, y + half))
-    _caption(draw, (left - line, top - line), text)
     corners = ((left, top), (right, top), (right, bottom), (left, bottom), (left, top))
     draw.line(corners, EDGE, 3 * line, joint="curve")
     draw.line(corners, INK, line, joint="curve")
+    _caption(draw, (left - line, top - 2 * line), text)
     return picture
 
 
