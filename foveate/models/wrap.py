@@ -27,7 +27,8 @@ def wrap(
     The defaults are for photographs and networks that are trained or fine-tuned after wrapping:
     ``pool="avg"`` was the most accurate pool after training. For a pretrained backbone that is used
     without any training choose ``pool="logsumexp"``; an average of logits is poor there. Accuracy
-    on ImageNet classes without training, the mean over objects of 1/4 to 2 times the usual size:
+    on ImageNet classes without training, the mean over objects of 1/4 to 2 times the usual size, as
+    measured with a prototype (EfficientNet-Lite0):
 
     | network | accuracy |
     |---|---|
