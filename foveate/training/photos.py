@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -28,6 +29,7 @@ from foveate.execution.plan import Prepared
 from foveate.models.channels import ScaleChannels
 from foveate.training.config import TrainConfig
 from foveate.training.data import Batches, open_pictures
+from foveate.training.interrupt import SIGNALS
 
 MOST_WORKERS = 8  # by default
 AHEAD = 1 << 29  # bytes of patches above which each worker prepares one batch ahead, not two
@@ -63,7 +65,8 @@ class PhotoBatches(Batches):
         """
         size = batch if self.split == "train" else min(batch, self.largest)
         loader = self._loader([group.tolist() for group in order.split(size)], draws)
-        iterator = iter(loader)
+        with _signals_blocked():  # until the workers have handlers of their own
+            iterator = iter(loader)
         close = partial(_close, iterator)
         atexit.register(close)
         try:
@@ -230,6 +233,20 @@ def _begin_worker(number: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(GRACE))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Keep SIGINT and SIGTERM pending in this thread, and in processes that it starts."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _close(iterator: Iterator[Any]) -> None:
