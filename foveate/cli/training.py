@@ -88,7 +88,10 @@ def train(
         ),
     ] = False,
     workers: Annotated[
-        int | None, typer.Option(help="Processes that read photographs; by the cores if not given.")
+        int | None,
+        typer.Option(
+            min=0, max=99, help="Processes that read photographs; by the cores if not given."
+        ),
     ] = None,
     recompute: Annotated[
         int, typer.Option(help="Scale channels trained at a time, to save memory; 0 for all.")

@@ -120,6 +120,6 @@ def source_of_tests(config: TrainConfig) -> str:
     if name is None or (is_shards(name) and not is_photo(config)):
         raise ConfigError(
             f"{config.source} does not state what it was made from, so its network cannot be "
-            "tested at other scales; name the images themselves as source"
+            "tested at other scales; name the images with --source, or as the source of a study"
         )
     return name

@@ -140,7 +140,7 @@ BOUNDS = {
     "mean": (-1e308, 1e308),
     "std": (1e-300, 1e308),
 }
-FINE = {("border", "audit"): ("-1", "1e308")}
+FINE = {("border", "audit"): ("-1", "1e308"), ("workers", "train"): ("0",)}
 
 
 def command_case(command, number):
@@ -246,9 +246,11 @@ POOLS = {
 
 def _is_bad(command, option, value):
     name = option.name
+    if value in FINE.get((name, command), ()):
+        return False
     if name in BOUNDS and option.type in (int, float, str):
         return not _within(value, *BOUNDS[name], option.type is int)
-    return value not in FINE.get((name, command), ())
+    return True
 
 
 def _within(text, low, high, whole):
