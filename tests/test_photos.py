@@ -334,7 +334,7 @@ def test_the_command_trains_a_backbone_of_ones_own(tmp_path):
         (["--scales", "2"], "the recipe photo has no scales: set recipe.base"),
         (["--set", "size=64"], "the recipe photo has no size"),
         (["--recipe", "mnist"], "there is no recipe 'mnist'"),
-        (["--workers", "-1"], "workers must be 0 or more"),
+        (["--workers", "-1"], "'--workers': Input should be greater"),
     ],
 )
 def test_the_command_refuses_in_one_line(tmp_path, capfd, options, words):
