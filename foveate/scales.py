@@ -189,7 +189,7 @@ def check_scale(scale: float) -> float:
 
 
 def parse_scales(text: str) -> tuple[ScaleRange, ...]:
-    """Read the scales to draw from; a grid counts as the list of its scales.
+    """Parse scales to draw from; a grid is expanded to the list of its scales.
 
     Example:
         >>> [str(item) for item in parse_scales("0.5,1-4,1:4:1")]

@@ -118,6 +118,7 @@ def test_the_best_weights_are_kept_across_an_interruption(tmp_path, monkeypatch)
         whole = train(config, tmp_path / "whole")
     assert len(seen) == 4
     assert same_bits(weights(whole.path), seen[1])
+    assert whole.validation() == 0.9
     assert not same_bits(seen[1], seen[3])
     again = []
     with monkeypatch.context() as patch:
@@ -181,8 +182,11 @@ def test_weights_of_another_number_of_classes_load_without_the_classifier(tmp_pa
 
 def test_weights_of_another_backbone_are_refused(tmp_path):
     net, other = make_backbone("timm:resnet18", **SMALL), models.resnet34().state_dict()
-    with pytest.raises(ConfigError, match="is it of this backbone"):
+    with pytest.raises(ConfigError, match="saved from this backbone"):
         load_backbone(net, other, tmp_path / "file")
+    spoiled = {**net.state_dict(), "conv1.weight": torch.full_like(net.conv1.weight, torch.nan)}
+    with pytest.raises(ConfigError, match="non-finite"):
+        load_backbone(net, spoiled, tmp_path / "file")
     wide = {**net.state_dict(), "conv1.weight": torch.zeros(64, 1, 7, 7)}
     with pytest.raises(ConfigError, match="of the shape"):
         load_backbone(net, wide, tmp_path / "file")

@@ -307,9 +307,8 @@ def _loader() -> "Load":
 
 
 def _score(folder: "RunFolder") -> str:
-    metrics = folder.metrics()
-    last = metrics[-1].get("validation") if metrics else None
-    words = "" if last is None else f"validation {100 * last:.2f} %; "
+    found = folder.validation()
+    words = "" if found is None else f"validation {100 * found:.2f} %; "
     return f"{words}next: foveate evaluate {folder.path}"
 
 

@@ -38,7 +38,7 @@ class WebPage(Protocol):
 
 
 def make_app(page: WebPage, names: Collection[str] = ()) -> Starlette:
-    """Build the application; if `names` are given, requests for another host are refused.
+    """Build the application. With `names`, it refuses requests whose host is not one of them.
 
     One thread does all computing: requests queue up, and do not compete for the cores. Set
     `app.state.closing` to refuse those that still wait, so that the server can end.
@@ -129,7 +129,7 @@ def _parse(body: bytes) -> dict[str, Any]:
 
 
 def _json(reply: dict[str, Any], status: int = 200) -> Response:
-    # In ASCII: a name may hold half a surrogate pair, which UTF-8 cannot encode.
+    # ASCII escapes: a file name may contain a lone surrogate, which UTF-8 cannot encode.
     return Response(json.dumps(reply), status, media_type="application/json")
 
 

@@ -30,7 +30,7 @@ class Arguments(ctypes.Structure):
 
 
 def gather_patches(images: Tensor, view: View) -> Tensor:
-    """Cut (B, C, H, W) images into patches (B, S, C, P, P), as `foveate`.
+    """Cut (B, C, H, W) images into patches (B, S, C, P, P); see `foveate`.
 
     Images are float32 on the CPU with any strides. There must be a `library`.
     """

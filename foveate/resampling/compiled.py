@@ -11,7 +11,7 @@ from foveate.tracing import watched
 
 
 def gather(images: Tensor, view: View) -> Tensor:
-    """Cut (B, C, H, W) images into patches (B, S, C, P, P), as `foveate`.
+    """Cut (B, C, H, W) images into patches (B, S, C, P, P); see `foveate`.
 
     4,096 images on one H200: 0.17 ms, the products 2.1; 32 on 2 CPU cores: 0.4 ms, 3 to 4.
     """

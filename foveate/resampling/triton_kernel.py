@@ -204,7 +204,7 @@ def _rounded(exact: Tensor) -> Tensor:
 
 
 def gather_patches(images: Tensor, view: View) -> Tensor:
-    """Cut (B, C, H, W) images into patches (B, S, C, P, P), as `foveate`."""
+    """Cut (B, C, H, W) images into patches (B, S, C, P, P); see `foveate`."""
     scales, size, padding, _, centres = view
     batch, channels, height, width = images.shape
     count, table = len(scales), _table(scales, images.device)

@@ -123,13 +123,15 @@ def _using_threads(count: int) -> Iterator[None]:
 def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load) -> Outcome:
     """Test a trained run and write its outcome."""
     begun, last = time.perf_counter(), run.metrics()[-1]
+    if (accuracy := run.validation()) is None:
+        raise DataError(f"{run.path} has no validation accuracy; remove it and train again")
     scales = _test(job, run, device, load)
     seconds = (last["share"] + time.perf_counter() - begun) / at_once
     outcome = Outcome(
         name=job.name,
         seed=job.config.seed,
         config=job.config.digest(),
-        validation=last["validation"],
+        validation=accuracy,
         seconds=round(seconds, 3),
         memory=_peak_memory(device),
         scales=scales,

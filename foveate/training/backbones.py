@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from foveate.errors import ConfigError
+from foveate.models.pretrained import find_non_finite
 from foveate.trust import find_factory, require_trust
 
 LIBRARIES = ("timm", "torchvision")
@@ -53,13 +54,20 @@ def load_backbone(backbone: nn.Module, weights: dict[str, Tensor], path: Path) -
     own = {n: t for n, t in backbone.state_dict().items() if not n.endswith(counts)}
     weights = {n: t for n, t in weights.items() if not n.endswith(counts)}
     if names := sorted(own.keys() ^ weights.keys()):
-        known = "has no" if names[0] in own else "has an unknown"
-        raise ConfigError(f"{path} {known} {names[0]!r}; is it of this backbone?")
+        problem = "lacks the weight" if names[0] in own else "has the unknown weight"
+        raise ConfigError(
+            f"{path} {problem} {names[0]!r}; use weights that were saved from this backbone"
+        )
+    if broken := find_non_finite(weights):
+        raise ConfigError(f"{path} has non-finite values in {broken}; use another file")
     other = [name for name in own if own[name].shape != weights[name].shape]
     heads = {name.rpartition(".")[0] for name in other}
     if len(heads) > 1 or any(own[n].shape[1:] != weights[n].shape[1:] for n in other):
         got, wanted = tuple(weights[other[0]].shape), tuple(own[other[0]].shape)
-        raise ConfigError(f"{path} has {other[0]} of the shape {got}, the backbone {wanted}")
+        raise ConfigError(
+            f"{path} has {other[0]!r} of the shape {got}, but the backbone needs {wanted}; "
+            "use weights that were saved from this backbone"
+        )
     backbone.load_state_dict({n: t for n, t in weights.items() if n not in other}, strict=False)
 
 

@@ -224,6 +224,13 @@ class RunFolder:
             raise ConfigError(f"{self.weights} is of another model than {CONFIG} says")
         return net
 
+    def validation(self) -> float | None:
+        """Return the validation accuracy of the weights that the run keeps, if there is one yet."""
+        found = [entry["validation"] for entry in self.metrics() if "validation" in entry]
+        if not found:
+            return None
+        return max(found) if self.config().keep == "best" else found[-1]
+
     def metrics(self) -> list[dict[str, float]]:
         """Read what was measured after each epoch."""
         path = self.path / "metrics.jsonl"

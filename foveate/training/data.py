@@ -104,9 +104,10 @@ def open_batches(
     load: Load,
     workers: int | None = None,
 ) -> Batches:
-    """Get the images of a split ready; shards always stream, other sources if `stream` says so.
+    """Open the images of a split as batches.
 
-    With the recipe `photo` they always stream, through `workers` processes (by the cores if None).
+    Shards are always streamed, other sources if `stream` is set. With the recipe `photo`, they
+    are streamed by `workers` processes, by default one per core up to eight.
     """
     if is_photo(config):
         return _open_photos(config, split, net, device, workers)

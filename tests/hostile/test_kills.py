@@ -59,7 +59,7 @@ for line in sys.stdin:
 
 
 class Forked:
-    """Processes that begin with everything imported."""
+    """Starts processes by forking a server that has already imported everything."""
 
     def __init__(self):
         begun = time.monotonic()
