@@ -2,6 +2,8 @@
 # Shape letters: B batch, S scale channel, C image channel, P patch pixels.
 
 import atexit
+import ctypes
+import multiprocessing
 import os
 import signal
 import sys
@@ -34,6 +36,7 @@ from foveate.training.interrupt import SIGNALS
 MOST_WORKERS = 8  # by default
 AHEAD = 1 << 29  # bytes of patches above which each worker prepares one batch ahead, not two
 LISTED = 1000  # pictures whose headers tell the range of sizes
+PR_SET_PDEATHSIG = 1  # of prctl(2): the signal to get when the parent dies
 GRACE = 20  # seconds for which a worker outlives a SIGTERM, so that the run can still be saved
 Draws = tuple[int, int]
 Sample = tuple[Tensor, int]
@@ -228,6 +231,11 @@ def _begin_worker(number: int) -> None:
     Ctrl-C and many schedulers signal all processes at once. A worker that died before the run had
     finished its step would be an error.
     """
+    if sys.platform == "linux":  # a worker that waits on a full queue would outlive a killed run
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        parent = multiprocessing.parent_process()
+        if parent is not None and os.getppid() != parent.pid:
+            os._exit(1)  # the run died before the line above
     if hasattr(signal, "alarm"):
         signal.set_wakeup_fd(-1)  # that of the parent
         signal.signal(signal.SIGINT, signal.SIG_IGN)
