@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from foveate.data.large_scale import Border, check_border
 from foveate.data.pictures import list_pictures
+from foveate.data.recipes import Recipe
 from foveate.data.sources import CLOTHES, DIGITS
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.foreign import (
@@ -30,7 +31,7 @@ from foveate.models.pretrained import load_weights, pretrained_info, pretrained_
 from foveate.models.zoo import ZOO, ModelConfig, create_model, model_config
 from foveate.training.backbones import timm_model
 from foveate.training.checkpoint import RunFolder
-from foveate.training.data import made_from
+from foveate.training.data import is_photo, made_from
 from foveate.training.tensors import read_tensors
 
 TIMM = "timm:"
@@ -56,6 +57,7 @@ class Model:
         border: Border mode of the training images.
         mean: Mean that inputs of other models are normalised with, one value or one per channel.
         std: Standard deviation that they are normalised with.
+        recipe: How pictures become its input, for a run on photographs; else None.
         device: Device of its input.
     """
 
@@ -68,6 +70,7 @@ class Model:
     border: Border = "replicate"
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    recipe: Recipe | None = None
     device: torch.device | str = "cpu"
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -216,7 +219,8 @@ def _from_run(path: Path, trust: bool) -> Model:
     if os.path.exists(source):  # a data set file states what it was made from
         source = made_from(source) or source
     known = {"source": source, "trained_on": config.scales, "border": config.border}
-    return _of_config(str(path), net, config.model, config.size, **known)
+    recipe = config.recipe if is_photo(config) else None
+    return _of_config(str(path), net, config.model, config.size, recipe=recipe, **known)
 
 
 def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model:
