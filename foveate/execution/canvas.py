@@ -100,7 +100,7 @@ def layout_of(net: SlidingChannels, height: int, width: int) -> Layout:
     sides, size, stride = (index(height), index(width)), net.backbone.size, net.backbone.stride
     key = (sides, net.scales, size, stride)
     if key not in _layouts:
-        if len(_layouts) == MOST_LAYOUTS:
+        if len(_layouts) >= MOST_LAYOUTS:
             _layouts.clear()
         tall, wide = ([extent(n / s, size, stride) for s in net.scales] for n in sides)
         _layouts[key] = arrange(list(zip(tall, wide, strict=True)))

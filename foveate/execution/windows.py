@@ -18,11 +18,12 @@ against 1.47 ms for the plain form.
 # m windows along an axis, O filters.
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_input
 
 from foveate.execution.exact import exact_convnet, plain_blocks, unchanged_convnet
 from foveate.models.channels import ScaleChannels
@@ -125,10 +126,44 @@ def run_windows(trunk: nn.Sequential, cut: Tensor, moments: Moments | None = Non
         # Flat, because rectifying a view in place would copy these largest activations.
         active = torch.relu_(F.linear(rows, first.to(rows.dtype), shift.to(rows.dtype)))
     grid = active.unflatten(0, cut.shape[:3]).permute(0, 3, 1, 2)
-    features = F.conv2d(grid, grouped, second.bias)
+    features = _convolved(grid, grouped, second.bias)
     for layer in list(trunk)[at + 1 :]:
         features = layer(features)
     return features
+
+
+def _convolved(grid: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Apply a 2 × 2 convolution (O, C, 2, 2) to (N, C, m, m), under autocast in its precision."""
+    kind = grid.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else grid.dtype
+    assert bias is not None
+    found: Tensor = _Convolution.apply(grid.to(dtype), weight.to(dtype), bias.to(dtype))  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Convolution(torch.autograd.Function):
+    """A 2 × 2 convolution; the gradient of its weights is one matrix product.
+
+    cuDNN's repeatable kernel for it converts to float32 and takes 97 of the 530 µs of a step of
+    FovAvg with batches of 32 on one H200.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, grid: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(grid, weight)
+        return F.conv2d(grid, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        grid, weight = ctx.saved_tensors
+        back = conv2d_input(grid.shape, weight, slopes) if ctx.needs_input_grad[0] else None
+        by_pixel = slopes.permute(0, 2, 3, 1)
+        sides = [(0, 1), (1, 0)]  # rows or columns of zeros before and after
+        shifted = [F.pad(by_pixel, (0, 0, *x, *y)) for y in sides for x in sides]
+        beside = torch.stack(shifted, -2).flatten(0, 2).flatten(1)  # (N m m, 4 O)
+        product = grid.permute(0, 2, 3, 1).flatten(0, 2).mT @ beside
+        slope = product.reshape(-1, 2, 2, len(weight)).permute(3, 0, 1, 2)
+        return back, slope, slopes.sum((0, 2, 3))
 
 
 def fold_norm(
