@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 import torch.nn.functional as F
+from photo_runs import photo_config
 from safetensors.torch import save_file
 from tiny_runs import AS_TINY, MODEL, same_bits, tiny, weights
 from torch import nn
@@ -19,7 +20,7 @@ from foveate.cli.app import run as run_command
 from foveate.data.recipes import Recipe
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
-from foveate.evaluation.test_sets import open_test_set
+from foveate.evaluation.test_sets import open_test_set, with_channels
 from foveate.execution.captured import Batch, plain_step
 from foveate.execution.plan import prepare
 from foveate.training.backbones import load_backbone, make_backbone
@@ -260,6 +261,22 @@ def test_a_fine_tuned_run_is_tested_at_sizes_of_its_pictures(tmp_path):
         with torch.no_grad():
             right += int(net.eval()(image).argmax()) == int(test.images.labels("test")[index])
     assert at.count == 9 and at.accuracy == pytest.approx(right / 9)
+
+
+def test_a_run_is_tested_with_other_windows_and_another_pool(tmp_path, capsys):
+    run = train(photo_config(epochs="1"), tmp_path / "run")
+    net, config = with_channels(run.net(), run.config(), "20-80", "max")
+    assert [round(16 * scale) for scale in net.scales] == [20, 28, 40, 57, 80]
+    assert net.pool == config.model.pool == "max"
+    test = open_test_set(run, load_source)
+    (found,) = test.measure(net, [0.5])
+    arguments = ["evaluate", str(run.path), "--scales", "0.5", "--windows", "20-80"]
+    assert run_command([*arguments, "--pool", "max", "--out", str(tmp_path / "out")]) == 0
+    (line,) = (tmp_path / "out" / "accuracy.csv").read_text().splitlines()[1:]
+    assert f"{found.accuracy}" in line
+    capsys.readouterr()
+    assert run_command([*arguments, "--pool", "concat"]) == 2
+    assert "windows and pool can be changed" in capsys.readouterr().err
 
 
 def test_windows_in_pixels_are_those_of_the_network(tmp_path, capsys):

@@ -53,7 +53,7 @@ def per_picture(config, split, index, draws=(0, 0)):
     state = np.random.SeedSequence([*draws, index]).generate_state(1, np.uint64)
     with torch.random.fork_rng([]):
         torch.manual_seed(int(state[0]))
-        image = recipe.transform(training=True)(picture)
+        image = recipe.normalise(recipe.resize(training=True)(picture))
         shift = (2 * torch.rand(2, dtype=torch.float64) - 1) * recipe.shift
     centre = torch.tensor(image.shape[1:]).double() / 2 + shift
     return net.patches(image[None], centre[None])[0], label

@@ -106,16 +106,50 @@ def test_every_mode_becomes_rgb(tmp_path, mode):
 
 def test_flips_are_exact_and_as_frequent_as_said():
     picture = pixels(next(PHOTOGRAPHS.glob("train/pants/*.jpg")))
-    plain, mirrored = PHOTO.transform()(picture), PHOTO.transform()(picture).flip(-1)
+    plain, mirrored = PHOTO.resize()(picture), PHOTO.resize()(picture).flip(-1)
     torch.manual_seed(0)
-    augment, flipped = PHOTO.transform(training=True), 0
+    augment, flipped = PHOTO.resize(training=True), 0
     for _ in range(400):
         found = augment(picture)
         flipped += torch.equal(found, mirrored)
         assert torch.equal(found, mirrored) or torch.equal(found, plain)
     assert abs(flipped - 200) < 40  # four standard deviations of 400 fair coins
-    never = Recipe(name="photo", base=48, flip=False).transform(training=True)
+    never = Recipe(name="photo", base=48, flip=False).resize(training=True)
     assert all(torch.equal(never(picture), plain) for _ in range(20))
+
+
+def test_sizes_are_drawn_log_uniformly():
+    resize = Recipe(name="photo", base=32, flip=False, sizes=(0.25, 4)).resize(training=True)
+    picture = pixels(next(PHOTOGRAPHS.glob("train/pants/*.jpg")))
+    torch.manual_seed(0)
+    octaves = torch.tensor([min(resize(picture).shape[1:]) / 32 for _ in range(400)]).log2()
+    # Uniform over 4 octaves: a standard deviation of 4 / sqrt(12), and sides in whole pixels.
+    assert -2 <= octaves.min() < -1.8 and 1.9 < octaves.max() <= 2
+    assert abs(float(octaves.mean())) < 4 * (4 / 12**0.5) / 20
+    assert abs(float(octaves.std()) - 4 / 12**0.5) < 0.1
+    assert min(Recipe(name="photo", base=32, sizes=(0.25, 4)).transform()(picture).shape[1:]) == 32
+
+
+def test_every_other_picture_loses_resolution():
+    """What is left of a checkerboard of single pixels tells how far a picture was reduced."""
+    board = (torch.arange(64)[:, None] + torch.arange(64)) % 2 * 255
+    picture = board.expand(3, -1, -1).to(torch.uint8)
+    recipe = Recipe(name="photo", base=64, flip=False, resolution=0.25)
+    torch.manual_seed(0)
+    spread = torch.tensor([float(recipe.resize(True)(picture).float().std()) for _ in range(400)])
+    untouched = spread > 127
+    assert abs(int(untouched.sum()) - 200) < 40  # four standard deviations of 400 fair coins
+    assert (spread[~untouched] < 100).float().mean() > 0.9
+    assert torch.equal(recipe.resize()(picture), picture)
+
+
+def test_colours_change_in_training_alone():
+    picture = pixels(next(PHOTOGRAPHS.glob("train/pants/*.jpg")))
+    recipe = Recipe(name="photo", base=48, flip=False, colour=0.4)
+    torch.manual_seed(0)
+    means = torch.stack([recipe.resize(True)(picture).float().mean((1, 2)) for _ in range(20)])
+    assert means.std(0).min() > 5
+    assert torch.equal(recipe.resize()(picture), PHOTO.resize()(picture))
 
 
 def test_shifts_are_uniform_on_both_axes():

@@ -207,6 +207,13 @@ def evaluate(
     source: Annotated[
         str | None, typer.Option(help="Other images than the ones the run was trained on.")
     ] = None,
+    windows: Annotated[
+        str | None,
+        typer.Option(help="Other windows than in training, in pixels, two per octave, as 56-448."),
+    ] = None,
+    pool: Annotated[
+        str | None, typer.Option(help="Another pool than in training: max, avg or logsumexp.")
+    ] = None,
     device: DeviceOption = "auto",
     changed_data: ChangedDataOption = False,
     trust: TrustOption = False,
@@ -221,7 +228,7 @@ def evaluate(
     """
     from foveate.errors import ConfigError
     from foveate.evaluation.results import RunResult, save_results, summarise
-    from foveate.evaluation.test_sets import open_test_set
+    from foveate.evaluation.test_sets import open_test_set, with_channels
     from foveate.files import check_folder
     from foveate.report.plots import accuracy_curves, save
     from foveate.training.checkpoint import RunFolder, hardware
@@ -234,7 +241,7 @@ def evaluate(
     target, place, factors, load = out or runs[0], find_device(device), as_scales(scales), _loader()
     check_folder(target)
     folders = [RunFolder(path) for path in dict.fromkeys(runs)]
-    nets = [folder.net(trust).to(place) for folder in folders]
+    made = [with_channels(f.net(trust), f.config(), windows, pool) for f in folders]
     part = cast("SplitName", split)
     tests = [
         open_test_set(folder, load, split=part, source=source, changed_data=changed_data)
@@ -244,11 +251,11 @@ def evaluate(
         results = [
             RunResult(
                 run=str(folder.path),
-                config=test.config,
-                scales=test.measure(net, factors, advance),
+                config=config,
+                scales=test.measure(net.to(place), factors, advance),
                 made_with=folder.about(),
             )
-            for folder, net, test in zip(folders, nets, tests, strict=True)
+            for folder, (net, config), test in zip(folders, made, tests, strict=True)
         ]
     checksums = {test.name: test.checksum for test in tests}
     about = {

@@ -1,6 +1,7 @@
 """Recipes: how a picture becomes what a network sees."""
 # Shape letters: C image channel, H W pixels.
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, cast, get_args
@@ -25,7 +26,7 @@ class Recipe:
     not apply to it. `photo` resizes the picture, with antialiasing, until its short side has `base`
     pixels, maps its values to 0 to 1 and normalises them. No frame is needed and nothing is
     cropped: any aspect ratio is kept. In training, `photo` also flips every other picture at random
-    and moves the centre of its windows.
+    and moves the centre of its windows. With `sizes` it shows pictures at random sizes.
 
     Args:
         name: `mnist-large-scale` or `photo`.
@@ -35,6 +36,13 @@ class Recipe:
         flip: Whether pictures are flipped horizontally in training, with a probability of 1/2.
         shift: Largest distance in pixels of the resized picture by which the centre of the windows
             moves along each axis in training; uniform, and not rounded to whole pixels.
+        sizes: Smallest and largest factor of `base` in training, drawn log-uniformly for each
+            picture; (1, 1) shows all at `base`.
+        resolution: Smallest share of its resolution that a picture keeps in training: every other
+            picture, at random, is reduced by a factor drawn log-uniformly from here to 1, and
+            enlarged again to its size. 1 reduces none.
+        colour: Strength of the changes of brightness, contrast and saturation in training, as in
+            torchvision's `ColorJitter`; 0 for none.
 
     Raises:
         ConfigError: If a field is out of range.
@@ -49,9 +57,12 @@ class Recipe:
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     flip: bool = True
     shift: float = 12.0
+    sizes: tuple[float, ...] = (1.0, 1.0)
+    resolution: float = 1.0
+    colour: float = 0.0
 
     def __post_init__(self) -> None:
-        for key in ("mean", "std"):
+        for key in ("mean", "std", "sizes"):
             if isinstance(getattr(self, key), list):
                 object.__setattr__(self, key, tuple(getattr(self, key)))
         check_fields(self)
@@ -67,10 +78,19 @@ class Recipe:
                 )
         if min(self.std) <= 0:
             raise ConfigError(f"recipe.std must be above 0, got {min(self.std):g}")
+        if not 1 / 64 <= self.resolution <= 1:
+            raise ConfigError(f"recipe.resolution must be 1/64 to 1, got {self.resolution:g}")
+        if not 0 <= self.colour <= 1:
+            raise ConfigError(f"recipe.colour must be 0 to 1, got {self.colour:g}")
+        if len(self.sizes) != 2 or not 1 / 64 <= self.sizes[0] <= self.sizes[1] <= 64:
+            raise ConfigError(
+                f"recipe.sizes must be two factors from 1/64 to 64, the smaller first, "
+                f"got {list(self.sizes)}"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
-        return {**asdict(self), "mean": list(self.mean), "std": list(self.std)}
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Recipe":
@@ -78,11 +98,8 @@ class Recipe:
         check_keys("a recipe", values, {field.name for field in fields(cls)})
         return cls(**values)
 
-    def transform(self, training: bool = False) -> Transform:
-        """Build the transform of the recipe `photo` with torchvision's `transforms.v2`.
-
-        Args:
-            training: Whether to augment with flips, drawn from torch's default generator.
+    def transform(self) -> Transform:
+        """Build the transform of the recipe `photo` outside training.
 
         Returns:
             A function from uint8 ``(C, H, W)``, with C of 1 or 3, to float32 ``(3, H', W')`` whose
@@ -92,33 +109,69 @@ class Recipe:
         Raises:
             ConfigError: If the recipe has no transform, or torchvision is not installed.
         """
+        resize = self.resize()
+        return lambda picture: self.normalise(resize(picture))
+
+    def resize(self, training: bool = False) -> Transform:
+        """Build the first part of the transform: uint8 ``(C, H, W)`` to uint8 ``(3, H', W')``.
+
+        Args:
+            training: Whether to augment, with draws from torch's default generator.
+        """
         if self.name != "photo":
             raise ConfigError(f"the recipe {self.name} has no transform; use the recipe photo")
         v2 = _transforms()
-        flips = [v2.RandomHorizontalFlip(0.5)] if training and self.flip else []
-        steps = [v2.ToDtype(torch.float32, scale=True), v2.Normalize(self.mean, self.std)]
-        prepared = v2.Compose([v2.Resize(self.base, antialias=True), *flips, *steps])
+        after = self._augmentation(v2) if training else v2.Identity()
 
-        def transform(picture: Tensor) -> Tensor:
-            self._check_size(picture)
-            found: Tensor = prepared(picture.expand(3, -1, -1))
+        def resize(picture: Tensor) -> Tensor:
+            base = self._draw_base() if training else self.base
+            _check_size(picture, base)
+            picture = picture.expand(3, -1, -1)
+            if training and self.resolution < 1 and bool(torch.rand(()) < 0.5):
+                share = math.exp(_draw(math.log(self.resolution), 0.0))
+                picture = v2.functional.resize(picture, [max(1, round(base * share))])
+            found: Tensor = after(v2.functional.resize(picture, [base]))
             return found
 
-        return transform
+        return resize
+
+    def _augmentation(self, v2: Any) -> Any:
+        steps = [v2.RandomHorizontalFlip(0.5)] if self.flip else []
+        if self.colour:
+            steps.append(v2.ColorJitter(self.colour, self.colour, self.colour))
+        return v2.Compose(steps) if steps else v2.Identity()
+
+    def normalise(self, pictures: Tensor) -> Tensor:
+        """Normalise uint8 pictures ``(..., 3, H, W)``, the second part of the transform."""
+        v2 = _transforms()
+        values = v2.functional.to_dtype(pictures, torch.float32, scale=True)
+        found: Tensor = v2.functional.normalize(values, list(self.mean), list(self.std))
+        return found
+
+    def _draw_base(self) -> int:
+        low, high = self.sizes
+        if low == high == 1:
+            return self.base
+        return max(1, round(self.base * math.exp(_draw(math.log(low), math.log(high)))))
 
     def draw_shift(self) -> Tensor:
         """Draw a shift (y, x) of the window centre from torch's default generator, in float64."""
         return (2 * torch.rand(2, dtype=torch.float64) - 1) * self.shift
 
-    def _check_size(self, picture: Tensor) -> None:
-        """Refuse a picture so narrow that its long side would not fit in memory."""
-        height, width = picture.shape[-2:]
-        long = self.base * max(height, width) // min(height, width)
-        if self.base * long > MAX_PIXELS:
-            raise DataError(
-                f"has {width}x{height} pixels: with a short side of {self.base} its long side "
-                f"would have {long}; crop or remove it"
-            )
+
+def _draw(low: float, high: float) -> float:
+    return low + (high - low) * float(torch.rand(()))
+
+
+def _check_size(picture: Tensor, base: int) -> None:
+    """Refuse a picture so narrow that its long side would not fit in memory."""
+    height, width = picture.shape[-2:]
+    long = base * max(height, width) // min(height, width)
+    if base * long > MAX_PIXELS:
+        raise DataError(
+            f"has {width}x{height} pixels: with a short side of {base} its long side "
+            f"would have {long}; crop or remove it"
+        )
 
 
 def find_recipe(name: str) -> Recipe:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from foveate.data.splits import Source, Split, SplitName
 from foveate.errors import ConfigError
 from foveate.evaluation.curve import AtScale, accuracy_over_scale, measure_accuracy
 from foveate.execution.plan import Prepared
+from foveate.models.channels import ScaleChannels
+from foveate.models.pooling import Pool
+from foveate.scales import parse_windows
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.data import is_photo, made_from, open_pictures
@@ -71,6 +75,39 @@ class TestSet:
         )
         for batch in batches(torch.arange(len(self)), config.batch):
             yield batch.pick()
+
+
+def with_channels(
+    net: nn.Module, config: TrainConfig, windows: str | None = None, pool: str | None = None
+) -> tuple[nn.Module, TrainConfig]:
+    """Show a trained backbone other windows than in training, or pool them otherwise.
+
+    Args:
+        net: Network of a run.
+        config: Its configuration.
+        windows: Windows in pixels, as `foveate.scales.parse_windows` reads them; those of the run
+            if None.
+        pool: ``max``, ``avg`` or ``logsumexp``; that of the run if None.
+
+    Returns:
+        The network with these channels and the same backbone, and its configuration.
+
+    Raises:
+        ConfigError: If the network has no scale channels to change, or an argument is invalid.
+    """
+    if windows is None and pool is None:
+        return net, config
+    if type(net) is not ScaleChannels or "concat" in (net.pool, pool):
+        raise ConfigError(
+            "windows and pool can be changed for channels pooled by max, avg or logsumexp only"
+        )
+    model = config.model
+    if windows is not None:
+        model = replace(model, scales=parse_windows(windows, model.size))
+    model = replace(model, pool=cast(Pool, pool or model.pool))
+    options: dict[str, Any] = {"padding": net.padding, "antialias": net.antialias}
+    changed = ScaleChannels(net.backbone, model.scales, net.size, model.pool, **options)
+    return changed.train(net.training), replace(config, model=model)
 
 
 def open_test_set(

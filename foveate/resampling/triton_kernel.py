@@ -29,7 +29,7 @@ def _position(p, scale, rest, whole, part, SIZE: tl.constexpr):  # type: ignore[
     far = tl.fma(offset, scale, whole - below) + (part + offset * rest)
     below += tl.floor(far)
     far = tl.fma(offset, scale, whole - below) + (part + offset * rest)
-    return below.to(tl.int32), far
+    return below.to(tl.int32), far.to(tl.float32)  # a compiler passes the centre as float64
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -1,8 +1,13 @@
-"""Pictures of any size, read and cut into patches by worker processes while a run trains."""
-# Shape letters: B batch, S scale channel, C image channel, P patch pixels.
+"""Pictures of any size, read and resized by worker processes while a run trains.
+
+Their patches are cut where the network is: on a CPU by the workers, side by side, and on a GPU by
+the run itself. A picture is a small part of its patches, so little has to be moved to the GPU.
+"""
+# Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels.
 
 import atexit
 import ctypes
+import math
 import multiprocessing
 import os
 import signal
@@ -11,12 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset
 
 from foveate.checks import check_memory
 from foveate.data.decoding import read_header
@@ -39,7 +44,32 @@ LISTED = 1000  # pictures whose headers tell the range of sizes
 PR_SET_PDEATHSIG = 1  # of prctl(2): the signal to get when the parent dies
 GRACE = 20  # seconds for which a worker outlives a SIGTERM, so that the run can still be saved
 Draws = tuple[int, int]
-Sample = tuple[Tensor, int]
+
+
+class Sample(NamedTuple):
+    """A resized picture (3, H, W) of uint8, the centre of its windows (2,), and its label."""
+
+    picture: Tensor
+    centre: Tensor
+    label: int
+
+
+class Packed(NamedTuple):
+    """A batch of pictures of any sizes, their values one after another; `shapes` (B, 2) are (H, W).
+
+    One tensor is moved to the GPU for all of them.
+    """
+
+    values: Tensor
+    shapes: Tensor
+    centres: Tensor
+    labels: Tensor
+
+    def pictures(self) -> list[Tensor]:
+        """Return the pictures (3, H, W)."""
+        shapes = [(3, *shape) for shape in self.shapes.tolist()]
+        parts = self.values.split([math.prod(shape) for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +88,7 @@ class PhotoBatches(Batches):
     def __post_init__(self) -> None:
         if self.workers < 0:
             raise ConfigError(f"workers must be 0 or more, got {self.workers}")
-        self.recipe.transform()
+        self.recipe.resize()
         windows_of(self.net).patches(torch.zeros(1, 3, 2, 2))  # compiled once, before workers start
 
     def __call__(self, order: Tensor, batch: int, draws: Draws = (0, 0)) -> Iterator[Batch]:
@@ -74,11 +104,18 @@ class PhotoBatches(Batches):
         atexit.register(close)
         try:
             while (found := _next(iterator)) is not None:
-                cut, labels = (t.to(self.device, non_blocking=True) for t in found)
-                yield Batch(Prepared(patches, (cut,)), labels)
+                yield self._batch(found)
         finally:
             atexit.unregister(close)
             close()
+
+    def _batch(self, found: Packed | tuple[Tensor, Tensor]) -> Batch:
+        if isinstance(found, Packed):
+            found = Packed(*(t.to(self.device, non_blocking=True) for t in found))
+            cut = cut_patches(found, self.recipe, windows_of(self.net))
+            return Batch(Prepared(patches, (cut,)), found.labels)
+        cut, labels = found
+        return Batch(Prepared(patches, (cut,)), labels)
 
     def _loader(self, groups: list[list[int]], draws: Draws) -> DataLoader[Sample]:
         assert isinstance(self.images, Shards) and isinstance(self.net, ScaleChannels)
@@ -88,13 +125,14 @@ class PhotoBatches(Batches):
         remedy = "use a smaller batch, a smaller model.size or fewer workers"
         check_memory(size * (1 + ahead * workers), "batches of patches", remedy)
         forked = workers > 0 and sys.platform == "linux"
+        on_cpu = self.device.type == "cpu"
         return DataLoader(
-            PhotoDataset(self.images, self.split, self.recipe, windows_of(net), draws),
+            PhotoDataset(self.images, self.split, self.recipe, draws),
             batch_sampler=[group for group in groups if group],
-            collate_fn=_collate,
+            collate_fn=partial(_collate, self.recipe, windows_of(net) if on_cpu else None),
             num_workers=workers,
             prefetch_factor=ahead if workers else None,
-            pin_memory=self.device.type == "cuda",
+            pin_memory=not on_cpu,
             worker_init_fn=_begin_worker,
             multiprocessing_context="fork" if forked else None,
             generator=torch.Generator(),  # its own: the state of the run's stays as it is
@@ -102,41 +140,35 @@ class PhotoBatches(Batches):
 
 
 class PhotoDataset(Dataset[Sample]):
-    """The pictures of a split as patches (S, C, P, P) with their labels.
+    """The pictures of a split, resized, with the centre of their windows and their labels.
 
     Args:
         images: Pictures of any sizes, grey or in colour.
         split: One of the splits; pictures of `train` are augmented.
         recipe: A recipe with a transform.
-        windows: Scale channels that cut the patches; the backbone is not used.
         draws: Seed and epoch, on which augmentation depends together with the index of a picture.
     """
 
     def __init__(
-        self,
-        images: Shards,
-        split: SplitName,
-        recipe: Recipe,
-        windows: ScaleChannels,
-        draws: Draws = (0, 0),
+        self, images: Shards, split: SplitName, recipe: Recipe, draws: Draws = (0, 0)
     ) -> None:
-        self.images, self.split, self.recipe, self.windows = images, split, recipe, windows
+        self.images, self.split, self.recipe = images, split, recipe
         self.draws, self.labels = draws, images.labels(split)
-        self.transform = recipe.transform(training=split == "train")
+        self.training = split == "train"
+        self.resize = recipe.resize(self.training)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> Sample:
         picture = torch.from_numpy(np.array(self.images.read(self.split, index)))  # writable
-        with torch.random.fork_rng([]), torch.no_grad():
+        with torch.random.fork_rng([]):
             torch.default_generator.manual_seed(_seed(*self.draws, index))
-            image = self._transformed(picture, index).unsqueeze(0)
-            centres = None
-            if self.split == "train" and self.recipe.shift:
-                middle = torch.tensor(image.shape[-2:], dtype=torch.float64) / 2
-                centres = (middle + self.recipe.draw_shift()).unsqueeze(0)
-            return self.windows.patches(image, centres)[0], int(self.labels[index])
+            resized = self._resized(picture, index)
+            centre = torch.tensor(resized.shape[-2:], dtype=torch.float64) / 2
+            if self.training and self.recipe.shift:
+                centre = centre + self.recipe.draw_shift()
+        return Sample(resized, centre, int(self.labels[index]))
 
     def __getitems__(self, indices: list[int]) -> list[Sample] | FoveateError:
         """Return the samples of a batch, or the error of the first that cannot be used.
@@ -148,11 +180,24 @@ class PhotoDataset(Dataset[Sample]):
         except FoveateError as error:
             return error
 
-    def _transformed(self, picture: Tensor, index: int) -> Tensor:
+    def _resized(self, picture: Tensor, index: int) -> Tensor:
         try:
-            return self.transform(picture)
+            return self.resize(picture)
         except DataError as error:
             raise DataError(f"{self.images.where(self.split, index)} {error}") from error
+
+
+@torch.no_grad()
+def cut_patches(packed: Packed, recipe: Recipe, windows: ScaleChannels) -> Tensor:
+    """Normalise pictures and cut their patches (B, S, C, P, P), those of one shape at a time."""
+    pictures, shapes = packed.pictures(), packed.shapes.tolist()
+    size = (len(windows.scales), 3, windows.size, windows.size)
+    found = torch.empty(len(pictures), *size, device=packed.values.device)
+    for shape in set(map(tuple, shapes)):
+        alike = [i for i, other in enumerate(shapes) if tuple(other) == shape]
+        images = recipe.normalise(torch.stack([pictures[i] for i in alike]))
+        found[alike] = windows.patches(images, packed.centres[alike])
+    return found
 
 
 def windows_of(net: nn.Module) -> ScaleChannels:
@@ -204,14 +249,28 @@ def _seed(seed: int, epoch: int, index: int) -> int:
     return int(np.random.SeedSequence([seed, epoch, index]).generate_state(1, np.uint64)[0])
 
 
-def _collate(samples: list[Sample] | FoveateError) -> Any:
-    return samples if isinstance(samples, FoveateError) else default_collate(samples)
+def _collate(
+    recipe: Recipe, windows: ScaleChannels | None, samples: list[Sample] | FoveateError
+) -> Any:
+    """Pack pictures, and cut their patches if `windows` are given."""
+    if isinstance(samples, FoveateError):
+        return samples
+    pictures, centres, labels = zip(*samples, strict=True)
+    packed = Packed(
+        torch.cat([picture.flatten() for picture in pictures]),
+        torch.tensor([picture.shape[1:] for picture in pictures]),
+        torch.stack(centres),
+        torch.tensor(labels),
+    )
+    if windows is None:
+        return packed
+    return cut_patches(packed, recipe, windows), packed.labels
 
 
-def _next(iterator: Iterator[Any]) -> list[Tensor] | None:
+def _next(iterator: Iterator[Any]) -> Any:
     """The next batch, or None at the end."""
     try:
-        found: list[Tensor] | FoveateError | None = next(iterator, None)
+        found = next(iterator, None)
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise

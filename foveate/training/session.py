@@ -31,6 +31,9 @@ VALIDATIONS = 20  # times a run is validated and saved, or a little more; 20 epo
 FEWEST = 4  # if that would show more than a quarter as many images as training does
 LOOK_EVERY = 1.0  # seconds between looks at the losses: each look makes a GPU wait
 TURN = 0.005  # seconds for which a run takes steps before it is the next one's turn
+# EfficientNet-Lite0 in 7 channels of 160 pixels, batch 32, on one H200: compiling takes 50 s, and
+# a step then 14 ms instead of 20.
+COMPILED_FROM = 8000  # steps
 ALONE = Team()
 Watch = Callable[[TrainConfig, Progress, int], None]
 
@@ -135,6 +138,8 @@ class Session:
         torch.manual_seed(config.seed)
         start = not self.folder.saved
         self.net = build_net(config, trust=True, start=start).to(device)  # named by the caller
+        if config.backbone and device.type == "cuda":
+            self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimiser = adam(self.net, config, device)
         self._restore()
         if self.shared.recompute:
@@ -156,9 +161,13 @@ class Session:
             *made,
             self.device,
             batch=config.batch,
-            compiled=self.shared.compiled,
+            compiled=self.shared.compiled and self._worth_compiling(),
             smoothing=config.label_smoothing,
         )
+
+    def _worth_compiling(self) -> bool:
+        """Whether there are enough steps to make up for compiling a backbone of others."""
+        return not self.config.backbone or self.count * self.config.epochs > COMPILED_FROM
 
     def _set_mode(self, training: bool) -> None:
         """Set training or evaluation mode; frozen batch norms stay in evaluation mode."""

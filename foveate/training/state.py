@@ -81,8 +81,11 @@ def put_back(
         for key in ("step", "exp_avg", "exp_avg_sq"):
             if f"adam.{key}.{name}" in tensors:
                 value = tensors[f"adam.{key}.{name}"]
-                on_device = key != "step" or parameter.is_cuda
-                optimiser.state[parameter][key] = value.to(parameter.device) if on_device else value
+                if key != "step":
+                    value = torch.empty_like(parameter).copy_(value)  # with the parameter's strides
+                elif parameter.is_cuda:
+                    value = value.to(parameter.device)
+                optimiser.state[parameter][key] = value
 
 
 class RandomStates:
