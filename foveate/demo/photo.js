@@ -48,6 +48,7 @@ function draw() {
 
 function choose(shown, sent) {
   [image, picture, x, y] = [shown, sent, 0, 0];
+  find(".hint").hidden = true;
   for (const button of root.querySelectorAll(".picks button")) {
     button.setAttribute("aria-pressed", Number(button.dataset.index) === sent);
   }

@@ -75,8 +75,13 @@ def as_photo_networks(models: Sequence[Model]) -> list[PhotoNetwork]:
                 "agree"
             )
     if len(found) > 1 or len(found[0].net.scales) == 1:
-        return found
-    return [_on_whole_frame(found[0]), replace(found[0], title="Scale channels")]
+        titles = [network.title for network in found]
+        return [
+            n if titles.count(n.title) == 1 else replace(n, title=model.name)
+            for n, model in zip(found, models, strict=True)
+        ]
+    network, count = found[0], len(found[0].net.scales)
+    return [_on_whole_frame(network), replace(network, title=f"{network.title}, {count} channels")]
 
 
 def _network(model: Model) -> PhotoNetwork:
@@ -118,7 +123,7 @@ def _on_whole_frame(network: PhotoNetwork) -> PhotoNetwork:
     plain = ScaleChannels(
         net.backbone, net.scales[-1:], net.size, padding=net.padding, antialias=net.antialias
     )
-    return replace(network, title="Whole frame", net=plain.eval())
+    return replace(network, title=f"{network.title}, whole frame", net=plain.eval())
 
 
 @torch.no_grad()
