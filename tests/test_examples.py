@@ -59,4 +59,4 @@ def test_photographs_of_a_scene_are_found(tmp_path):
     assert count == 9
     assert inside >= 5
     with Image.open(tmp_path / "scenes.png") as sheet:
-        assert sheet.size == (3 * 120, 3 * 120)
+        assert sheet.size == (3 * 120 + 8, 3 * 120 + 8)
