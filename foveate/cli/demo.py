@@ -32,7 +32,7 @@ def demo(
     Networks of digits: draw a digit, upload or pick one, and drag the zoom from 1/2 to 8. A second
     tab has scenes with several digits. Runs on photographs, and models of timm: upload or pick a
     photograph, and drag its size and place; a single network is compared with its backbone on the
-    whole frame. Only this machine can open the page unless --host says otherwise. It needs no
+    whole frame. Only this machine can open the page unless --host says otherwise. Serving needs no
     network connection. Needs foveate[demo].
     """
     from foveate.demo.pages import open_page
