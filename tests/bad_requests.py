@@ -17,6 +17,11 @@ VALID = {
     "samples": {"turn": 3},
     "scene": {"count": 2, "network": 0, "seed": 0},
 }
+PHOTO_VALID = {
+    "predict": {"picture": PICTURE, "size": 0.5, "y": 0.1, "x": -0.2},
+    "samples": {"turn": 1},
+}
+"""Requests of the page for photographs."""
 
 
 def junk(chance, deep=3):
@@ -56,8 +61,8 @@ def damaged(chance, data):
     return bytes(data)
 
 
-def bad_body(chance, name):
-    question = dict(VALID[name])
+def bad_body(chance, valid, name):
+    question = dict(valid[name])
     for field in chance.sample(sorted(question), chance.randint(1, len(question))):
         if chance.random() < 0.2:
             del question[field]
@@ -75,11 +80,11 @@ def bad_body(chance, name):
     return chance.choice(forms)
 
 
-def bad_request(number, address):
+def bad_request(number, address, valid=VALID):
     """The bytes of a request, and whether it is complete."""
     chance = random.Random(f"{SEED} {number}")
-    name = chance.choice(sorted(VALID))
-    body = bad_body(chance, name)
+    name = chance.choice(sorted(valid))
+    body = bad_body(chance, valid, name)
     headers = [f"Host: {address}", "Content-Type: application/json", "Connection: close"]
     length, method, target, version = str(len(body)), "POST", f"/{name}", "1.1"
     if chance.random() < 0.4:  # and something is wrong with the head

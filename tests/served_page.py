@@ -5,23 +5,33 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from contextlib import closing, contextmanager
+from pathlib import Path
 
 JSON = {"Content-Type": "application/json"}
+TESTS = Path(__file__).parent
+PHOTOS = "import torchvision_ops as t; t.declare_missing(); from foveate.cli import main; main()"
+"""The command for networks of torchvision and timm beside any build of torch."""
 PLACES = {"HOME": "home", "TMPDIR": "tmp", "FOVEATE_CACHE": "cache"}
 
 
 @contextmanager
-def serving(folder, specs, *options, end=signal.SIGINT):
+def serving(folder, specs, *options, end=signal.SIGINT, program=("-m", "foveate")):
     """Serve the page with these networks, and give its address; it has to end well on a signal."""
     for name in (*PLACES.values(), "here"):
         (folder / name).mkdir()
-    environment = {**os.environ, **{key: str(folder / name) for key, name in PLACES.items()}}
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        **{key: str(folder / name) for key, name in PLACES.items()},
+    }
     models = [word for spec in specs for word in ("--model", spec)]
-    command = [sys.executable, "-u", "-m", "foveate", "demo", *models, "--port", "0", *options]
+    command = [sys.executable, "-u", *program, "demo", *models, "--port", "0", *options]
     log = folder / "log"
     with log.open("w") as output:
         server = subprocess.Popen(
@@ -46,6 +56,22 @@ def ask(server, method, path, body=None, headers=None, timeout=10):
         reply = connection.getresponse()
         found = {key.lower(): value for key, value in reply.getheaders()}
         return reply.status, reply.read(), found
+
+
+def raw(server, data, complete=True, timeout=10):
+    """Send bytes as they are; what comes back until the server is done or closes."""
+    host, _, port = server.partition(":")
+    with socket.create_connection((host, int(port)), timeout=timeout) as client:
+        found = b""
+        try:
+            client.sendall(data)
+            if not complete:
+                client.shutdown(socket.SHUT_WR)
+            while part := client.recv(65536):
+                found += part
+        except ConnectionError:  # the server closed before it had read everything
+            pass
+        return found
 
 
 def written(folder):

@@ -1,13 +1,12 @@
 """The page in a real browser: draw, zoom, upload, scenes; nothing asked of other machines."""
 
 import re
-import shutil
 import statistics
 import time
-from urllib.parse import urlsplit
 
 import pytest
 import torch
+from browsed_page import answered, answers, contrast, launched, visiting
 from demo_nets import BAD, GOOD, made_runs
 from served_page import serving, written
 
@@ -16,7 +15,6 @@ from foveate.data.sources import load_source
 from foveate.demo.networks import load_networks
 
 pytest.importorskip("uvicorn", reason="pip install 'foveate[demo]'")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 ANSWER = """async ([octave]) => {
   const root = document.querySelector(".explore"), slider = root.querySelector(".zoom input");
   const answered = new Promise((done) => new MutationObserver(done).observe(
@@ -53,54 +51,19 @@ def address(tmp_path_factory, specs):
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
-    if CHROMIUM is None:
-        pytest.skip("no chromium here; 'apt-get install chromium' installs it")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with launched() as opened:
         yield opened
-        opened.close()
 
 
 @pytest.fixture
 def open_page(browser, address):
-    """Open the page, and afterwards hold what it asked for against where it may ask."""
-    asked, troubles, contexts = [], [], []
-
-    def visit(**options):
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("console", lambda m: troubles.append(m.text) if m.type == "error" else None)
-        page.troubles = troubles
-        page.goto(address)
-        page.wait_for_selector(".explore .card")
-        return page
-
-    yield visit
-    for context in contexts:
-        context.close()
-    here = urlsplit(address).netloc
-    outside = [url for url in asked if urlsplit(url).netloc != here and not url.startswith("data:")]
-    assert (outside, troubles) == ([], [])
+    with visiting(browser, address) as visit:
+        yield visit
 
 
 @pytest.fixture
 def page(open_page):
     return open_page()
-
-
-def answers(page):
-    return int(page.locator(".explore").get_attribute("data-replies") or 0)
-
-
-def answered(page, before):
-    page.wait_for_function(
-        "before => Number(document.querySelector('.explore').dataset.replies || 0) > before",
-        arg=before,
-    )
 
 
 def said(page):
@@ -272,30 +235,7 @@ def test_nothing_is_wider_than_the_screen_and_text_can_be_read(open_page, width,
             box = part.bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= width
     for what in (".lead", ".card h3", ".quiet", ".said output"):
-        text, ground = page.locator(what).first.evaluate(
-            """element => {
-              let below = element;
-              while (getComputedStyle(below).backgroundColor === "rgba(0, 0, 0, 0)") {
-                below = below.parentElement;
-              }
-              return [element, below].map((e, k) => {
-                const style = getComputedStyle(e);
-                return (k ? style.backgroundColor : style.color).match(/[\\d.]+/g).map(Number);
-              });
-            }"""
-        )
-        assert contrast(text, ground) >= 4.5, what  # what the W3C asks for (WCAG 2, AA)
-
-
-def contrast(one, other):
-    """The ratio of luminances that the W3C defines."""
-
-    def light(colour):
-        parts = [c / 255 for c in colour[:3]]
-        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2] + 0.05
-
-    return max(light(one), light(other)) / min(light(one), light(other))
+        assert contrast(page.locator(what).first) >= 4.5, what  # what the W3C asks for (WCAG 2, AA)
 
 
 def test_the_answer_to_a_zoom_takes_at_most_five_forward_passes(page, specs):

@@ -1,16 +1,30 @@
 """The examples run as they are, and say what they should."""
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from PIL import Image
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
-def said_by(name, *options, folder):
-    command = [sys.executable, str(EXAMPLES / name), *options]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder)
+TESTS = Path(__file__).parent
+PHOTOS = (
+    "import runpy, sys, torchvision_ops; torchvision_ops.declare_missing(); sys.argv.pop(0); "
+    "runpy.run_path(sys.argv[0], run_name='__main__')"
+)
+"""Runs an example that needs torchvision beside any build of torch."""
+
+
+def said_by(name, *options, folder, program=()):
+    command = [sys.executable, *program, str(EXAMPLES / name), *options]
+    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path} if program else None
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -29,3 +43,20 @@ def test_a_backbone_of_others_holds_over_three_sizes(tmp_path):
     right = [int(count) for count in re.findall(r"(\d+) of 64 right", said)]
     assert len(right) == 3
     assert min(right) >= 32  # guessing gets 16 of 64, give or take 3.5
+
+
+def test_photographs_of_a_scene_are_found(tmp_path):
+    pytest.importorskip("torchvision", reason="pip install 'foveate[photos]'")
+    from photo_runs import PHOTOGRAPHS, photo_config
+
+    from foveate.training.loop import train
+
+    run = train(photo_config(epochs="40", model__pool="max"), tmp_path / "run").path
+    options = [str(run), str(PHOTOGRAPHS), "--scenes", "9", "--out", "scenes.png"]
+    said = said_by("photo_scene.py", *options, folder=tmp_path, program=("-c", PHOTOS))
+    count, inside = map(int, re.search(r"Of (\d+) searches (\d+) end", said).groups())
+    # A photograph covers an eighth of its scene: 5 of 9 by luck has a chance of 1 in 400.
+    assert count == 9
+    assert inside >= 5
+    with Image.open(tmp_path / "scenes.png") as sheet:
+        assert sheet.size == (3 * 120 + 8, 3 * 120 + 8)

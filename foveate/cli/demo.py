@@ -11,7 +11,7 @@ def demo(
     model: Annotated[
         list[str] | None,
         typer.Option(
-            help="Trained network, run folder or file of weights; may be given four times."
+            help="Trained network, run folder, file of weights or timm:NAME; up to four times."
         ),
     ] = None,
     host: Annotated[
@@ -20,23 +20,26 @@ def demo(
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")
     ] = 7860,
+    pretrained: Annotated[
+        bool, typer.Option(help="Download the weights of timm:NAME, unless they are cached.")
+    ] = False,
     trust: TrustOption = False,
 ) -> None:
-    """Open a web page that compares networks side by side while you change the size of a digit.
+    """Open a web page that compares networks side by side while you change the size of an object.
 
     Example: foveate demo --model quickstart/cnn --model quickstart/fovmax
 
-    Draw a digit, upload or pick one, and drag the zoom from 1/2 to 8. A second tab has scenes with
-    several digits. Only this machine can open the page unless --host says otherwise. It needs no
+    Networks of digits: draw a digit, upload or pick one, and drag the zoom from 1/2 to 8. A second
+    tab has scenes with several digits. Runs on photographs, and models of timm: upload or pick a
+    photograph, and drag its size and place; a single network is compared with its backbone on the
+    whole frame. Only this machine can open the page unless --host says otherwise. Serving needs no
     network connection. Needs foveate[demo].
     """
-    from foveate.data.sources import load_source
-    from foveate.demo.digit_page import DigitPage
-    from foveate.demo.networks import load_networks
+    from foveate.demo.pages import open_page
     from foveate.demo.server import serve
 
     with ERRORS.status("loading ..."):
-        page = DigitPage(load_networks(model or (), trust), load_source("mnist-5k").test)
+        page = open_page(model or (), trust=trust, pretrained=pretrained)
     serve(
         page,
         host,

@@ -1,1 +1,1 @@
-"""The web page: draw a digit, change its size, and watch networks answer side by side."""
+"""The web page: change the size of a digit or a photograph, and watch networks side by side."""

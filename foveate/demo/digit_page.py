@@ -11,6 +11,7 @@ from torch import Tensor
 
 from foveate.data.sources import Split
 from foveate.demo import panels, scenes
+from foveate.demo.fields import integer, number
 from foveate.demo.networks import Contender, predict_digit
 from foveate.demo.uploads import BYTES, pack, read_upload, unpack
 from foveate.errors import ConfigError, DataError
@@ -47,7 +48,7 @@ class DigitPage:
 
     def predict(self, digit: str, zoom: float, label: int | None = None) -> dict[str, Any]:
         """Show a digit at a zoom: the panels as HTML."""
-        known = None if label is None else _integer("label", label, 0, 9)
+        known = None if label is None else integer("label", label, 0, 9)
         return self._panels(unpack(digit), zoom, known)
 
     def upload(self, data: str, name: str, zoom: float) -> dict[str, Any]:
@@ -59,16 +60,16 @@ class DigitPage:
 
     def samples(self, turn: int) -> dict[str, Any]:
         """Ten digits to pick from, one of each class, others for every turn."""
-        turn = _integer("turn", turn, 0, SEEDS)
+        turn = integer("turn", turn, 0, SEEDS)
         return {"html": "".join(_button(self._sample(k, turn), k) for k in range(10))}
 
     def scene(self, count: int, network: int, seed: int) -> dict[str, Any]:
         """Compose a scene of several digits, and show one network's prediction at every place."""
         if not self.explorers:
             raise ConfigError("none of these networks has scale channels; add one by --model")
-        contender = self.explorers[_integer("network", network, 0, len(self.explorers) - 1)]
-        count = _integer("count", count, scenes.FEWEST, scenes.MOST)
-        scene, placed = scenes.compose(self.digits, count, _integer("seed", seed, 0, SEEDS))
+        contender = self.explorers[integer("network", network, 0, len(self.explorers) - 1)]
+        count = integer("count", count, scenes.FEWEST, scenes.MOST)
+        scene, placed = scenes.compose(self.digits, count, integer("seed", seed, 0, SEEDS))
         return {"html": scenes.draw(contender, scene, placed)}
 
     def html(self) -> str:
@@ -90,10 +91,8 @@ class DigitPage:
         )  # fmt: skip
 
     def _panels(self, digit: Tensor, zoom: float, label: int | None) -> dict[str, Any]:
-        low, high = panels.LOW, panels.HIGH
-        if type(zoom) not in (int, float) or not low <= zoom <= high:
-            raise DataError(f"zoom must be a number from {low:g} to {high:g}, got {_shown(zoom)}")
-        view = predict_digit(self.contenders, digit, float(zoom))
+        zoom = number("zoom", zoom, panels.LOW, panels.HIGH)
+        view = predict_digit(self.contenders, digit, zoom)
         return {
             "frame": panels.frame(view),
             "cards": panels.cards(view, label),
@@ -104,17 +103,6 @@ class DigitPage:
     def _sample(self, label: int, turn: int) -> Tensor:
         places = (self.digits.labels == label).nonzero()[:, 0]
         return self.digits.images[places[turn % len(places)]][None]
-
-
-def _integer(name: str, value: object, low: int, high: int) -> int:
-    if type(value) is not int or not low <= value <= high:
-        raise DataError(f"{name} must be an integer from {low} to {high}, got {_shown(value)}")
-    return value
-
-
-def _shown(value: object) -> str:
-    """A value from a request in a few characters: its repr may be long, or nested too deeply."""
-    return f"{value!r:.40}" if isinstance(value, str | int | float | None) else "a JSON structure"
 
 
 def _button(digit: Tensor, label: int) -> str:

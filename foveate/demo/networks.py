@@ -60,11 +60,21 @@ def load_networks(refs: Sequence[str] = (), trust: bool = False) -> list[Contend
             "no trained networks come with this version: run 'foveate quickstart', then 'foveate "
             "demo --model quickstart/cnn --model quickstart/fovmax --model quickstart/fovavg'"
         )
+    check_room(refs)
+    return as_contenders([load_model(ref, trust=trust) for ref in refs or USUAL])
+
+
+def check_room(refs: Sequence[str]) -> None:
+    """Refuse more networks than have room beside each other."""
     if len(refs) > MOST:
         raise ConfigError(f"the page has room for {MOST} networks, got {len(refs)}")
-    found = [load_contender(ref, trust) for ref in refs or USUAL]
-    first, titles = found[0].model, [contender.title for contender in found]
-    for other in (contender.model for contender in found):
+
+
+def as_contenders(models: Sequence[Model]) -> list[Contender]:
+    """Check that all are networks of digits and see frames alike; title them apart."""
+    found = [_contender(model) for model in models]
+    first, titles = models[0], [contender.title for contender in found]
+    for other in models:
         if (other.size, other.border) != (first.size, first.border):
             raise ConfigError(
                 f"{first.name} and {other.name} see frames of {first.size} and {other.size} "
@@ -76,12 +86,14 @@ def load_networks(refs: Sequence[str] = (), trust: bool = False) -> list[Contend
     ]
 
 
-def load_contender(ref: str, trust: bool = False) -> Contender:
-    """Load a network of digits, with its accuracy where it is stored beside it."""
-    model = load_model(ref, trust=trust)
+def _contender(model: Model) -> Contender:
+    """A network of digits, with its accuracy where it is stored beside it."""
     config, trained = model.config, model.source or Path(model.name).is_file()
     if not (trained and config and config.channels == 1 and model.classes == DIGITS):
-        raise ConfigError(f"the page is about digits, and {ref} was not trained on any")
+        raise ConfigError(
+            f"the page is about digits, and {model.name} was not trained on any; for photographs "
+            "pass the folder of a run with the recipe photo, or timm:NAME with --pretrained"
+        )
     accuracy, tested = _evaluated(model.name)
     title, window = network_title(model_name(TrainConfig(model=config))), config.size
     return Contender(title=title, model=model, window=window, accuracy=accuracy, tested=tested)

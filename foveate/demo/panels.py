@@ -6,6 +6,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
+from typing import Literal
 
 from PIL import Image
 from torch import Tensor
@@ -27,12 +28,12 @@ def grey(pixels: Tensor, light: float = 1.0) -> Image.Image:
     return Image.fromarray(values.byte().numpy())
 
 
-def image(drawn: Image.Image, alt: str) -> str:
+def image(drawn: Image.Image, alt: str, kind: Literal["png", "jpeg"] = "png") -> str:
     """An <img> that carries its own data; decoded at once, so that nothing flickers."""
     buffer = io.BytesIO()
-    drawn.save(buffer, "PNG", compress_level=1)
+    drawn.save(buffer, kind, compress_level=1, quality=90)
     data = base64.b64encode(buffer.getvalue()).decode()
-    return f'<img alt="{escape(alt)}" decoding="sync" src="data:image/png;base64,{data}">'
+    return f'<img alt="{escape(alt)}" decoding="sync" src="data:image/{kind};base64,{data}">'
 
 
 def frame(view: DigitView) -> str:
@@ -63,7 +64,7 @@ def _card(k: int, contender: Contender, prediction: Prediction, label: int | Non
         word = "right" if prediction.label == str(label) else "wrong"
         verdict = f'<span class="{word}">{word}</span>'
     bars = "".join(
-        f'<i class="{"best" if str(n) == prediction.label else ""}" style="--h:{_bar(share)}%" '
+        f'<i class="{"best" if str(n) == prediction.label else ""}" style="--h:{least(share)}%" '
         f'title="{n}: {100 * share:.1f} %"><b>{n}</b></i>'
         for n, share in enumerate(prediction.probabilities)
     )
@@ -77,7 +78,8 @@ def _card(k: int, contender: Contender, prediction: Prediction, label: int | Non
     )
 
 
-def _bar(share: float) -> str:
+def least(share: float) -> str:
+    """A share in percent, at least as much as can be seen."""
     return f"{max(LEAST, 100 * share):.0f}"
 
 
@@ -116,7 +118,7 @@ def _responses(k: int, contender: Contender, prediction: Prediction) -> str:
     span = max(max(strengths) - low, 1e-9)
     bars = "".join(
         f'<i class="{"best" if n == prediction.channel else ""}" '
-        f'style="--h:{_bar((strength - low) / span)}%" title="scale {scale:.3g}: {strength:.1f}">'
+        f'style="--h:{least((strength - low) / span)}%" title="scale {scale:.3g}: {strength:.1f}">'
         "</i>"
         for n, (strength, scale) in enumerate(zip(strengths, scales, strict=True))
     )

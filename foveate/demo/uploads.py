@@ -1,4 +1,4 @@
-"""What a person may hand to the page, and how it becomes a digit as MNIST has them."""
+"""Picture files that the page accepts, and how one becomes a digit as MNIST has them."""
 # Shape letters: H W pixels.
 
 import base64
@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from foveate.data.pictures import Pixels, read_picture
+from foveate.data.decoding import Behind, Pixels, read_picture
 from foveate.errors import DataError
 from foveate.evaluation.predict import edge, is_light
 
@@ -36,7 +36,16 @@ class Upload(io.BytesIO):
 
 
 def read_upload(text: str, name: str) -> tuple[Tensor, str]:
-    """Turn a file, its bytes in base64, into a digit (1, 1, 28, 28), and say what was done to it.
+    """Turn a file (base64) into a digit (1, 1, 28, 28), and say what was done to it."""
+    pixels, note = decode(text, name, "contrast")
+    try:
+        return as_digit(pixels), note
+    except DataError as error:
+        raise DataError(f"{name} {error}") from None
+
+
+def decode(text: str, name: str, behind: Behind) -> tuple[Pixels, str]:
+    """Decode a picture file, its bytes in base64, to (H, W, 1 or 3), and say what was done to it.
 
     The kind of a picture goes by its content. Its size is known before a pixel is decoded.
     """
@@ -47,11 +56,7 @@ def read_upload(text: str, name: str) -> tuple[Tensor, str]:
     except (binascii.Error, ValueError):
         raise DataError(f"{name} did not arrive whole; try again") from None
     note = _check(data, name)
-    pixels = read_picture(Upload(data, name), "contrast")
-    try:
-        return as_digit(pixels), note
-    except DataError as error:
-        raise DataError(f"{name} {error}") from None
+    return read_picture(Upload(data, name), behind), note
 
 
 def as_digit(pixels: Pixels) -> Tensor:

@@ -1,4 +1,4 @@
-"""The warm process of the hostile cases: one for all tests of a worker."""
+"""The warm process of the hostile cases, one for all tests of a worker, and bait for servers."""
 
 import json
 import os
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from bait import Bait
+from served_page import written
 
 TESTS = Path(__file__).parents[1]
 
@@ -30,3 +32,14 @@ def problems(tmp_path_factory):
     warm.stdin.close()
     warm.wait(60)
     warm.stdout.close()
+
+
+@pytest.fixture
+def bait(tmp_path, server_folder, server):
+    made = Bait(tmp_path)
+    with made.listener:
+        yield made
+        made.untouched()
+    assert written(server_folder) == []
+    for path in (server_folder / "cache").rglob("*"):
+        assert path.is_dir() or made.token not in path.read_bytes()

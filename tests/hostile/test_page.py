@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 from bad_requests import VALID, bad_request
 from bait import Bait
-from served_page import JSON, ask, serving, written
+from served_page import JSON, ask, raw, serving
 
 pytest.importorskip("uvicorn", reason="pip install 'foveate[demo]'")
 from foveate.demo.connections import PATIENCE, PER_CLIENT, TOTAL
@@ -56,33 +56,6 @@ def drips(server):
     for holder in holders:
         holder.start()
     return holders, closed
-
-
-@pytest.fixture
-def bait(tmp_path, server_folder, server):
-    made = Bait(tmp_path)
-    with made.listener:
-        yield made
-        made.untouched()
-    assert written(server_folder) == []
-    for path in (server_folder / "cache").rglob("*"):
-        assert path.is_dir() or made.token not in path.read_bytes()
-
-
-def raw(server, data, complete=True, timeout=10):
-    """Send bytes as they are; what comes back until the server is done or closes."""
-    host, _, port = server.partition(":")
-    with socket.create_connection((host, int(port)), timeout=timeout) as client:
-        found = b""
-        try:
-            client.sendall(data)
-            if not complete:
-                client.shutdown(socket.SHUT_WR)
-            while part := client.recv(65536):
-                found += part
-        except ConnectionError:  # the server closed before it had read everything
-            pass
-        return found
 
 
 @pytest.mark.parametrize("touch", ["read", "open", "connect"])

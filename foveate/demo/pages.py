@@ -1,0 +1,44 @@
+"""Choose the page that fits the networks: digits or photographs."""
+
+from collections.abc import Sequence
+
+from foveate.data.sources import load_source
+from foveate.demo.digit_page import DigitPage
+from foveate.demo.networks import as_contenders, check_room, load_networks
+from foveate.demo.photo_networks import as_photo_networks
+from foveate.demo.photo_page import PhotoPage
+from foveate.errors import ConfigError
+from foveate.evaluation.models import TIMM, load_model
+
+
+def open_page(
+    refs: Sequence[str] = (), *, trust: bool = False, pretrained: bool = False
+) -> DigitPage | PhotoPage:
+    """Load networks and open the page for them.
+
+    Args:
+        refs: Networks by name, run folder or timm:NAME; by default the digit networks that come
+            with the package.
+        trust: Allow code that a reference contains or names to run.
+        pretrained: Download the weights of timm:NAME, unless they are cached.
+
+    Raises:
+        ConfigError: If the networks do not fit one page.
+    """
+    check_room(refs)
+    if pretrained and not any(ref.startswith(TIMM) for ref in refs):
+        raise ConfigError("--pretrained is for models of timm: add --model timm:NAME")
+    for ref in refs:
+        if ref.startswith(TIMM) and not pretrained:
+            raise ConfigError(f"{ref} has no trained weights here: add --pretrained")
+    if not refs:
+        return DigitPage(load_networks(), load_source("mnist-5k").test)
+    models = [load_model(r, trust=trust, pretrained=r.startswith(TIMM)) for r in refs]
+    photos = [model for model in models if model.recipe or model.name.startswith(TIMM)]
+    if not photos:
+        return DigitPage(as_contenders(models), load_source("mnist-5k").test)
+    if other := next((model for model in models if model not in photos), None):
+        raise ConfigError(
+            f"{photos[0].name} is for photographs and {other.name} is not; open a page for each"
+        )
+    return PhotoPage(as_photo_networks(models))

@@ -1,0 +1,139 @@
+// The page for photographs. The browser draws the photograph; cards come from the server as HTML.
+import { connect } from "./page.js";
+
+const LONGEST = 1024;  // pixels of an uploaded photograph that are sent
+const root = document.getElementById("photo");
+const find = (what) => root.querySelector(what);
+const canvas = find("canvas"), pen = canvas.getContext("2d"), slider = find(".zoom input");
+const base = Number(root.dataset.base), frame = Number(root.dataset.frame);
+const { ask, tell } = connect(root), samples = connect(root);
+let image = null;  // what is drawn: a canvas or an <img>
+let picture = null;  // what is sent: a JPEG in base64, or the number of a sample
+let x = 0, y = 0;  // of its middle, from the middle of the frame, in units of the frame
+let turn = 0, held = null;
+
+const size = () => 2 ** Number(slider.value);
+
+function predict() {
+  draw();
+  if (picture !== null) ask("predict", () => ({ picture, size: size(), y, x }), show);
+}
+
+function show(reply) {
+  for (const part of ["windows", "cards", "channels"]) find("." + part).innerHTML = reply[part];
+  find(".took").textContent = `The networks took ${reply.took}.`;
+  find(".below").hidden = false;
+  root.dataset.replies = Number(root.dataset.replies || 0) + 1;
+}
+
+/** Along one axis: what of the source goes where, its first and last pixel repeated beyond it. */
+function spans(length, middle, shown, total) {
+  const start = Math.round(middle - shown / 2), end = Math.round(middle + shown / 2);
+  return [[0, 1, 0, start], [length - 1, 1, end, total], [0, length, start, end]]
+    .filter(([, , from, to]) => to > from);
+}
+
+function draw() {
+  find(".zoom output").textContent = "× " + size().toFixed(2);
+  if (!image) return;
+  const width = image.naturalWidth || image.width, height = image.naturalHeight || image.height;
+  const side = canvas.width, factor = size() * base / Math.min(width, height) * side / frame;
+  pen.imageSmoothingQuality = "high";
+  for (const [left, w, from, to] of spans(width, (0.5 + x) * side, width * factor, side)) {
+    for (const [top, h, above, below] of spans(height, (0.5 + y) * side, height * factor, side)) {
+      pen.drawImage(image, left, top, w, h, from, above, to - from, below - above);
+    }
+  }
+}
+
+function choose(shown, sent) {
+  [image, picture, x, y] = [shown, sent, 0, 0];
+  find(".hint").hidden = true;
+  for (const button of root.querySelectorAll(".picks button")) {
+    button.setAttribute("aria-pressed", Number(button.dataset.index) === sent);
+  }
+  predict();
+}
+
+async function upload(file) {
+  if (!file) return;
+  let bitmap;
+  try {
+    bitmap = await createImageBitmap(file);
+  } catch {
+    return tell(`${file.name} is no picture that this browser can read`);
+  }
+  const factor = Math.min(1, LONGEST / Math.max(bitmap.width, bitmap.height));
+  const small = document.createElement("canvas");
+  small.width = Math.max(1, Math.round(bitmap.width * factor));
+  small.height = Math.max(1, Math.round(bitmap.height * factor));
+  const context = small.getContext("2d");
+  context.imageSmoothingQuality = "high";
+  context.drawImage(bitmap, 0, 0, small.width, small.height);
+  choose(small, small.toDataURL("image/jpeg", 0.92).split(",")[1]);
+}
+
+for (const input of root.querySelectorAll(".file input")) {
+  input.addEventListener("change", () => {
+    upload(input.files[0]);
+    input.value = "";
+  });
+}
+root.addEventListener("dragover", (event) => {
+  event.preventDefault();
+  root.classList.add("dropping");
+});
+root.addEventListener("dragleave", () => root.classList.remove("dropping"));
+root.addEventListener("drop", (event) => {
+  event.preventDefault();
+  root.classList.remove("dropping");
+  upload(event.dataTransfer.files[0]);
+});
+
+function move(across, down) {
+  const inside = (value) => Math.min(0.5, Math.max(-0.5, value));
+  [x, y] = [inside(x + across), inside(y + down)];
+  predict();
+}
+
+canvas.addEventListener("pointerdown", (event) => {
+  canvas.setPointerCapture(event.pointerId);
+  held = event;
+});
+canvas.addEventListener("pointermove", (event) => {
+  if (!held) return;
+  const unit = canvas.getBoundingClientRect().width;
+  move((event.clientX - held.clientX) / unit, (event.clientY - held.clientY) / unit);
+  held = event;
+});
+for (const end of ["pointerup", "pointercancel"]) {
+  canvas.addEventListener(end, () => { held = null; });
+}
+canvas.addEventListener("keydown", (event) => {
+  const steps = {
+    ArrowLeft: [-0.02, 0], ArrowRight: [0.02, 0], ArrowUp: [0, -0.02], ArrowDown: [0, 0.02],
+  };
+  if (!(event.key in steps)) return;
+  event.preventDefault();
+  move(...steps[event.key]);
+});
+
+slider.addEventListener("input", predict);
+find(".reset").addEventListener("click", () => {
+  [slider.value, x, y] = [0, 0, 0];
+  predict();
+});
+find(".more").addEventListener("click", () => {
+  const question = { turn: ++turn };
+  samples.ask("samples", () => question, (reply) => { find(".picks").innerHTML = reply.html; });
+});
+find(".picks").addEventListener("click", (event) => {
+  const picked = event.target.closest("button");
+  if (picked) choose(picked.querySelector("img"), Number(picked.dataset.index));
+});
+
+const first = find(".picks button");
+if (first) {
+  const drawn = first.querySelector("img");
+  drawn.decode().then(() => choose(drawn, Number(first.dataset.index)));
+}

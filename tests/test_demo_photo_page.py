@@ -1,0 +1,218 @@
+"""The page for photographs in a real browser: upload, drag size and place, pick samples."""
+
+import base64
+import json
+import re
+
+import pytest
+from browsed_page import answered, answers, contrast, launched, visiting
+from photo_runs import PHOTOGRAPHS, photo_config
+from served_page import PHOTOS, serving, written
+
+pytest.importorskip("uvicorn", reason="pip install 'foveate[demo]'")
+pytest.importorskip("torchvision", reason="pip install 'foveate[photos]'")
+HAT = PHOTOGRAPHS / "test" / "hat" / "0.jpg"
+DOT = "canvas => [...canvas.getContext('2d').getImageData(448, 448, 1, 1).data]"
+CORNER = "canvas => [...canvas.getContext('2d').getImageData(2, 2, 1, 1).data]"
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    from foveate.training.loop import train
+
+    run = train(photo_config(epochs="20"), tmp_path_factory.mktemp("run") / "clothes").path
+    folder = tmp_path_factory.mktemp("served")
+    with serving(folder, [str(run)], program=("-c", PHOTOS)) as found:
+        yield found
+    assert written(folder) == []
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with launched() as opened:
+        yield opened
+
+
+@pytest.fixture
+def open_page(browser, address):
+    with visiting(browser, address) as visit:
+        yield visit
+
+
+@pytest.fixture
+def page(open_page):
+    return open_page()
+
+
+def upload(page, path=HAT):
+    before = answers(page)
+    page.locator(".file input").first.set_input_files(path)
+    answered(page, before)
+
+
+def resize(page, octave):
+    before = answers(page)
+    page.locator(".zoom input").fill(str(octave))
+    answered(page, before)
+
+
+def window(page):
+    return page.locator(".windows rect.net1").get_attribute("width")
+
+
+def test_it_opens_with_a_sample_and_both_networks(page):
+    titles = page.locator(".card h3").all_inner_texts()
+    assert titles == ["clothes, whole frame", "clothes, 3 channels"]
+    assert page.locator(".picks button").count() == 8
+    assert page.locator(".windows rect").count() == 2
+    assert page.locator(".right, .wrong").count() == 2
+    assert re.search(r"\d+ ms", page.locator(".took").inner_text())
+
+
+def test_an_uploaded_photograph_is_predicted_at_every_size(page):
+    upload(page)
+    assert page.locator(".right, .wrong").count() == 0  # its class is not known
+    assert page.locator(".hint").is_hidden()
+    seen = set()
+    for octave in (-2, -1, 0, 1, 2):
+        resize(page, octave) if octave else page.locator(".reset").click()
+        page.wait_for_timeout(100)
+        shown = (window(page), page.locator(".card").nth(1).locator(".top").inner_text())
+        assert shown not in seen
+        seen.add(shown)
+    assert len({side for side, _ in seen}) > 1  # the winning window follows the size
+    assert page.locator(".zoom output").inner_text() == "× 4.00"
+
+
+def test_the_sent_photograph_is_small_and_gives_the_prediction_shown(page):
+    """The browser sends one JPEG of at most 1,024 pixels, and nothing but the four fields."""
+    large = page.evaluate(
+        """async () => {
+          const canvas = new OffscreenCanvas(3000, 1500), pen = canvas.getContext("2d");
+          pen.fillStyle = "#c33"; pen.fillRect(500, 300, 2000, 900);
+          const blob = await canvas.convertToBlob({ type: "image/png" });
+          const reader = new FileReader();
+          return new Promise((done) => {
+            reader.onload = () => done(reader.result.split(",")[1]);
+            reader.readAsDataURL(blob);
+          });
+        }"""
+    )
+    with page.expect_request("**/predict") as sent:
+        page.locator(".file input").first.set_input_files(
+            {"name": "large.png", "mimeType": "image/png", "buffer": base64.b64decode(large)}
+        )
+    fields = json.loads(sent.value.post_data)
+    assert set(fields) == {"picture", "size", "y", "x"}
+    size = page.evaluate(
+        """async (data) => {
+          const image = new Image();
+          image.src = "data:image/jpeg;base64," + data;
+          await image.decode();
+          return [image.width, image.height];
+        }""",
+        fields["picture"],
+    )
+    assert size == [1024, 512]
+
+
+def test_the_photograph_is_dragged_and_moved_by_keys(page):
+    upload(page)
+    resize(page, -1)
+    middle, patches = page.locator("canvas").evaluate(DOT), page.locator(".strip img")
+    first = patches.get_attribute("src")
+    before, box = answers(page), page.locator("canvas").bounding_box()
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    with page.expect_request("**/predict") as sent:
+        page.mouse.move(x + box["width"] / 4, y - box["height"] / 8)
+    page.mouse.up()
+    answered(page, before)
+    fields = json.loads(sent.value.post_data)
+    assert (fields["x"], fields["y"]) == (
+        pytest.approx(0.25, abs=0.01),
+        pytest.approx(-0.125, abs=0.01),
+    )
+    assert page.locator("canvas").evaluate(DOT) != middle
+    second = patches.get_attribute("src")
+    assert second != first
+    before = answers(page)
+    page.locator("canvas").press("ArrowDown")
+    answered(page, before)
+    assert patches.get_attribute("src") != second
+    before = answers(page)
+    page.locator(".reset").click()
+    answered(page, before)
+    resize(page, -1)
+    page.wait_for_timeout(100)
+    assert patches.get_attribute("src") == first
+
+
+def test_the_border_is_repeated_around_the_photograph(page, tmp_path):
+    from PIL import Image
+
+    Image.new("RGB", (64, 64), (200, 40, 40)).save(tmp_path / "red.png")
+    upload(page, tmp_path / "red.png")
+    resize(page, -2)
+    for place in (DOT, CORNER):
+        red, green, blue, alpha = page.locator("canvas").evaluate(place)
+        assert (red, alpha) == (pytest.approx(200, abs=3), 255) and max(green, blue) < 50
+
+
+def test_a_dropped_file_is_taken(page):
+    data = base64.b64encode(HAT.read_bytes()).decode()
+    before = answers(page)
+    page.evaluate(
+        """(data) => {
+          const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
+          const dataTransfer = new DataTransfer();
+          dataTransfer.items.add(new File([bytes], "hat.jpg", { type: "image/jpeg" }));
+          document.querySelector(".input").dispatchEvent(
+            new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
+        }""",
+        data,
+    )
+    answered(page, before)
+    assert page.locator(".right, .wrong").count() == 0
+
+
+def test_a_file_that_is_no_picture_is_refused_and_the_page_goes_on(page):
+    shown = page.locator(".cards").inner_text()
+    page.locator(".file input").first.set_input_files(
+        {"name": "notes.jpg", "mimeType": "image/jpeg", "buffer": b"no picture"}
+    )
+    page.wait_for_function(
+        "() => document.querySelector('.notice').textContent.includes('notes.jpg')"
+    )
+    assert page.locator(".cards").inner_text() == shown
+    upload(page)
+    assert page.locator(".notice").is_hidden()
+
+
+def test_samples_are_picked_and_others_offered(page):
+    before = answers(page)
+    page.locator(".picks button").nth(3).click()
+    answered(page, before)
+    assert page.locator(".picks [aria-pressed=true]").get_attribute("data-index") == "3"
+    page.locator(".more").click()
+    page.wait_for_function("() => document.querySelector('.picks button').dataset.index === '8'")
+
+
+def test_the_camera_is_offered_to_touch_screens_only(page, open_page):
+    assert page.locator(".camera").is_hidden()
+    phone = open_page(has_touch=True, is_mobile=True, viewport={"width": 390, "height": 800})
+    assert phone.locator(".camera").is_visible()
+    assert phone.locator(".camera input").get_attribute("capture") == "environment"
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_the_screen_and_text_can_be_read(open_page, width, scheme):
+    page = open_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for part in page.locator(".panel, .card, .lead, .picks, .strip, canvas").all():
+        box = part.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width
+    for what in (".lead", ".card h3", ".quiet", ".said output", ".top b", ".top span"):
+        assert contrast(page.locator(what).first) >= 4.5, what  # what the W3C asks for (WCAG 2, AA)
