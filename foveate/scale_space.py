@@ -68,41 +68,6 @@ def gaussian_derivative(
     return value * (-1) ** total if normalised else value * (-1 / sigma) ** total
 
 
-def directional_derivative(
-    points: Tensor,
-    sigma: float,
-    direction: Sequence[float],
-    order: int,
-    *,
-    normalised: bool = False,
-) -> Tensor:
-    """The derivative of that order of the Gaussian along a direction, at points (..., N).
-
-    (e_1 d_1 + ... + e_N d_N)^n expanded: each partial derivative with orders a_1 + ... + a_N = n
-    enters n! / (a_1! ... a_N!) e_1^a_1 ... e_N^a_N times. `direction` e is scaled to length one.
-    """
-    length = math.hypot(*direction)
-    if not (math.isfinite(length) and length > 0):
-        raise ConfigError(f"direction must be finite and not zero, got {tuple(direction)}")
-    unit = [component / length for component in direction]
-    total = torch.zeros(points.shape[:-1], dtype=points.dtype, device=points.device)
-    for orders in _orders(len(unit), order):
-        weight = float(math.factorial(order))
-        for component, n in zip(unit, orders, strict=True):
-            weight *= component**n / math.factorial(n)
-        total = total + weight * gaussian_derivative(points, sigma, orders, normalised=normalised)
-    return total
-
-
-def _orders(axes: int, total: int) -> list[tuple[int, ...]]:
-    """All ways to share `total` derivatives among the axes."""
-    if total < 0:
-        raise ConfigError(f"a derivative has an order of 0 or more, got {total}")
-    if axes == 1:
-        return [(total,)]
-    return [(n, *rest) for n in range(total + 1) for rest in _orders(axes - 1, total - n)]
-
-
 def _check_sigma(sigma: float) -> None:
     if not (math.isfinite(sigma) and sigma > 0):
         raise ConfigError(f"sigma must be finite and above 0, got {sigma:g}")

@@ -1,14 +1,11 @@
-"""Gaussian derivatives: what a learned kernel is in every channel, and the scales it selects."""
+"""Gaussian derivatives: what a fixed kernel is in every channel, and the scales it selects."""
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from foveate.evaluation.theory.blobs import Blobs, blob, scene
-from foveate.evaluation.theory.bounds import EPS, Finding, compare
+from foveate.evaluation.theory.bounds import Finding, compare
 from foveate.evaluation.theory.probes import (
     KERNEL_SIZE,
     LAPLACIAN,
@@ -19,67 +16,13 @@ from foveate.evaluation.theory.probes import (
     response_error,
 )
 from foveate.models.channels import ScaleChannels
-from foveate.scale_space import directional_derivative, gaussian_derivative, hermite
 from foveate.scales import ScaleGrid
 
 ORDERS: list[Orders] = [(a, n - a) for n in range(5) for a in range(n + 1)]
-DIRECTIONS = ((1.0, 0.0), (0.6, -0.8), (-1.0, 2.5))
 SCALES = (0.5, 2**0.25, 2.0, 5.0)
 FRAME = 640
 GRID = ScaleGrid(4, 64, per_octave=2)
 NOTE = "interpolation under the kernel, and the sum over pixels in place of the integral"
-ROUNDED = "float64 rounding: eps times the operations times the largest partial sum"
-# Arguments of a derivative, and the weights with which partial derivatives enter its rounding.
-Choice = tuple[tuple[Any, ...], dict[tuple[int, ...], int]]
-
-
-def kernel_scaling(seed: int = 0) -> list[Finding]:
-    """Scaling a normalised Gaussian derivative gives the normalised derivative of that scale.
-
-    h(x) = sigma^n d^n g(x; sigma) has h(x / s) / s^N = (s sigma)^n d^n g(x; s sigma).
-    """
-    random = torch.Generator().manual_seed(seed)
-    points = 4 * SIGMA * (2 * torch.rand(200, 2, generator=random, dtype=torch.float64) - 1)
-    line: list[Choice] = [(((n,),), {(n,): 1}) for n in range(5)]
-    plane: list[Choice] = [((orders,), {orders: 1}) for orders in ORDERS]
-    along: list[Choice] = [  # a direction, by the multinomial expansion
-        ((e, n), {(a, n - a): 2 * math.comb(n, a) for a in range(n + 1)})
-        for e in DIRECTIONS
-        for n in range(5)
-    ]
-    name = "scaled Gaussian derivatives"
-    return [
-        _scaling(f"{name}, orders to 4 in 1-D", points[:, :1], gaussian_derivative, line),
-        _scaling(f"{name}, orders to 4 in 2-D", points, gaussian_derivative, plane),
-        _scaling(f"{name} along any direction", points, directional_derivative, along),
-    ]
-
-
-def _scaling(
-    statement: str, points: Tensor, derivative: Callable[..., Tensor], choices: Iterable[Choice]
-) -> Finding:
-    """Compare scaled kernels with the kernels of that scale, within the rounding between them."""
-    cases = []
-    for arguments, weights in choices:
-        for scale in SCALES:
-            scaled = derivative(points / scale, SIGMA, *arguments, normalised=True)
-            direct = derivative(points, scale * SIGMA, *arguments, normalised=True)
-            parts = [w * _rounding(points, scale * SIGMA, o) for o, w in weights.items()]
-            cases.append((scaled / scale ** points.shape[1], direct, torch.stack(parts).sum(0)))
-    return compare(statement, *cases, note=ROUNDED)
-
-
-def _rounding(points: Tensor, sigma: float, orders: tuple[int, ...]) -> Tensor:
-    """How far rounding can part two ways to compute a derivative of the Gaussian.
-
-    |He_n(z)| is summed without its signs, i^-n He_n(i z); a relative error of eps in z moves it
-    by n eps and the exponential by z² eps; 3 n operations and 10 factors are rounded.
-    """
-    z = (points / sigma).abs()
-    size = torch.exp(-(z**2).sum(-1) / 2) / (math.sqrt(2 * math.pi) * sigma) ** len(orders)
-    for axis, order in enumerate(orders):
-        size = size * (hermite(order, 1j * z[:, axis]) * (-1j) ** order).real
-    return 2 * EPS * (10 + 4 * sum(orders) + 2 * (z**2).sum(-1)) * size
 
 
 def channel_derivatives(seed: int = 0) -> list[Finding]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from foveate.data.store import one_thread
-from foveate.evaluation.theory import covariance, derivatives, duality, rates, scale_invariance
+from foveate.evaluation.theory import covariance, derivatives, rates, scale_invariance
 from foveate.evaluation.theory.bounds import Finding
 
 STATEMENTS: tuple[Callable[[int], list[Finding]], ...] = (
@@ -14,8 +14,6 @@ STATEMENTS: tuple[Callable[[int], list[Finding]], ...] = (
     scale_invariance.pooled_invariance,
     scale_invariance.local_invariance,
     scale_invariance.invariance_ends,
-    duality.filter_duality,
-    derivatives.kernel_scaling,
     derivatives.channel_derivatives,
     derivatives.scale_selection,
     rates.resolution_order,
