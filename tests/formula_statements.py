@@ -6,20 +6,13 @@ from functools import cache
 
 import numpy as np
 import torch
+from gaussian_derivatives import directional_derivative, gaussian_derivative, hermite
 from numpy.polynomial import Polynomial
+from scale_space_statements import ORDERS
+from theory_tools import EPS, SIGMA, grid_error, product_error, product_norms, steepness
 
-from foveate.errors import ConfigError
 from foveate.evaluation.theory.blobs import scene
-from foveate.evaluation.theory.bounds import (
-    EPS,
-    compare,
-    grid_error,
-    product_error,
-    product_norms,
-)
-from foveate.evaluation.theory.derivatives import ORDERS
-from foveate.evaluation.theory.probes import SIGMA
-from foveate.scale_space import gaussian_derivative, hermite
+from foveate.evaluation.theory.bounds import compare
 
 RADIUS = 9.0  # of the kernel's support, in pixels
 SMOOTH = 8  # the kernel's derivative of this order still is bounded
@@ -86,7 +79,7 @@ def _sum(image, point, at, profiles):
 def _norms(image, axis, term, reach):
     """Bounds on the integrals of the integrand's derivatives along one axis."""
     orders = range(SMOOTH + 1)
-    sups = [image.steepness(axis, p) for p in orders]
+    sups = [steepness(image, axis, p) for p in orders]
     return product_norms(sups, [_mass(axis, term, p) * reach**-p * RADIUS for p in orders])
 
 
@@ -155,38 +148,3 @@ def _rounding(points, sigma, orders):
     for axis, order in enumerate(orders):
         size = size * (hermite(order, 1j * z[:, axis]) * (-1j) ** order).real
     return 2 * EPS * (10 + 4 * sum(orders) + 2 * (z**2).sum(-1)) * size
-
-
-def directional_derivative(
-    points,
-    sigma,
-    direction,
-    order,
-    *,
-    normalised=False,
-):
-    """The derivative of that order of the Gaussian along a direction, at points (..., N).
-
-    (e_1 d_1 + ... + e_N d_N)^n expanded: each partial derivative with orders a_1 + ... + a_N = n
-    enters n! / (a_1! ... a_N!) e_1^a_1 ... e_N^a_N times. `direction` e is scaled to length one.
-    """
-    length = math.hypot(*direction)
-    if not (math.isfinite(length) and length > 0):
-        raise ConfigError(f"direction must be finite and not zero, got {tuple(direction)}")
-    unit = [component / length for component in direction]
-    total = torch.zeros(points.shape[:-1], dtype=points.dtype, device=points.device)
-    for orders in _orders(len(unit), order):
-        weight = float(math.factorial(order))
-        for component, n in zip(unit, orders, strict=True):
-            weight *= component**n / math.factorial(n)
-        total = total + weight * gaussian_derivative(points, sigma, orders, normalised=normalised)
-    return total
-
-
-def _orders(axes, total):
-    """All ways to share `total` derivatives among the axes."""
-    if total < 0:
-        raise ConfigError(f"a derivative has an order of 0 or more, got {total}")
-    if axes == 1:
-        return [(total,)]
-    return [(n, *rest) for n in range(total + 1) for rest in _orders(axes - 1, total - n)]

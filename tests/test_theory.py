@@ -7,13 +7,20 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
+import scale_space_statements
 import torch
 import typer
 from formula_statements import filter_duality, kernel_scaling
+from scale_space_statements import (
+    channel_derivatives,
+    density_order,
+    resolution_order,
+    scale_selection,
+)
 from typer.testing import CliRunner
 
 from foveate.cli.theory import verify as command
-from foveate.evaluation.theory import Finding, covariance, rates, statements, verify
+from foveate.evaluation.theory import Finding, covariance, statements, verify
 from foveate.evaluation.theory.covariance import (
     CASES,
     scale_covariance,
@@ -21,14 +28,13 @@ from foveate.evaluation.theory.covariance import (
     translation_covariance,
     translation_per_channel,
 )
-from foveate.evaluation.theory.derivatives import channel_derivatives, scale_selection
-from foveate.evaluation.theory.rates import resolution_order
 from foveate.evaluation.theory.scale_invariance import local_invariance, pooled_invariance
 from foveate.models import channels
 from foveate.resampling import foveate
 
 HERE = Path(__file__).parent
-STATEMENTS = (*statements.STATEMENTS, filter_duality, kernel_scaling)
+SCALE_SPACE = (channel_derivatives, scale_selection, resolution_order, density_order)
+STATEMENTS = (*statements.STATEMENTS, filter_duality, kernel_scaling, *SCALE_SPACE)
 DOCUMENT = HERE.parent / "docs" / "theory.md"
 COUNTS = {  # of findings
     "scale_covariance": 7, "translation_covariance": 3, "shifted_maps": 2,
@@ -96,7 +102,7 @@ def wrong_sign(op, images, *arguments, centres=None, **options):
 
 def broken(monkeypatch, mutant, statement, *arguments):
     """The statements that no longer hold when the op is replaced by a wrong one."""
-    for user in (channels, covariance, rates):
+    for user in (channels, covariance, scale_space_statements):
         monkeypatch.setattr(user, "foveate", partial(mutant, foveate))
     return {f.statement for f in statement(0, *arguments) if not f.holds}
 
