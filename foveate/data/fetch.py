@@ -1,4 +1,4 @@
-"""Get the verified files of MNIST and Fashion-MNIST: from the cache, nearby, or the network."""
+"""Get the verified files of MNIST and Fashion-MNIST: from the cache, or the network."""
 
 import hashlib
 import http.client
@@ -8,7 +8,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -35,7 +34,6 @@ class Dataset:
     """Where the files of a data set may be had, and the sha256 of each one's decoded content."""
 
     checksums: Mapping[str, str]
-    folders: tuple[Path, ...] = ()
     mirrors: tuple[str, ...] = ()
 
 
@@ -59,7 +57,6 @@ DATASETS = {
             FILES[2]: "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
             FILES[3]: "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
         },
-        folders=(Path("/usr/share/datasets/fashion-mnist"),),  # Debian's dataset-fashion-mnist
         mirrors=(
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         ),
@@ -70,25 +67,22 @@ DATASETS = {
 def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:
     """Return the decoded, verified content of each file of `dataset`, by name.
 
-    Tried in this order, each for the files still missing: the cache, folders of this computer, the
-    mirrors. What comes from elsewhere is kept in the cache, whole or not at all. Content whose
-    sha256 is not the pinned one is never returned.
+    Tried in this order, each for the files still missing: the cache, then each mirror. What comes
+    from a mirror is kept in the cache, whole or not at all. Content whose sha256 is not the pinned
+    one is never returned.
     """
     if dataset not in DATASETS:
         raise DataError(f"unknown data set {dataset!r}; there are: {', '.join(DATASETS)}")
     entry, say = DATASETS[dataset], report or _log.info
     cache = cache_dir() / dataset
-    found = _from_folder(cache, entry, say, list(entry.checksums))
-    files = {name: content for name, _, content in found}
+    files = dict(_from_cache(cache, entry, say))
     failures: list[str] = []
-    folders = [partial(_from_folder, folder, entry, say) for folder in entry.folders]
-    mirrors = [partial(_from_mirror, mirror, say) for mirror in entry.mirrors]
-    for route in (*folders, *mirrors):
+    for mirror in entry.mirrors:
         missing = [name for name in entry.checksums if name not in files]
         if not missing:
             break
         try:
-            for name, origin, content in route(missing):
+            for name, origin, content in _from_mirror(mirror, say, missing):
                 _verify(origin, content, entry.checksums[name])
                 files[name] = content
                 _keep(cache / name, content)
@@ -121,17 +115,17 @@ def _keep(path: Path, content: bytes) -> None:
         _log.info("%s was not kept: %s", path, error)
 
 
-def _from_folder(folder: Path, entry: Dataset, say: Report, names: Sequence[str]) -> Found:
-    """Read those of `names` that `folder` has undamaged, in any spelling."""
-    for name in names:
+def _from_cache(folder: Path, entry: Dataset, say: Report) -> Iterator[tuple[str, bytes]]:
+    """Read the files that `folder` has undamaged, in any spelling, each with its name."""
+    for name, sha256 in entry.checksums.items():
         for path in find(folder, name):
             try:
                 content = decode(path, MAX_BYTES)
-                _verify(str(path), content, entry.checksums[name])
+                _verify(str(path), content, sha256)
             except DataError as error:
                 say(f"not using a damaged file: {error}")
             else:
-                yield name, str(path), content
+                yield name, content
                 break
 
 
