@@ -85,7 +85,7 @@ def read_text(path: Path) -> str:
 
 def reason_of(error: BaseException) -> str:
     """The first line of an error's message, or its type if it has none."""
-    return (str(error) or type(error).__name__).splitlines()[0]
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from itertools import islice, pairwise
 from numbers import Real
 from typing import Any
 
+from foveate.checks import check_keys
 from foveate.errors import ConfigError
 
 WHOLE = 1e-6  # how far from a whole number of steps a grid may end
@@ -147,15 +148,9 @@ class ScaleGrid:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ScaleGrid:
         """The grid that `to_dict` wrote down."""
-        if not isinstance(values, Mapping):
-            raise ConfigError(f"a scale grid must be a table of numbers, got {values!r}")
-        unknown = sorted(set(values) - {"low", "high", "per_octave"})
-        missing = sorted({"low", "high"} - set(values))
-        if unknown or missing:
-            raise ConfigError(
-                f"a scale grid has the keys low, high and per_octave; "
-                f"unknown: {unknown}, missing: {missing}"
-            )
+        check_keys("a scale grid", values, {"low", "high", "per_octave"})
+        if missing := sorted({"low", "high"} - set(values)):
+            raise ConfigError(f"a scale grid needs low and high: {missing[0]} is missing")
         return cls(**values)
 
 

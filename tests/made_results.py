@@ -21,7 +21,8 @@ def made_records(
     for row in paper_rows():
         for seed in range(seeds):
             shift = noise * chance.gauss(0, 1)
-            figures = row.paper if len(row.paper) > 1 else row.paper * len(row.scales)
+            paper = [point.paper for point in row.points]
+            figures = paper if len(paper) > 1 else paper * len(row.scales)
             records += [
                 record(row, seed, scale, change(row, scale, figure) + shift, hardware)
                 for scale, figure in zip(row.scales, figures, strict=True)

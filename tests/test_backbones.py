@@ -7,11 +7,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from formulas import blobs, sensitivity
+from invariance import covariance_error
 from others_backbones import CLASSES, OTHERS, SHALLOW, SIZE, quiet
 from torch import nn
 
 from foveate.errors import ConfigError
-from foveate.evaluation.invariance import covariance_error
 from foveate.models.channels import ScaleChannels
 from foveate.models.export import export
 from foveate.scales import ScaleGrid

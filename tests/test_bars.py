@@ -10,7 +10,7 @@ from foveate.paper.tables import Summaries, paper_rows, published
 from foveate.sweeps.records import read_records
 
 PAPER = {(row.table, row.name, s): v for row in paper_rows() for s, v in zip(
-    row.scales, row.paper, strict=False)}  # fmt: skip
+    row.scales, (point.paper for point in row.points), strict=False)}  # fmt: skip
 FOV = [f"{net}-tr{k}" for net in ("fovmax", "fovavg") for k in (1, 2, 4, 14)]
 SW = [f"swmax-tr{k}" for k in (1, 2, 4, 14)]
 

@@ -263,32 +263,6 @@ def test_a_terminal_gets_a_live_line(monkeypatch):
     assert "images/s" in text and "left" in text
 
 
-def test_tensorboard_is_named_where_it_is_missing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert run([*AS_TINY, "--tensorboard", "--out", str(tmp_path)]) == 2
-    assert "pip install tensorboard" in capsys.readouterr().err
-
-
-def test_tensorboard_gets_a_point_per_epoch_once_across_an_interruption(tmp_path, monkeypatch):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    def interrupt(config, progress, steps):
-        if progress.epoch == 2:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Display, "__call__", lambda self, *now: interrupt(*now))
-        assert run([*AS_TINY, "--tensorboard", "--out", str(tmp_path)]) == 130
-    assert run([*AS_TINY, "--tensorboard", "--out", str(tmp_path)]) == 0
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    metrics = RunFolder(tmp_path).metrics()
-    assert len(metrics) == 3
-    for name in ("loss", "validation", "learning_rate"):
-        points = [(point.step, point.value) for point in events.Scalars(name)]
-        assert points == [(entry["epoch"], pytest.approx(entry[name])) for entry in metrics]
-
-
 @pytest.mark.parametrize("command", ["train", "evaluate", "verify"])
 def test_every_help_has_an_example(capsys, command):
     assert run([command, "--help"]) == 0

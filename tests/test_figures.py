@@ -69,7 +69,7 @@ def test_a_curve_is_ours_and_the_papers_is_beside_it(panels, results, draw, pane
     found = results.row(key[1], key[0])
     assert list(own.get_xdata()) == list(paper.get_xdata()) == list(SCALES)
     assert list(own.get_ydata()) == pytest.approx([p.mean for p in found.points])
-    assert list(paper.get_ydata()) == list(ROWS[key].paper)
+    assert list(paper.get_ydata()) == [point.paper for point in ROWS[key].points]
     assert own.get_color() == paper.get_color()
     assert own.get_linestyle() == "-" and paper.get_linestyle() == "--"
     heights = axes.collections[curve].get_paths()[0].vertices[:, 1]
@@ -91,9 +91,9 @@ def test_few_samples_go_over_the_size_of_the_training_set(panels, results):
         figures.NETWORKS, lines(axes, "ours"), lines(axes, "paper"), strict=True
     ):
         rows = results.table("table3", network)
-        assert list(own.get_xdata()) == [int(row.row.trained) for row in rows]
+        assert list(own.get_xdata()) == [int(row.trained) for row in rows]
         assert list(own.get_ydata()) == pytest.approx([row.points[0].mean for row in rows])
-        assert list(paper.get_ydata()) == [row.row.paper[0] for row in rows]
+        assert list(paper.get_ydata()) == [row.points[0].paper for row in rows]
     assert axes.get_xticklabels()[0].get_text() == "100"
 
 

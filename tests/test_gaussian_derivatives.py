@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from gaussian_derivatives import directional_derivative, gaussian_derivative, hermite
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.polynomial import hermite_e
 
 from foveate.errors import ConfigError
-from foveate.scale_space import directional_derivative, gaussian_derivative, hermite
 
 EPS = torch.finfo(torch.float64).eps
 sigmas = st.floats(0.3, 8.0)

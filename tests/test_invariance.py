@@ -5,16 +5,16 @@ import math
 import pytest
 import torch
 from formulas import Blobs, blobs, shake
-from torch import nn
-
-from foveate.errors import ConfigError
-from foveate.evaluation.audit.images import zoom
-from foveate.evaluation.invariance import (
+from invariance import (
     CovarianceError,
     InvarianceError,
     covariance_error,
     invariance_error,
 )
+from torch import nn
+
+from foveate.errors import ConfigError
+from foveate.evaluation.audit.images import zoom
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
 from foveate.scales import ScaleGrid

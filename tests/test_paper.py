@@ -15,11 +15,11 @@ def test_all_rows_are_there():
 
 def test_figures_stand_at_their_scales():
     (row,) = find_rows(["table1"], ["fovmax-tr2"])
-    assert dict(zip(row.scales, row.paper, strict=True))[8.0] == 75.85
+    assert row.at(8.0).paper == 75.85
     (row,) = find_rows(["table2"], ["fovavg-tr2-5ch"])
-    assert (row.paper[0], row.paper[-1], row.channels) == (98.84, 86.20, 5)
+    assert (row.at(0.5).paper, row.at(8).paper, row.channels) == (98.84, 86.20, 5)
     (row,) = find_rows(["table3"], ["swmax-few200"])
-    assert (row.paper, row.trained) == ((62.83,), "200")
+    assert ([p.paper for p in row.points], row.trained) == ([62.83], "200")
 
 
 @pytest.mark.parametrize("row", paper_rows(), ids=lambda row: f"{row.table}-{row.name}")
@@ -34,7 +34,7 @@ def test_the_run_of_a_row_is_what_the_row_says(row):
     assert config.scales == trained.get(row.trained, "1-4")
     assert config.samples == (int(row.trained) if row.table == "table3" else 0)
     figures = 1 if row.table == "table3" else 17
-    assert len(row.paper) == figures and len(row.scales) == (9 if figures == 1 else 17)
+    assert len(row.points) == figures and len(row.scales) == (9 if figures == 1 else 17)
 
 
 def test_rows_that_two_tables_share_run_once():

@@ -1,5 +1,6 @@
 """Many runs: done once each, resumed after an interruption, merged, and failures told apart."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,6 @@ from foveate.sweeps import runner
 from foveate.sweeps.jobs import Job, Outcome, outcome_of, perform
 from foveate.sweeps.records import (
     Record,
-    merge_folders,
     merge_records,
     read_records,
     read_winners,
@@ -145,25 +145,25 @@ def record(**changes):
     return Record(**{**values, **changes})
 
 
-def test_results_of_two_machines_merge_and_the_first_counts(tmp_path):
-    one, other = [record(), record(seed=1)], [record(accuracy=0.9), record(seed=2)]
-    for name, records in (("a", one), ("b", other)):
-        write_results(tmp_path / name, records, [])
-    assert merge_folders([tmp_path / "a", tmp_path / "b"], tmp_path / "c") == 3
-    found = read_records(tmp_path / "c")
-    assert found == [record(), record(seed=1), record(seed=2)]
-    merge_folders([tmp_path / "c", tmp_path / "a"], tmp_path / "c")
-    assert read_records(tmp_path / "c") == found
+def test_runs_of_another_machine_are_collected_from_their_copied_folders(done, tmp_path):
+    for seed in (0, 2):
+        shutil.copytree(done.folder / f"row-s{seed}", tmp_path / f"row-s{seed}")
+    study = Study(jobs(), tmp_path)
+    assert [job.config.seed for job in study.left] == [1]
+    assert read_records(tmp_path) == [r for r in done.records if r.seed != 1]
+
+
+def test_results_merge_and_the_first_counts(tmp_path):
+    parts = [record(), record(seed=1)], [record(accuracy=0.9), record(seed=2)]
+    merged = merge_records(parts)
+    assert merged == [record(), record(seed=1), record(seed=2)]
+    write_results(tmp_path, merged, [])
+    assert read_records(tmp_path) == merged
 
 
 def test_runs_that_were_configured_differently_do_not_merge():
     with pytest.raises(DataError, match="run in two ways"):
         merge_records([[record()], [record(scale=2.0, config="other")]])
-
-
-def test_a_folder_without_results_is_named(tmp_path):
-    with pytest.raises(DataError, match=r"has no results\.csv"):
-        merge_folders([tmp_path], tmp_path / "out")
 
 
 def test_a_damaged_table_is_named(tmp_path):
@@ -203,13 +203,6 @@ def test_ctrl_c_and_sigterm_say_what_is_left(signal, code, word, tmp_path, monke
         assert run([*command, "--device", "cpu", "--out", str(tmp_path / command[0])]) == code
         words = f"{word}: {count} runs are left; run the same command to go on\n"
         assert capsys.readouterr().err == words
-
-
-def test_merge_prints_how_many(tmp_path):
-    write_results(tmp_path / "a", [record()], [])
-    found = CliRunner().invoke(app, ["merge", str(tmp_path / "a"), "--out", str(tmp_path / "b")])
-    assert found.exit_code == 0, found.output
-    assert "1 result in" in found.output
 
 
 def test_an_engine_that_is_not_there_is_named(tmp_path):

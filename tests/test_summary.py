@@ -79,10 +79,10 @@ def test_few_samples_are_averaged_over_scales_then_over_seeds():
 
 
 def test_all_rows_are_there_whether_run_or_not():
-    assert [(s.row.table, s.row.name) for s in Summaries()] == [
+    assert [(s.table, s.name) for s in Summaries()] == [
         (row.table, row.name) for row in paper_rows()
     ]
-    assert {s.row.network for s in Summaries().table("table1", "CNN", "SWMax")} == {"CNN", "SWMax"}
+    assert {s.network for s in Summaries().table("table1", "CNN", "SWMax")} == {"CNN", "SWMax"}
 
 
 def test_the_papers_figures_differ_from_themselves_by_nothing():

@@ -7,12 +7,20 @@ from functools import cache, partial
 from pathlib import Path
 
 import pytest
+import scale_space_statements
 import torch
 import typer
+from formula_statements import filter_duality, kernel_scaling
+from scale_space_statements import (
+    channel_derivatives,
+    density_order,
+    resolution_order,
+    scale_selection,
+)
 from typer.testing import CliRunner
 
 from foveate.cli.theory import verify as command
-from foveate.evaluation.theory import Finding, covariance, rates, statements, verify
+from foveate.evaluation.theory import Finding, covariance, statements, verify
 from foveate.evaluation.theory.covariance import (
     CASES,
     scale_covariance,
@@ -20,18 +28,13 @@ from foveate.evaluation.theory.covariance import (
     translation_covariance,
     translation_per_channel,
 )
-from foveate.evaluation.theory.derivatives import (
-    channel_derivatives,
-    kernel_scaling,
-    scale_selection,
-)
-from foveate.evaluation.theory.duality import filter_duality
-from foveate.evaluation.theory.rates import resolution_order
 from foveate.evaluation.theory.scale_invariance import local_invariance, pooled_invariance
 from foveate.models import channels
 from foveate.resampling import foveate
 
 HERE = Path(__file__).parent
+SCALE_SPACE = (channel_derivatives, scale_selection, resolution_order, density_order)
+STATEMENTS = (*statements.STATEMENTS, filter_duality, kernel_scaling, *SCALE_SPACE)
 DOCUMENT = HERE.parent / "docs" / "theory.md"
 COUNTS = {  # of findings
     "scale_covariance": 7, "translation_covariance": 3, "shifted_maps": 2,
@@ -55,7 +58,7 @@ def findings(statement, seed):
 # --- the statements -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("statement", statements.STATEMENTS, ids=lambda s: s.__name__)
+@pytest.mark.parametrize("statement", STATEMENTS, ids=lambda s: s.__name__)
 def test_statement_holds(statement):
     for seed in range(3):
         found = findings(statement, seed)
@@ -66,7 +69,7 @@ def test_statement_holds(statement):
 
 
 def test_every_statement_is_measured_and_has_a_name():
-    names = [f.statement for statement in statements.STATEMENTS for f in findings(statement, 0)]
+    names = [f.statement for statement in STATEMENTS for f in findings(statement, 0)]
     assert len(names) == len(set(names)) == 35
 
 
@@ -99,7 +102,7 @@ def wrong_sign(op, images, *arguments, centres=None, **options):
 
 def broken(monkeypatch, mutant, statement, *arguments):
     """The statements that no longer hold when the op is replaced by a wrong one."""
-    for user in (channels, covariance, rates):
+    for user in (channels, covariance, scale_space_statements):
         monkeypatch.setattr(user, "foveate", partial(mutant, foveate))
     return {f.statement for f in statement(0, *arguments) if not f.holds}
 
@@ -199,4 +202,4 @@ def test_the_document_names_every_test_and_every_test_exists():
         for test in functions_in(file):
             assert not test.startswith("test_") or (file, test) in named, f"{test} is not named"
     shown = set(re.findall(r"test_theory\.py::test_statement_holds\[(\w+)\]", text))
-    assert shown == {statement.__name__ for statement in statements.STATEMENTS}
+    assert shown == {statement.__name__ for statement in STATEMENTS}

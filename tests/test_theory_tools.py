@@ -4,16 +4,19 @@ import math
 
 import pytest
 import torch
-from torch import nn
-
-from foveate.evaluation.theory import Blobs, Finding
-from foveate.evaluation.theory.blobs import blob, centred, ring, scene
-from foveate.evaluation.theory.bounds import (
-    compare,
+from theory_tools import (
+    blob,
+    derivative,
     fitted_order,
     grid_error,
     order_uncertainty,
+    smoothed,
 )
+from torch import nn
+
+from foveate.evaluation.theory import Blobs, Finding
+from foveate.evaluation.theory.blobs import centred, ring, scene
+from foveate.evaluation.theory.bounds import compare
 from foveate.evaluation.theory.probes import (
     Patches,
     affine_parts,
@@ -58,7 +61,7 @@ def test_blobs_are_their_formula():
     )
     step = 1e-3  # central differences are off by step²/6 times a third derivative below 1
     slope = (image.values(y, x + step) - image.values(y, x - step)) / (2 * step)
-    assert float(image.values(y, x, (0, 1))) == pytest.approx(float(slope), abs=step**2 / 6)
+    assert float(derivative(image, y, x, (0, 1))) == pytest.approx(float(slope), abs=step**2 / 6)
 
 
 def test_smoothing_a_blob_is_a_convolution():
@@ -66,7 +69,7 @@ def test_smoothing_a_blob_is_a_convolution():
     weights = torch.outer(*[torch.exp(-(at**2) / 18) / (3 * math.sqrt(2 * math.pi))] * 2)
     expected = float((weights * scene(3).values(-at, -at)).sum())
     origin = torch.zeros(1, dtype=torch.float64)
-    assert float(scene(3).smoothed(3.0).values(origin, origin)) == pytest.approx(expected)
+    assert float(smoothed(scene(3), 3.0).values(origin, origin)) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])

@@ -6,7 +6,7 @@ from math import nan
 from statistics import mean
 
 from foveate.paper.claims import Check, Claim, Measured, largest, smallest
-from foveate.paper.tables import SCALES, Summaries, Summary, effort
+from foveate.paper.tables import SCALES, Row, Summaries, effort
 from foveate.sweeps.records import Record
 
 MINUTES = 60
@@ -66,7 +66,7 @@ def single_scale(results: Summaries) -> Claim:
 def sliding(results: Summaries) -> Claim:
     """SWMax: each row near the paper, or with a higher mean over the 17 scales."""
 
-    def away(row: Summary) -> Measured:
+    def away(row: Row) -> Measured:
         distance = _mean_distance(row, SCALES).value
         gain = mean(_difference(row, scale).value for scale in SCALES)
         told = f"distance {distance:.2f}, {'better' if gain > 0 else 'worse'} by {abs(gain):.2f}"
@@ -76,7 +76,7 @@ def sliding(results: Summaries) -> Claim:
         "SWMax",
         "within 2 points on average over the 17 scales, or better than the paper",
         tuple(
-            Check(f"{row.row.label}, 0 if better", "≤", 2, *away(row))
+            Check(f"{row.label}, 0 if better", "≤", 2, *away(row))
             for row in results.table("table1", "SWMax")
         ),
     )
@@ -85,7 +85,7 @@ def sliding(results: Summaries) -> Claim:
 def few(results: Summaries) -> Claim:
     """Table III: FovAvg and FovMax at each size."""
     worst = smallest(
-        Measured(row.points[0].settled - row.points[0].paper, f"{row.row.label} samples")
+        Measured(row.points[0].settled - row.points[0].paper, f"{row.label} samples")
         for row in results.table("table3", "FovAvg", "FovMax")
     )
     return Claim(
@@ -115,17 +115,17 @@ def machine_time(records: Iterable[Record]) -> Claim:
     )
 
 
-def _difference(row: Summary, scale: float) -> Measured:
+def _difference(row: Row, scale: float) -> Measured:
     """Ours less the paper's."""
     point = row.at(scale)
-    return Measured(point.settled - point.paper, f"{row.row.label} at {scale:.3g}")
+    return Measured(point.settled - point.paper, f"{row.label} at {scale:.3g}")
 
 
-def _distance(row: Summary, scale: float) -> Measured:
+def _distance(row: Row, scale: float) -> Measured:
     """How far ours is from the paper's, either way."""
     found = _difference(row, scale)
     return Measured(abs(found.value), found.where)
 
 
-def _mean_distance(row: Summary, scales: Iterable[float]) -> Measured:
-    return Measured(mean(_distance(row, scale).value for scale in scales), row.row.label)
+def _mean_distance(row: Row, scales: Iterable[float]) -> Measured:
+    return Measured(mean(_distance(row, scale).value for scale in scales), row.label)

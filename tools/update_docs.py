@@ -13,7 +13,7 @@ from illustration import foveated
 from foveate.errors import ConfigError
 from foveate.files import write_text
 from foveate.paper.claims import Claim
-from foveate.paper.tables import Point, Summary, published
+from foveate.paper.tables import Point, Row, published
 from foveate.report.plots import save
 from foveate.report.reproduction import NONE_YET, Reproduction, plates, shown, signed
 
@@ -97,7 +97,7 @@ def _over_scale_of(table: str) -> Callable[[Reproduction], str]:
 def _few(found: Reproduction) -> str:
     lines = {network: found.results.table("table3", network) for network in NETWORKS}
     rows = [[name, *(_cell(row.points[0]) for row in own)] for name, own in lines.items()]
-    sizes = [f"{int(row.row.trained):,}" for row in lines["CNN"]]
+    sizes = [f"{int(row.trained):,}" for row in lines["CNN"]]
     return _partly(found.results.table("table3")) + _table(["network", *sizes], rows)
 
 
@@ -110,10 +110,10 @@ def _made(found: Reproduction) -> str:
     )
 
 
-def _over_scale(rows: Sequence[Summary], step: int) -> str:
+def _over_scale(rows: Sequence[Row], step: int) -> str:
     """A table of every second or fourth scale."""
     scales = ["1/2", "0.71", "1", "1.41", "2", "2.83", "4", "5.66", "8"][:: step // 2]
-    lines = [[row.row.label, *map(_cell, row.points[::step])] for row in rows]
+    lines = [[row.label, *map(_cell, row.points[::step])] for row in rows]
     return _table(["network", *scales], lines)
 
 
@@ -121,7 +121,7 @@ def _cell(point: Point) -> str:
     return "–" if point.mean is None else f"{shown(point)} ({signed(point.difference)})"
 
 
-def _partly(rows: Sequence[Summary]) -> str:
+def _partly(rows: Sequence[Row]) -> str:
     """The first line of a table while results of it are missing."""
     count = sum(not row.complete for row in rows)
     return f"Partial: {count} of {len(rows)} rows are not complete.\n\n" if count else ""

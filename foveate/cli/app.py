@@ -59,7 +59,7 @@ app = typer.Typer(
 for command in (
     *(quickstart.quickstart, demo.demo, data.generate, data.show, training.train),
     *(training.evaluate, audit.audit, predict.predict, export.export, reproduce.reproduce),
-    *(reproduce.merge, sweep.sweep, report.report, theory.verify),
+    *(sweep.sweep, report.report, theory.verify),
 ):
     app.command()(command)
 

@@ -6,11 +6,8 @@ from typing import TYPE_CHECKING, Self
 from rich.progress import BarColumn, Progress, TextColumn
 
 from foveate.cli.console import ERRORS, OUTPUT
-from foveate.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from foveate.training.checkpoint import Progress as RunProgress
     from foveate.training.config import TrainConfig
 
@@ -81,33 +78,3 @@ def _validation(progress: "RunProgress") -> str:
     """The accuracy on the validation images when it was last measured, if ever."""
     measured = [entry["validation"] for entry in progress.metrics if "validation" in entry]
     return f"validation {100 * measured[-1]:.2f} %" if measured else ""
-
-
-class Events:
-    """TensorBoard's event files, a point per epoch, beside what `shown` does."""
-
-    def __init__(self, folder: "Path", shown: Display) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ConfigError(
-                "--tensorboard needs the package tensorboard: pip install tensorboard"
-            ) from None
-        self.folder, self.shown, self.told = folder, shown, 0
-        self.make = SummaryWriter
-        self.writer: SummaryWriter | None = None
-
-    def __call__(self, config: "TrainConfig", progress: "RunProgress", steps: int) -> None:
-        """Show the run, and write the epochs that are new, in a first call those of before too."""
-        self.shown(config, progress, steps)
-        if len(progress.metrics) == self.told:
-            return
-        if self.writer is None:
-            # What an interrupted process wrote is hidden and written again, so nothing is twice.
-            self.writer = self.make(str(self.folder), purge_step=1)
-        for entry in progress.metrics[self.told :]:
-            for name in ("loss", "validation", "learning_rate"):
-                if name in entry:
-                    self.writer.add_scalar(name, entry[name], int(entry["epoch"]))
-        self.writer.flush()
-        self.told = len(progress.metrics)

@@ -1,11 +1,10 @@
-"""The commands that repeat the paper: reproduce and merge."""
+"""The command that repeats the paper: reproduce."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from foveate.cli.console import OUTPUT
 from foveate.cli.sweep import AddressOption, EngineOption, run_study
 
 if TYPE_CHECKING:
@@ -46,7 +45,8 @@ def reproduce(
 
     Stop it whenever you like: the same command goes on, and what is done is not done again.
     Results go to results.csv in the folder, a line per row, seed and scale. Several machines can
-    share the work, each with rows of its own: 'foveate merge' puts their results together.
+    share the work, each with rows of its own: copy their run folders into one folder, and the same
+    command collects them.
     """
     from foveate.files import check_folder
     from foveate.paper.tables import TABLES, find_rows, paper_jobs
@@ -64,18 +64,3 @@ def reproduce(
         study, labels, dry_run=plan_only,
         name=engine, device=place, together=together, address=address,
     )  # fmt: skip
-
-
-def merge(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="Folders of results.")],
-    out: Annotated[Path, typer.Option(help="Folder for all of them together.")],
-) -> None:
-    """Put results from several machines together, each run once.
-
-    Example: foveate merge here/paper there/paper --out results/paper
-    """
-    from foveate.sweeps.records import merge_folders
-
-    count = merge_folders(folders, out)
-    words = "1 result" if count == 1 else f"{count:,} results"
-    OUTPUT.print(f"{words} in {out / 'results.csv'}", markup=False)

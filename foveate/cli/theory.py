@@ -21,7 +21,7 @@ def verify(
     ] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
-    """Measure every statement of the theory and compare each error with its derived bound.
+    """Measure covariance and invariance and compare each error with its derived bound.
 
     Example: foveate verify
 

@@ -106,9 +106,6 @@ def train(
     deterministic: Annotated[
         bool, typer.Option(help="On a GPU, repeat to the bit; switched off, some backbones gain.")
     ] = True,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Write TensorBoard event files too.")
-    ] = False,
 ) -> None:
     """Train a network, or go on with a run that was interrupted.
 
@@ -139,7 +136,7 @@ def train(
     options |= {"changed_data": changed_data, "deterministic": deterministic, "workers": workers}
     with joined(device, norms) as team:
         try:
-            _train(model, given | _settings(change or []), out, tensorboard, options, team)
+            _train(model, given | _settings(change or []), out, options, team)
         except typer.Exit:
             raise
         except LostProcessError as error:
@@ -157,7 +154,6 @@ def _train(
     model: str,
     given: dict[str, str],
     out: Path | None,
-    events: bool,
     options: dict[str, Any],
     team: "Team",
 ) -> None:
@@ -176,7 +172,7 @@ def _train(
         tell(describe_photos(config))
     with (
         interruptible(lambda: _kept(folder) if team.may_say() else ""),
-        _shown(f"training {model} in {path}", path, events, team) as watch,
+        _shown(f"training {model} in {path}", team) as watch,
     ):
         run(config, path, load=load, watch=watch, team=team, **{**options, "device": device})
     if team.leads:
@@ -184,17 +180,15 @@ def _train(
 
 
 @contextmanager
-def _shown(greeting: str, path: Path, events: bool, team: "Team") -> "Iterator[Watch]":
+def _shown(greeting: str, team: "Team") -> "Iterator[Watch]":
     """Show the run while the block runs; only one of several processes does."""
-    from foveate.cli.display import Display, Events
+    from foveate.cli.display import Display
 
     if not team.leads:
         yield lambda config, progress, steps: None
         return
-    display = Display(greeting)
-    watch = Events(path / "tensorboard", display) if events else display
-    with display:
-        yield watch
+    with Display(greeting) as display:
+        yield display
 
 
 def evaluate(

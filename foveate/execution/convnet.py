@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foveate.execution import windows
-from foveate.execution.exact import exact_convnet, unchanged_convnet
+from foveate.execution.exact import accepts, unchanged_convnet
 from foveate.execution.native import trunk as native
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
@@ -24,12 +24,7 @@ Channels: TypeAlias = ScaleChannels | SlidingChannels
 
 def fits(net: nn.Module, images: Tensor) -> bool:
     """Whether all modules are those of a `ConvNet` that accepts these images."""
-    backbone = exact_convnet(net)
-    if backbone is None or images.shape[1] != backbone.trunk[0].in_channels:
-        return False
-    if isinstance(net, ScaleChannels):
-        return net.size == backbone.size and not net.recompute
-    return isinstance(net, SlidingChannels) or images.shape[2:] == (backbone.size, backbone.size)
+    return accepts(net, images) is not None
 
 
 def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor]:

@@ -45,6 +45,19 @@ def exact_convnet(net: nn.Module) -> ConvNet | None:
     return backbone if usual and len(plain_blocks(backbone.trunk)) > 0 else None
 
 
+def accepts(net: nn.Module, images: Tensor) -> ConvNet | None:
+    """Return the exact `ConvNet` of a network if the network accepts these images (B, C, H, W)."""
+    backbone = exact_convnet(net)
+    if backbone is None or images.shape[1] != backbone.trunk[0].in_channels:
+        return None
+    if isinstance(net, ScaleChannels):
+        fixed = net.size == backbone.size and not net.recompute
+    else:
+        whole = images.shape[2:] == (backbone.size, backbone.size)
+        fixed = whole or isinstance(net, SlidingChannels)
+    return backbone if fixed else None
+
+
 def unchanged_convnet(net: nn.Module) -> ConvNet:
     """Return the `ConvNet` of a network for which inputs were prepared, if it is still exact."""
     if not torch.compiler.is_compiling() and exact_convnet(net) is None:

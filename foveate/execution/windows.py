@@ -25,9 +25,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
-from foveate.execution.exact import exact_convnet, plain_blocks, unchanged_convnet
+from foveate.execution.exact import accepts, plain_blocks, unchanged_convnet
 from foveate.models.channels import ScaleChannels
 from foveate.models.outputs import Outputs
+from foveate.models.sliding import SlidingChannels
 
 
 class Moments(NamedTuple):
@@ -42,14 +43,10 @@ DEVICES: tuple[str, ...] = ("cuda",)
 
 def fits(net: nn.Module, images: Tensor) -> bool:
     """Whether the network begins with an exact `ConvNet` that sees each image as fixed patches."""
-    backbone = exact_convnet(net)
-    if backbone is None or images.shape[1] != backbone.trunk[0].in_channels:
+    backbone = accepts(net, images)
+    if backbone is None or isinstance(net, SlidingChannels):
         return False
-    if isinstance(net, ScaleChannels):
-        fixed = net.size == backbone.size and not net.recompute
-    else:
-        fixed = net is backbone and images.shape[2:] == (backbone.size, backbone.size)
-    return fixed and backbone.size % 2 == 0 and backbone.size > 6 and _begins(backbone.trunk)
+    return backbone.size % 2 == 0 and backbone.size > 6 and _begins(backbone.trunk)
 
 
 def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:

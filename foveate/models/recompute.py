@@ -89,36 +89,22 @@ def batch_norm(*arguments: Any, add_up: Sum, **options: Any) -> Tensor:
 
 
 def _normed(norm: Norm, found: Statistics) -> Tensor:
-    """Update the running statistics and normalise with the statistics `found`."""
-    remember(norm.running_mean, norm.running_var, norm.momentum, found)
-    return normalise(norm.values, found, norm.weight, norm.bias, norm.eps)
-
-
-def normalise(
-    values: Tensor, found: Statistics, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:
-    """Norm (N, C, ...) with given statistics, differentiable in all of them."""
-    gain = torch.rsqrt(found.variance + eps)
-    gain = gain if weight is None else gain * weight
-    return _affine(values, gain, -found.mean * gain if bias is None else bias - found.mean * gain)
+    """Update the running statistics as `F.batch_norm` does, and normalise with those `found`."""
+    if norm.running_mean is not None and norm.running_var is not None:
+        with torch.no_grad():
+            unbiased = found.variance * (found.number / (found.number - 1).clamp_min(1))
+            norm.running_mean.lerp_(found.mean.to(norm.running_mean.dtype), norm.momentum)
+            norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), norm.momentum)
+    gain = torch.rsqrt(found.variance + norm.eps)
+    gain = gain if norm.weight is None else gain * norm.weight
+    shift = -found.mean * gain
+    return _affine(norm.values, gain, shift if norm.bias is None else shift + norm.bias)
 
 
 def _affine(values: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
     """Values (N, C, ...) times a gain (C,) plus a shift (C,), both computed in float64."""
     shape, wide = (-1, *[1] * (values.ndim - 2)), torch.promote_types(values.dtype, torch.float32)
     return (values * gain.to(wide).view(shape) + shift.to(wide).view(shape)).to(values.dtype)
-
-
-@torch.no_grad()
-def remember(
-    running_mean: Tensor | None, running_var: Tensor | None, momentum: float, found: Statistics
-) -> None:
-    """Update the running statistics as `F.batch_norm` does."""
-    if running_mean is None or running_var is None:
-        return
-    unbiased = found.variance * (found.number / (found.number - 1).clamp_min(1))
-    running_mean.lerp_(found.mean.to(running_mean.dtype), momentum)
-    running_var.lerp_(unbiased.to(running_var.dtype), momentum)
 
 
 def by_batch(module: nn.Module) -> bool:

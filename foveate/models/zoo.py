@@ -1,6 +1,5 @@
 """The named networks of the paper, each exactly as published unless told otherwise."""
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatch
 from typing import Any, Literal
@@ -105,10 +104,11 @@ class ModelConfig:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":
         """Read what `to_dict` wrote."""
-        check_keys("a model", values, {field.name for field in fields(cls)})
+        check_keys("a model", values, FIELDS)
         return cls(**{**values, "scales": ScaleGrid.from_dict(values.get("scales", {}))})
 
 
+FIELDS = {field.name for field in fields(ModelConfig)}
 ZOO = {
     "cnn": ModelConfig(form="plain", size=112, features=(16, 16, 16, 16, 32, 32, 32, 32)),
     "fovmax": ModelConfig(pool="max"),
@@ -123,7 +123,7 @@ def model_config(name: str, **changes: Any) -> ModelConfig:
     changes = {ALIASES.get(key, key): value for key, value in changes.items()}
     if name not in ZOO:
         raise ConfigError(f"no model named {name!r}; there are {', '.join(ZOO)}")
-    _check_names(changes)
+    check_keys("a model", changes, FIELDS)
     return replace(ZOO[name], **changes)
 
 
@@ -181,14 +181,7 @@ def create_model(
         raise ConfigError(f"a pretrained network cannot be changed, got {', '.join(changes)}")
     if pretrained:
         return from_pretrained(name)
-    _check_names(changes)
+    check_keys("a model", changes, FIELDS)
     if name not in ZOO and (info := read_index().get(name)):
         return replace(info.model, **changes).build()
     return model_config(name, **changes).build()
-
-
-def _check_names(values: Iterable[str]) -> None:
-    known = sorted(field.name for field in fields(ModelConfig))
-    for name in values:
-        if name not in known:
-            raise ConfigError(f"models have no {name!r}; they have {', '.join(known)}")

@@ -131,52 +131,10 @@ INLINE void conv_pixels(const int px, const struct job *j, int64_t at, int64_t v
     if (to < j->to) conv_outputs(px, 1, j, at, valid, to, panel, map);
 }
 
-#if LANES == 16
-/* One vector of outputs has as many operands to load as products, and one load in a cycle is all
-   that goes beside them. So 12 pixels of a row share what they read: 16 channels to 16. */
-INLINE void conv_row(const int stride, const struct job *j, const float *active, float *map) {
-    vec sum[12];
-    UNROLL for (int p = 0; p < 12; p++) sum[p] = load(j->bias);
-    for (int y = 0; y < 3; y++)
-        for (int c = 0; c < 16; c++) {
-            const float *at = active + y * j->width * 16 + c, *weight = j->weight + (48 * y + c) * 16;
-            vec w[3] = {load(weight), load(weight + 256), load(weight + 512)};
-            UNROLL for (int i = 0; i < 11 * stride + 3; i++)
-                UNROLL for (int x = 0; x < 3; x++)
-                    if (i >= x && (i - x) % stride == 0 && (i - x) / stride < 12)
-                        sum[(i - x) / stride] += w[x] * at[16 * i];
-        }
-    UNROLL for (int p = 0; p < 12; p++) store(map + 16 * p, sum[p]);
-}
-
-/* `convolve` by such rows, if that applies; the last twelve pixels of a row may overlap others. */
-static int convolve_rows(const struct job *j, const float *active, float *map) {
-    int64_t high = out_height(j), wide = out_width(j);
-    if (j->from != 16 || j->to != 16 || wide < 12) return 0;
-    for (int64_t y = 0; y < high; y++)
-        for (int64_t x = 0; x < wide; x += 12) {
-            int64_t start = x + 12 <= wide ? x : wide - 12;
-            const float *at = active + (y * j->width + start) * j->stride * 16;
-            float *out = map + (y * wide + start) * 16;
-            if (j->stride == 1)
-                conv_row(1, j, at, out);
-            else
-                conv_row(2, j, at, out);
-        }
-    return 1;
-}
-#else
-static int convolve_rows(const struct job *j, const float *active, float *map) {
-    (void)j, (void)active, (void)map;
-    return 0;
-}
-#endif
-
 /* The convolution of one rectified patch. */
 static void convolve(const struct job *j, const int64_t *windows, const float *active, float *map,
                      float *panel) {
     int64_t at = 0, pixels = out_height(j) * out_width(j);
-    if (convolve_rows(j, active, map)) return;
     for (; at + PIXELS <= pixels; at += PIXELS)
         conv_pixels(PIXELS, j, at, PIXELS, windows, active, map, panel);
     for (; at < pixels; at += 4)

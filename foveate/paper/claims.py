@@ -172,7 +172,7 @@ def concatenation(results: Summaries) -> Claim:
 
     least = smallest(loss(trained, factor) for trained, factor in product(TRAINED, (0.5, 2.0)))
     lowest = smallest(
-        Measured(row.at(scale).settled, f"{row.row.label} at {scale:.3g}")
+        Measured(row.at(scale).settled, f"{row.label} at {scale:.3g}")
         for row, scale in product(rows.values(), SCALES)
     )
     return Claim(

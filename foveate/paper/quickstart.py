@@ -11,7 +11,7 @@ from foveate.data.sources import load_source
 from foveate.errors import DataError
 from foveate.evaluation.curve import accuracy_over_scale
 from foveate.evaluation.results import Curve, RunResult, read_results, save_results
-from foveate.paper.tables import SCALES, SEEDS, Summaries, Summary, published
+from foveate.paper.tables import SCALES, SEEDS, Row, Summaries, published
 from foveate.sweeps.records import read_records
 from foveate.training.checkpoint import RunFolder, hardware
 from foveate.training.config import TrainConfig
@@ -107,15 +107,15 @@ def _about(results: Sequence[RunResult]) -> dict[str, object]:
     return {"split": "test", "sources": sources, "hardware": hardware(torch.device("cpu"))}
 
 
-def _curve(row: Summary) -> Curve:
+def _curve(row: Row) -> Curve:
     runs = min(point.seeds for point in row.points)
     partly = "" if row.complete else f", {runs} of {SEEDS} seeds"
     spread = [point.spread for point in row.points]
     return Curve(
-        label=f"{row.row.network}{partly}",
-        trained_on=row.row.config.scales,
+        label=f"{row.network}{partly}",
+        trained_on=row.config.scales,
         runs=runs,
-        scales=row.row.scales,
+        scales=row.scales,
         mean=tuple((point.mean or 0.0) / 100 for point in row.points),
         spread=tuple(s / 100 for s in spread if s is not None) if None not in spread else (),
     )

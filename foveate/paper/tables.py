@@ -29,10 +29,49 @@ MIDDLE = tuple(scale for scale in SCALES if 1 <= scale <= 4)
 
 
 @dataclass(frozen=True, kw_only=True)
+class Point:
+    """One cell of a table, in percent: what each seed gave, and what the paper has."""
+
+    paper: float
+    values: tuple[float, ...] = ()
+
+    @property
+    def seeds(self) -> int:
+        """How many runs there are."""
+        return len(self.values)
+
+    @property
+    def complete(self) -> bool:
+        """Whether there are as many runs as the paper had."""
+        return self.seeds >= SEEDS
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over the runs there are; None without any."""
+        return mean(self.values) if self.values else None
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over the runs (n - 1 below the fraction); None for fewer than two."""
+        return stdev(self.values) if self.seeds > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's, in points."""
+        return None if self.mean is None else self.mean - self.paper
+
+    @property
+    def settled(self) -> float:
+        """The mean if all runs are there, or else NaN."""
+        return mean(self.values) if self.complete else math.nan
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """A row of a table: percentages at each scale, or one over all scales in [1, 4] (Table III).
 
-    `name` is the preset of its run. `channels` is 0 for the CNN, which has none.
+    `name` is the preset of its run. `channels` is 0 for the CNN, which has none. `points` are the
+    paper's figures, each with what our seeds gave.
     """
 
     table: str
@@ -40,7 +79,7 @@ class Row:
     network: str
     channels: int
     trained: str
-    paper: tuple[float, ...]
+    points: tuple[Point, ...]
 
     @property
     def scales(self) -> tuple[float, ...]:
@@ -58,6 +97,21 @@ class Row:
         return " ".join(
             [self.network, *([str(self.channels)] if self.channels else []), self.trained]
         )
+
+    @property
+    def complete(self) -> bool:
+        """Whether no run is missing."""
+        return all(point.complete for point in self.points)
+
+    def at(self, scale: float) -> Point:
+        """The point of a scale."""
+        place = _place(self.scales, scale)
+        assert place is not None, f"{self.name} is not tested at {scale:g}"
+        return self.points[place]
+
+    def over(self, scales: Sequence[float] = MIDDLE) -> float:
+        """Mean over some scales if all runs are there, or else NaN."""
+        return mean(self.at(scale).settled for scale in scales)
 
 
 @lru_cache(maxsize=1)
@@ -117,90 +171,29 @@ def published() -> Path | None:
     return None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """One cell of a table, in percent: what each seed gave, and what the paper has."""
-
-    paper: float
-    values: tuple[float, ...]
-
-    @property
-    def seeds(self) -> int:
-        """How many runs there are."""
-        return len(self.values)
-
-    @property
-    def complete(self) -> bool:
-        """Whether there are as many runs as the paper had."""
-        return self.seeds >= SEEDS
-
-    @property
-    def mean(self) -> float | None:
-        """Mean over the runs there are; None without any."""
-        return mean(self.values) if self.values else None
-
-    @property
-    def spread(self) -> float | None:
-        """Standard deviation over the runs (n - 1 below the fraction); None for fewer than two."""
-        return stdev(self.values) if self.seeds > 1 else None
-
-    @property
-    def difference(self) -> float | None:
-        """Ours less the paper's, in points."""
-        return None if self.mean is None else self.mean - self.paper
-
-    @property
-    def settled(self) -> float:
-        """The mean if all runs are there, or else NaN."""
-        return mean(self.values) if self.complete else math.nan
-
-
-@dataclass(frozen=True, kw_only=True)
-class Summary:
-    """A row: a point for each scale, or in Table III the only one, over the scales in [1, 4]."""
-
-    row: Row
-    points: tuple[Point, ...]
-
-    @property
-    def complete(self) -> bool:
-        """Whether no run is missing."""
-        return all(point.complete for point in self.points)
-
-    def at(self, scale: float) -> Point:
-        """The point of a scale."""
-        place = _place(self.row.scales, scale)
-        assert place is not None, f"{self.row.name} is not tested at {scale:g}"
-        return self.points[place]
-
-    def over(self, scales: Sequence[float] = MIDDLE) -> float:
-        """Mean over some scales if all runs are there, or else NaN."""
-        return mean(self.at(scale).settled for scale in scales)
-
-
 class Summaries:
-    """All rows of the paper, with the results there are."""
+    """All rows of the paper, with the results that there are."""
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         grouped: dict[tuple[str, str], list[Record]] = {}
         for record in records:
             grouped.setdefault((record.table, record.row), []).append(record)
         self._rows = {
-            (row.table, row.name): _summary(row, grouped.get((row.table, row.name), []))
+            (row.table, row.name): _filled(row, grouped.get((row.table, row.name), []))
             for row in paper_rows()
         }
 
-    def __iter__(self) -> Iterator[Summary]:
+    def __iter__(self) -> Iterator[Row]:
         return iter(self._rows.values())
 
-    def row(self, name: str, table: str = "table1") -> Summary:
+    def row(self, name: str, table: str = "table1") -> Row:
         """The row of a preset."""
         return self._rows[table, name]
 
-    def table(self, table: str, *networks: str) -> list[Summary]:
+    def table(self, table: str, *networks: str) -> list[Row]:
         """The rows of a table, of some networks or of all."""
-        rows = (found for found in self if found.row.table == table)
-        return [found for found in rows if not networks or found.row.network in networks]
+        rows = (row for row in self if row.table == table)
+        return [row for row in rows if not networks or row.network in networks]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +249,7 @@ def _rows(table: str, line: dict[str, str]) -> Iterator[Row]:
     for preset_name, (trained, paper) in named.items():
         yield Row(
             table=table, name=preset_name, network=line["network"], channels=channels,
-            trained=trained, paper=paper,
+            trained=trained, points=tuple(Point(paper=figure) for figure in paper),
         )  # fmt: skip
 
 
@@ -265,26 +258,19 @@ def _lines(table: str) -> list[dict[str, str]]:
     return list(csv.DictReader(text.splitlines()))
 
 
-def _summary(row: Row, records: Sequence[Record]) -> Summary:
-    """Sort the accuracies by scale and seed; each seed counts once."""
+def _filled(row: Row, records: Sequence[Record]) -> Row:
+    """Add the accuracies of the runs, sorted by scale and seed; each seed counts once."""
     cells: list[dict[int, float]] = [{} for _ in row.scales]
     for record in records:
         place = _place(row.scales, record.scale)
         if place is not None:
             cells[place].setdefault(record.seed, 100 * record.accuracy)
-    if len(row.paper) < len(cells):
-        cells = [_over_scales(cells)]
-    points = [
-        Point(paper=paper, values=tuple(cell[seed] for seed in sorted(cell)))
-        for paper, cell in zip(row.paper, cells, strict=True)
-    ]
-    return Summary(row=row, points=tuple(points))
-
-
-def _over_scales(cells: Sequence[dict[int, float]]) -> dict[int, float]:
-    """Average each seed over the scales, if it has them all."""
-    seeds = set.intersection(*(set(cell) for cell in cells))
-    return {seed: mean(cell[seed] for cell in cells) for seed in seeds}
+    if len(row.points) < len(cells):  # the mean over the scales of each seed that has them all
+        seeds = set.intersection(*(set(cell) for cell in cells))
+        cells = [{seed: mean(cell[seed] for cell in cells) for seed in seeds}]
+    values = [tuple(cell[seed] for seed in sorted(cell)) for cell in cells]
+    points = zip(row.points, values, strict=True)
+    return replace(row, points=tuple(replace(point, values=own) for point, own in points))
 
 
 def _place(scales: Sequence[float], scale: float) -> int | None:

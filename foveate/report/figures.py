@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from foveate.paper.tables import SCALES, SEEDS, Point, Summaries, Summary
+from foveate.paper.tables import SCALES, SEEDS, Point, Row, Summaries
 from foveate.report.plots import COLOURS, MARKERS, band, percent_axis, scale_axis
 from foveate.sweeps.records import Winners
 
@@ -71,7 +71,7 @@ def few_samples(results: Summaries) -> "Figure":
     styles = _styles(NETWORKS)
     for style in styles:
         rows = results.table("table3", style.label)
-        sizes = [int(row.row.trained) for row in rows]
+        sizes = [int(row.trained) for row in rows]
         _curve(axes, sizes, [row.points[0] for row in rows], style)
     ticks = sorted(sizes)
     axes.set_xscale("log")
@@ -117,7 +117,7 @@ def _panels(
 
 
 def _over_scale(
-    panels: Mapping[str, Sequence[Summary]],
+    panels: Mapping[str, Sequence[Row]],
     labels: Iterable[str],
     limits: tuple[float, float] | None = None,
 ) -> "Figure":
@@ -128,7 +128,7 @@ def _over_scale(
     styles = _styles(labels)
     for (title, rows), axes in zip(panels.items(), grid, strict=False):
         for row, style in zip(rows, styles, strict=True):
-            _curve(axes, row.row.scales, row.points, style)
+            _curve(axes, row.scales, row.points, style)
         axes.set_title(title, fontsize=10)
         scale_axis(axes, SCALES)
         percent_axis(axes, 0)
@@ -156,7 +156,7 @@ def _curve(axes: "Axes", at: Sequence[float], points: Sequence[Point], style: St
 
 
 def _legend(
-    figure: "Figure", free: "Sequence[Axes]", rows: Sequence[Summary], styles: Sequence[Style]
+    figure: "Figure", free: "Sequence[Axes]", rows: Sequence[Row], styles: Sequence[Style]
 ) -> None:
     """In a free panel, or below; explains the dashed curves, and hollow marks if there are any."""
     from matplotlib.lines import Line2D

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from foveate import __version__
 from foveate.errors import DataError
 from foveate.paper.claims import Claim, claims, selection
-from foveate.paper.tables import SCALES, SEEDS, Point, Summaries, Summary, effort, precision_of
+from foveate.paper.tables import SCALES, SEEDS, Point, Row, Summaries, effort, precision_of
 from foveate.report import figures
 from foveate.report.html import Cell, Page
 from foveate.sweeps.records import RESULTS, Record, Winners, read_records, read_winners
@@ -65,7 +65,7 @@ class Reproduction:
 
     def missing(self) -> list[str]:
         """Say what is not there, in lines; none if all is."""
-        left = dict.fromkeys(row.row.name for row in self.results if not row.complete)
+        left = dict.fromkeys(row.name for row in self.results if not row.complete)
         if not left:
             return []
         return [
@@ -177,25 +177,25 @@ def _tables(page: Page, results: Summaries) -> None:
     )
     scales = [f"{scale:.3g}" for scale in SCALES]
     for name, rows in _grouped(results.table("table1")).items():
-        _compare(page, "scale", scales, {r.row.trained: r.points for r in rows}, name)
+        _compare(page, "scale", scales, {r.trained: r.points for r in rows}, name)
     page.section("Table II: channel spacing")
     for network in ("FovMax", "FovAvg"):
         own = results.table("table2", network)
-        columns = {f"{row.row.channels} channels": row.points for row in own}
+        columns = {f"{row.channels} channels": row.points for row in own}
         caption = f"{network}, trained on scale 2, channels on [1/2, 8]."
         _compare(page, "scale", scales, columns, caption)
     page.section("Table III: few samples")
     few = _grouped(results.table("table3"))
-    sizes = [f"{int(row.row.trained):,}" for row in next(iter(few.values()))]
+    sizes = [f"{int(row.trained):,}" for row in next(iter(few.values()))]
     columns = {name: tuple(row.points[0] for row in rows) for name, rows in few.items()}
     _compare(page, "samples", sizes, columns, "Mean over the nine test scales in [1, 4].")
 
 
-def _grouped(rows: Sequence[Summary]) -> dict[str, list[Summary]]:
+def _grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Rows of one network with one set of channels together."""
-    groups: dict[str, list[Summary]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        groups.setdefault(row.row.label.removesuffix(f" {row.row.trained}"), []).append(row)
+        groups.setdefault(row.label.removesuffix(f" {row.trained}"), []).append(row)
     return groups
 
 
@@ -241,7 +241,7 @@ def _how(page: Page, found: Reproduction, source: str) -> None:
     page.code("foveate reproduce --out paper\nfoveate report paper --out report")
     runs = list({(r.row, r.seed): r for r in found.records}.values())
     rows: list[list[Cell]] = []
-    for name in dict.fromkeys(row.row.name for row in found.results):
+    for name in dict.fromkeys(row.name for row in found.results):
         if own := [run for run in runs if run.row == name]:
             seconds = mean(run.seconds for run in own)
             validation = f"{100 * mean(run.validation for run in own):.2f}"

@@ -25,6 +25,7 @@ import torch
 
 from foveate.data.sources import Source, load_source
 from foveate.errors import ConfigError, FoveateError
+from foveate.files import reason_of as first_line
 from foveate.files import replacing, write_text
 from foveate.sweeps.jobs import OUTCOME, Job, outcome_of, perform
 from foveate.sweeps.runner import Done, Ended, Failure, reason_of
@@ -119,7 +120,7 @@ class RayEngine:
             why = str(error).strip().splitlines()[-1]
             return Failure(job, f"no worker can do it ({why}); install this foveate on every node")
         except ray.exceptions.RayError as error:
-            return Failure(job, f"its worker died {self.retries + 1} times ({_first_line(error)})")
+            return Failure(job, f"its worker died {self.retries + 1} times ({first_line(error)})")
         except (OSError, FoveateError) as error:
             return Failure(job, f"its result cannot be stored ({reason_of(error)})")
 
@@ -149,7 +150,7 @@ class RayEngine:
                     signal.signal(signal.SIGTERM, asked)  # Ray's own would exit with 15
             except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                 raise FoveateError(
-                    f"cannot connect to Ray ({_first_line(error)}); a cluster's version of Ray, "
+                    f"cannot connect to Ray ({first_line(error)}); a cluster's version of Ray, "
                     "RAY_AUTH_MODE and RAY_AUTH_TOKEN must be the same here"
                 ) from None
         return ray
@@ -231,7 +232,3 @@ def _look_for(address: str) -> None:
             f"no Ray cluster at {address} ({error.strerror or error}); start one with "
             "'ray start --head'"
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

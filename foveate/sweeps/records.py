@@ -97,17 +97,6 @@ def merge_records(parts: Sequence[Sequence[Record]]) -> list[Record]:
     return list(merged.values())
 
 
-def merge_folders(folders: Sequence[Path], out: Path) -> int:
-    """Write the results of several folders into `out`, and say how many records there are."""
-    for folder in folders:
-        if not (folder / RESULTS).exists():
-            raise DataError(f"{folder} has no {RESULTS}; 'foveate reproduce --out' writes it")
-    records = merge_records([read_records(folder) for folder in folders])
-    winners = {w.key: w for folder in reversed(folders) for w in read_winners(folder)}
-    write_results(out, records, winners.values())
-    return len(records)
-
-
 def _csv(kind: type, lines: Iterable[object]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, [field.name for field in fields(kind)], lineterminator="\n")

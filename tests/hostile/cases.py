@@ -72,14 +72,13 @@ GOOD = {
     "predict": "digit.png --model run --device cpu",
     "export": "run",
     "reproduce": "table1 --plan --rows cnn-tr1 --seeds 1 --device cpu",
-    "merge": "paper",
     "sweep": "study.toml --dry-run --device cpu",
     "report": "paper",
     "verify": "",
 }
 OUT = {"show": "new.png", "export": "new.onnx"}
 NO_OUT = ("demo", "predict", "verify")
-WRITES = ("generate", "show", "train", "evaluate", "merge", "quickstart")
+WRITES = ("generate", "show", "train", "evaluate", "quickstart")
 SLOW = ("quickstart", "demo", "export", "report", "verify")  # cases must be bad: success takes long
 NEEDS = ("afile", "empty", "garbage", "afolder", "fifo", "loop", "dangling", "idx")
 ALSO = {
@@ -88,7 +87,6 @@ ALSO = {
     "audit": ["net.onnx", "pictures"],
     "predict": ["digit.png", "run"],
     "export": ["run"],
-    "merge": ["paper"],
     "report": ["paper"],
     "sweep": ["study.toml"],
 }

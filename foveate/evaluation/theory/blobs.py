@@ -8,11 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foveate.scale_space import hermite
-
 ORIGIN = (0.0, 0.0)
 FAR = 26.0  # deviations; smaller values would become denormal numbers, which are slow to multiply
-CRAMER = 1.0865  # Cramér: |He_n(x)| exp(-x²/4) <= 1.0865 sqrt(n!) for all n and x
 
 
 @dataclass(frozen=True)
@@ -26,16 +23,15 @@ class Blobs:
     centres: Tensor
     deviations: Tensor
 
-    def values(self, ys: Tensor, xs: Tensor, orders: tuple[int, int] = (0, 0)) -> Tensor:
-        """f, or its partial derivative of these orders, on the grid of ys (H,) and xs (W,)."""
-        rows, columns = self.profiles(0, ys, orders[0]), self.profiles(1, xs, orders[1])
+    def values(self, ys: Tensor, xs: Tensor) -> Tensor:
+        """f on the grid of ys (H,) and xs (W,)."""
+        rows, columns = self.profiles(0, ys), self.profiles(1, xs)
         return torch.einsum("m,hm,wm->hw", self.amplitudes, rows, columns)
 
-    def profiles(self, axis: int, at: Tensor, order: int = 0) -> Tensor:
-        """A derivative of each blob's profile along one axis, at (L,) points: (L, M)."""
+    def profiles(self, axis: int, at: Tensor) -> Tensor:
+        """Each blob's profile along one axis, at (L,) points: (L, M)."""
         z = (at[:, None] - self.centres[:, axis]) / self.deviations[:, axis]
-        slopes = (-1 / self.deviations[:, axis]) ** order * hermite(order, z)
-        return slopes * torch.where(z.abs() < FAR, torch.exp(-(z**2) / 2), 0.0)
+        return torch.where(z.abs() < FAR, torch.exp(-(z**2) / 2), 0.0)
 
     def sampled(self, size: int) -> Tensor:
         """The image at the pixel centres of a square frame: (1, 1, size, size)."""
@@ -49,12 +45,6 @@ class Blobs:
     def scaled(self, t: float, about: Sequence[float] = ORIGIN) -> "Blobs":
         """The image scaled by t about a point."""
         return self.transform(t, about, about)
-
-    def smoothed(self, sigma: float) -> "Blobs":
-        """The image convolved with a Gaussian: variances add, and the mass of each blob stays."""
-        wider = (self.deviations**2 + sigma**2).sqrt()
-        shrink = (self.deviations / wider).prod(1)
-        return Blobs(self.amplitudes * shrink, self.centres, wider)
 
     def patch_error(self, scale: float, size: int, about: Sequence[float] = ORIGIN) -> Tensor:
         """The error of bilinear interpolation at most, for a channel's patch (size, size).
@@ -71,11 +61,6 @@ class Blobs:
         product, heights = "m,hm,wm->hw", self.amplitudes.abs() / 8
         rows = torch.einsum(product, heights, bent[0], flat[1])
         return rows + torch.einsum(product, heights, flat[0], bent[1])
-
-    def steepness(self, axis: int, order: int) -> float:
-        """A bound on the derivative of that order of every blob's profile along an axis."""
-        narrowest = float(self.deviations[:, axis].min())
-        return CRAMER * math.sqrt(math.factorial(order)) / narrowest**order
 
     def beyond(self, near: float, far: float) -> float:
         """A bound on |f| nearer to the origin than `near` and farther from it than `far`."""
@@ -111,12 +96,6 @@ def ring(seed: int, radius: float = 120.0, count: int = 4) -> Blobs:
     random = torch.Generator().manual_seed(seed)
     angle = 2 * math.pi * _uniform(random, count)
     return _random_blobs(random, radius * torch.stack([angle.sin(), angle.cos()], 1), 15, 20)
-
-
-def blob(sigma: float) -> Blobs:
-    """One round blob of height 1 at the origin."""
-    one = torch.ones(1, dtype=torch.float64)
-    return Blobs(one, torch.zeros(1, 2, dtype=torch.float64), torch.full((1, 2), sigma).double())
 
 
 def _random_blobs(random: torch.Generator, centres: Tensor, low: float, high: float) -> Blobs:

@@ -1,26 +1,16 @@
-"""The backbones of the theory, random networks and fixed kernels, with bounds on their errors."""
+"""The backbone of the theory, a random network, with bounds on its errors."""
 # Shape letters: N patches, C image channel, P patch pixels, K classes.
 
-import math
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from foveate.evaluation.theory.blobs import CRAMER, Blobs, centred
-from foveate.evaluation.theory.bounds import Case, grid_error, product_error, product_norms
+from foveate.evaluation.theory.bounds import Case
 from foveate.models.backbone import ConvNet
-from foveate.scale_space import gaussian_derivative
 
 SIZE = 28  # patch pixels, as in the paper
-SIGMA = 2.0  # of the Gaussian kernels, in patch pixels
-RADIUS = 18  # 9 deviations: what is left out is below 1e-15
-KERNEL_SIZE = 2 * RADIUS + 1
-TERMS = 30  # derivatives tried in the bound on sampling
-LAPLACIAN = ((2, 0), (0, 2))
-Orders = tuple[int, int]
 LAYERS = ("block 1", "block 2", "block 3", "block 4", "hidden layer", "logits")
 
 
@@ -96,68 +86,3 @@ def _layers(
 def _linear(part: nn.Module, x: Tensor) -> Tensor:
     """An affine map without its constant."""
     return part(x) - part(torch.zeros_like(x[:1]))  # type: ignore[no-any-return]
-
-
-class KernelNet(nn.Module):
-    """Convolve patches (N, 1, P, P) with a kernel (P, P) and give its value in the middle, (N, 1).
-
-    The kernel is `sign` times the sum of scale-normalised derivatives of a Gaussian.
-    """
-
-    kernel: Tensor
-
-    def __init__(self, orders: Sequence[Orders], sign: float = 1.0) -> None:
-        super().__init__()
-        at = centred(KERNEL_SIZE)
-        points = torch.stack(torch.meshgrid(at, at, indexing="ij"), -1)
-        parts = [gaussian_derivative(points, SIGMA, pair, normalised=True) for pair in orders]
-        self.register_buffer("kernel", sign * torch.stack(parts).sum(0))
-
-    def forward(self, patches: Tensor) -> Tensor:
-        """Weigh each patch with the mirrored kernel, as a convolution does."""
-        return (patches * self.kernel.flip(0, 1)).sum((2, 3))
-
-
-def closed_form(image: Blobs, scale: float, orders: Orders) -> float:
-    """The scale-normalised derivative of the image at the origin, at scale · SIGMA."""
-    origin = torch.zeros(1, dtype=torch.float64)
-    value = image.smoothed(scale * SIGMA).values(origin, origin, orders)
-    return float((scale * SIGMA) ** sum(orders) * value)
-
-
-def response_error(image: Blobs, scale: float, orders: Sequence[Orders], frame: int) -> float:
-    """How far the response of channel `scale` can be from `closed_form`.
-
-    Interpolation under the kernel, what is left of the blobs at the border of the frame, and the
-    sum over patch pixels in place of the integral.
-    """
-    kernel = KernelNet(orders).kernel.abs()
-    pixels = image.patch_error(scale, KERNEL_SIZE)
-    if scale * RADIUS > frame / 2 - 1:
-        pixels = pixels + 2 * image.beyond(-math.inf, frame / 2 - 1)
-    sampling = sum(_sampling_error(image, scale, pair) for pair in orders)
-    return float((kernel * pixels).sum()) + sampling
-
-
-def _sampling_error(image: Blobs, scale: float, orders: Orders) -> float:
-    """The distance of the sum over the whole patch grid, cut at RADIUS, from the integral."""
-    norms = [_norms(image, axis, scale, order) for axis, order in enumerate(orders)]
-    errors = [grid_error(1.0, n) + _cut(order) for n, order in zip(norms, orders, strict=True)]
-    return float(image.amplitudes.abs().sum()) * product_error([n[0] for n in norms], errors)
-
-
-def _norms(image: Blobs, axis: int, scale: float, order: int) -> list[float]:
-    """Bounds on the integrals of the derivatives of f(scale v) h(v) along one axis.
-
-    By Cramér's bound, the integral of |g^(n)| is at most 1.0865 sqrt(2 n!) / sigma^n.
-    """
-    sups = [scale**p * image.steepness(axis, p) for p in range(TERMS)]
-    integrals = [CRAMER * math.sqrt(2 * math.factorial(order + p)) / SIGMA**p for p in range(TERMS)]
-    return product_norms(sups, integrals)
-
-
-@cache
-def _cut(order: int) -> float:
-    """What the kernel of one axis holds beyond RADIUS; beyond four times that, below e^-600."""
-    tail = torch.arange(RADIUS + 1, 4 * RADIUS, dtype=torch.float64)[:, None]
-    return 2 * float(gaussian_derivative(tail, SIGMA, [order], normalised=True).abs().sum())
