@@ -1,6 +1,7 @@
 """Predictions of a run on photographs: by its recipe, as in evaluate, with its class names."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -110,4 +111,37 @@ def test_the_command_prints_class_names_and_draws(trained, tmp_path, capsys):
     content = json.loads(capsys.readouterr().out)
     assert content["classes"] == ["hat", "pants", "shoes"]
     assert content["images"][0]["label"] in content["classes"]
-    assert Image.open(drawn).size[0] >= Image.open(PATHS[0]).size[0]
+    with Image.open(drawn) as picture, Image.open(PATHS[0]) as original:
+        assert picture.width >= original.width
+
+
+def test_class_names_and_recipe_belong_to_the_run(tmp_path):
+    source = tmp_path / "pictures"
+    shutil.copytree(PHOTOGRAPHS, source)
+    config = photo_config(epochs="1", source=f"folder:{source}")
+    folder = train(config, tmp_path / "run", workers=0)
+    shutil.rmtree(source)
+    record = json.loads((folder.path / "config.json").read_text())
+    assert record["data"]["classes"] == ["hat", "pants", "shoes"]
+    for ref in (folder.path, folder.weights):  # the file of weights alone is enough
+        found = load_model(ref)
+        assert found.classes == ("hat", "pants", "shoes")
+        assert found.recipe == config.recipe
+        assert (
+            predict(found, PATHS[0]).channels == predict(load_model(folder.path), PATHS[0]).channels
+        )
+    del record["data"]["classes"]
+    (folder.path / "config.json").write_text(json.dumps(record))  # as older versions wrote it
+    assert load_model(folder.path).classes == ("0", "1", "2")
+    shutil.copytree(PHOTOGRAPHS, source)
+    assert load_model(folder.path).classes == ("hat", "pants", "shoes")
+
+
+@pytest.mark.parametrize("classes", [7, [7], {"hat": 1}])
+def test_class_names_that_are_none_are_refused(trained, tmp_path, classes):
+    shutil.copytree(trained.path, tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | {"data": record["data"] | {"classes": classes}}))
+    with pytest.raises(DataError, match=r"config\.json is damaged \(classes\)"):
+        load_model(tmp_path / "run")

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foveate.checks import check_names
 from foveate.data.large_scale import Border, check_border
 from foveate.data.pictures import list_pictures
 from foveate.data.recipes import Recipe
@@ -58,6 +59,7 @@ class Model:
         mean: Mean that inputs of other models are normalised with, one value or one per channel.
         std: Standard deviation that they are normalised with.
         recipe: How pictures become its input, for a run on photographs; else None.
+        class_names: Class names that the run recorded; empty if there are none.
         device: Device of its input.
     """
 
@@ -71,6 +73,7 @@ class Model:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     recipe: Recipe | None = None
+    class_names: tuple[str, ...] = ()
     device: torch.device | str = "cpu"
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -104,14 +107,15 @@ class Model:
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        """Class names if the training source is known, else numbers; empty if their count is not
-        known either."""
-        source = self.source
+        """Class names as the run recorded them, or of the training source if that is known, else
+        numbers; empty if their count is not known either."""
+        source, count = self.source, self.config.classes if self.config else 0
+        if self.class_names and len(self.class_names) == count:
+            return self.class_names
         names = {"mnist": DIGITS, "mnist-5k": DIGITS, "fashion-mnist": CLOTHES}.get(source, ())
         if source.startswith("folder:"):
             with suppress(DataError):
                 names = list_pictures(Path(source.removeprefix("folder:")).expanduser())[1]
-        count = self.config.classes if self.config else 0
         return names if len(names) == count else tuple(map(str, range(count)))
 
     def has_seen(self, source: str, split: str) -> bool:
@@ -218,7 +222,8 @@ def _from_run(path: Path, trust: bool) -> Model:
     source = config.source
     if os.path.exists(source):  # a data set file states what it was made from
         source = made_from(source) or source
-    known = {"source": source, "trained_on": config.scales, "border": config.border}
+    known: dict[str, Any] = {"source": source, "trained_on": config.scales}
+    known |= {"border": config.border, "class_names": folder.classes()}
     recipe = config.recipe if is_photo(config) else None
     return _of_config(str(path), net, config.model, config.size, recipe=recipe, **known)
 
@@ -230,6 +235,8 @@ def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model
     weights, note = read_tensors(path)
     try:
         config = ModelConfig.from_dict(parse_json(note["model"]))
+        recipe = Recipe.from_dict(parse_json(note["recipe"])) if "recipe" in note else None
+        names = check_names(parse_json(note.get("classes", "[]")))
     except (KeyError, ValueError, TypeError, AttributeError, ConfigError) as error:
         raise DataError(
             f"{path} does not state its architecture ({reason(error)}); pass the run's folder, or "
@@ -238,7 +245,8 @@ def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model
     with torch.random.fork_rng(devices=[]):
         own = config.build()
     load_weights(own, weights, path)
-    return _of_config(ref, own, config)
+    photo = recipe if recipe and recipe.name == "photo" else None
+    return _of_config(ref, own, config, recipe=photo, class_names=names)
 
 
 def _from_pretrained(name: str) -> Model:
