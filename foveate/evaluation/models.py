@@ -1,6 +1,7 @@
 """Load a classifier from a name, a run, a model file, a Python factory or timm."""
 # Shape letters: B batch, C image channel, H W pixels, K classes.
 
+import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from foveate.evaluation.foreign import (
     reason,
 )
 from foveate.files import parse_json
+from foveate.models.channels import ScaleChannels
 from foveate.models.pretrained import load_weights, pretrained_info, pretrained_names
 from foveate.models.zoo import ZOO, ModelConfig, create_model, model_config
 from foveate.training.backbones import timm_model
@@ -87,7 +89,9 @@ class Model:
 
     @property
     def size(self) -> int:
-        """Width and height of the input in pixels."""
+        """Width and height of the input in pixels; of a run on photographs, that of all windows."""
+        if self.recipe is not None and isinstance(self.net, ScaleChannels):
+            return _frame(self.net)
         if side := self.shape[2] or (FRAME if self.config else None):
             return side
         raise ConfigError(f"{self.name} does not state its input size; export it to ONNX")
@@ -117,6 +121,14 @@ class Model:
             with suppress(DataError):
                 names = list_pictures(Path(source.removeprefix("folder:")).expanduser())[1]
         return names if len(names) == count else tuple(map(str, range(count)))
+
+    def about(self) -> dict[str, Any]:
+        """What the user of an exported file must know, ready for JSON: classes, and the recipe."""
+        known = {"model": self.name, "source": self.source, "classes": list(self.classes)}
+        if self.recipe is None:
+            return known
+        recipe = {key: self.recipe.to_dict()[key] for key in ("name", "base", "mean", "std")}
+        return known | {"recipe": recipe, "padding": getattr(self.net, "padding", "border")}
 
     def has_seen(self, source: str, split: str) -> bool:
         """Whether it was trained on images of this split; mnist-5k is a part of mnist."""
@@ -216,6 +228,13 @@ def _of_config(
     )
 
 
+def _frame(net: ScaleChannels) -> int:
+    """The smallest even side of an image that holds all the network sees around its centre."""
+    scale = net.scales[-1]
+    beyond = max(scale, 1.0) if net.antialias else 1.0  # half-width of the kernel
+    return 2 * math.ceil((net.size - 1) / 2 * scale + beyond + 0.5 - 1e-9)
+
+
 def _from_run(path: Path, trust: bool) -> Model:
     folder = RunFolder(path)
     config, net = folder.config(), folder.net(trust)
@@ -225,7 +244,8 @@ def _from_run(path: Path, trust: bool) -> Model:
     known: dict[str, Any] = {"source": source, "trained_on": config.scales}
     known |= {"border": config.border, "class_names": folder.classes()}
     recipe = config.recipe if is_photo(config) else None
-    return _of_config(str(path), net, config.model, config.size, recipe=recipe, **known)
+    side = None if recipe else config.size
+    return _of_config(str(path), net, config.model, side, recipe=recipe, **known)
 
 
 def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model:
