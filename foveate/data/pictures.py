@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -85,8 +85,15 @@ class PictureFolder:
         return [read_picture(path).transpose(2, 0, 1) for path in paths]
 
     def in_colour(self) -> bool:
-        """Whether any picture is in colour; headers are read up to the first that is."""
-        return any(is_colour(path) for items in self.items.values() for path, _ in items)
+        """Whether any picture is in colour; headers are read up to the first that is.
+
+        Pictures that cannot be read do not count: they are reported when they are needed.
+        """
+        for path, _ in itertools.chain.from_iterable(self.items.values()):
+            with suppress(DataError):
+                if is_colour(path):
+                    return True
+        return False
 
     def where(self, split: SplitName, index: int) -> str:
         """Name a picture in an error."""

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ from foveate.models.channels import ScaleChannels
 from foveate.training.config import TrainConfig
 from foveate.training.data import Batches, open_pictures
 from foveate.training.interrupt import SIGNALS
+from foveate.training.skipped import Bad, Skipped
 
 MOST_WORKERS = 8  # by default
 AHEAD = 1 << 29  # bytes of patches above which each worker prepares one batch ahead, not two
@@ -40,6 +41,8 @@ PR_SET_PDEATHSIG = 1  # of prctl(2): the signal to get when the parent dies
 GRACE = 20  # seconds for which a worker outlives a SIGTERM, so that the run can still be saved
 Draws = tuple[int, int]
 Sample = tuple[Tensor, int]
+Read = tuple[list[Sample], list[tuple[int, str]]]
+"""The samples of a batch, and index and reason of the pictures that were left out."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +51,15 @@ class PhotoBatches(Batches):
 
     A `DataLoader` reads, decodes, transforms and cuts the pictures. Augmentation depends on the
     seed, the epoch and the index of a picture alone: not on the number of workers, and not on
-    interruptions.
+    interruptions. With `bad` "skip", a picture that cannot be used is missing from its batch and
+    named in `skipped`; a batch of which nothing is left is empty in training, else left out.
     """
 
     recipe: Recipe = field(default_factory=lambda: Recipe(name="photo"))
     largest: int = 32
     workers: int = 0
+    bad: Bad = "stop"
+    skipped: Skipped = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.workers < 0:
@@ -72,13 +78,26 @@ class PhotoBatches(Batches):
             iterator = iter(loader)
         close = partial(_close, iterator)
         atexit.register(close)
+        used = 0
         try:
             while (found := _next(iterator)) is not None:
-                cut, labels = (t.to(self.device, non_blocking=True) for t in found)
-                yield Batch(Prepared(patches, (cut,)), labels)
+                cut, labels = (t.to(self.device, non_blocking=True) for t in found[0])
+                self._skip(found[1])
+                used += len(labels)
+                if len(labels) or self.split == "train":
+                    yield Batch(Prepared(patches, (cut,)), labels)
+            if not used and len(order) == self.count:
+                raise DataError(f"none of the {self.count} {self.split} pictures can be used")
         finally:
             atexit.unregister(close)
             close()
+
+    def _skip(self, missing: list[tuple[int, str]]) -> None:
+        """Note pictures that were left out."""
+        assert isinstance(self.images, Shards)
+        for index, reason in missing:
+            name = self.images.where(self.split, index).removeprefix("image ")
+            self.skipped[self.split, name] = reason
 
     def _loader(self, groups: list[list[int]], draws: Draws) -> DataLoader[Sample]:
         assert isinstance(self.images, Shards) and isinstance(self.net, ScaleChannels)
@@ -89,7 +108,7 @@ class PhotoBatches(Batches):
         check_memory(size * (1 + ahead * workers), "batches of patches", remedy)
         forked = workers > 0 and sys.platform == "linux"
         return DataLoader(
-            PhotoDataset(self.images, self.split, self.recipe, windows_of(net), draws),
+            PhotoDataset(self.images, self.split, self.recipe, windows_of(net), draws, self.bad),
             batch_sampler=[group for group in groups if group],
             collate_fn=_collate,
             num_workers=workers,
@@ -110,6 +129,7 @@ class PhotoDataset(Dataset[Sample]):
         recipe: A recipe with a transform.
         windows: Scale channels that cut the patches; the backbone is not used.
         draws: Seed and epoch, on which augmentation depends together with the index of a picture.
+        bad: Whether a batch with a picture that cannot be used is an error, or lacks the picture.
     """
 
     def __init__(
@@ -119,9 +139,10 @@ class PhotoDataset(Dataset[Sample]):
         recipe: Recipe,
         windows: ScaleChannels,
         draws: Draws = (0, 0),
+        bad: Bad = "stop",
     ) -> None:
         self.images, self.split, self.recipe, self.windows = images, split, recipe, windows
-        self.draws, self.labels = draws, images.labels(split)
+        self.draws, self.bad, self.labels = draws, bad, images.labels(split)
         self.transform = recipe.transform(training=split == "train")
 
     def __len__(self) -> int:
@@ -138,15 +159,22 @@ class PhotoDataset(Dataset[Sample]):
                 centres = (middle + self.recipe.draw_shift()).unsqueeze(0)
             return self.windows.patches(image, centres)[0], int(self.labels[index])
 
-    def __getitems__(self, indices: list[int]) -> list[Sample] | FoveateError:
+    def __getitems__(self, indices: list[int]) -> Read | FoveateError:
         """Return the samples of a batch, or the error of the first that cannot be used.
 
         An error that a worker raises would arrive with the text of its traceback.
         """
-        try:
-            return [self[index] for index in indices]
-        except FoveateError as error:
-            return error
+        samples, missing = [], []
+        for index in indices:
+            try:
+                samples.append(self[index])
+            except DataError as error:
+                if self.bad == "stop":
+                    return DataError(f"{error}, or leave it out with --bad skip")
+                missing.append((index, str(error)))
+            except FoveateError as error:
+                return error
+        return samples, missing
 
     def _transformed(self, picture: Tensor, index: int) -> Tensor:
         try:
@@ -187,9 +215,12 @@ def _sizes(images: Shards) -> str:
     """The range of sizes of a folder's pictures in words; nothing for tars."""
     if not isinstance(folder := images.shards[0], PictureFolder):
         return ""
-    headers = [read_header(path) for path, _ in folder.items["train"][:LISTED]]
-    sizes = sorted((h.width * h.height, f"{h.width}x{h.height}") for h in headers)
-    return f", {sizes[0][1]} to {sizes[-1][1]} pixels"
+    sizes = []
+    for path, _ in folder.items["train"][:LISTED]:
+        with suppress(DataError):  # told when the picture is needed
+            header = read_header(path)
+            sizes.append((header.width * header.height, f"{header.width}x{header.height}"))
+    return f", {min(sizes)[1]} to {max(sizes)[1]} pixels" if sizes else ""
 
 
 def default_workers(runs: int = 1) -> int:
@@ -204,14 +235,19 @@ def _seed(seed: int, epoch: int, index: int) -> int:
     return int(np.random.SeedSequence([seed, epoch, index]).generate_state(1, np.uint64)[0])
 
 
-def _collate(samples: list[Sample] | FoveateError) -> Any:
-    return samples if isinstance(samples, FoveateError) else default_collate(samples)
+def _collate(found: Any) -> Any:
+    """Stack the samples of a `Read`; an error stays as it is."""
+    if isinstance(found, FoveateError):
+        return found
+    samples, missing = found
+    nothing = [torch.empty(0), torch.empty(0, dtype=torch.int64)]
+    return default_collate(samples) if samples else nothing, missing
 
 
-def _next(iterator: Iterator[Any]) -> list[Tensor] | None:
-    """The next batch, or None at the end."""
+def _next(iterator: Iterator[Any]) -> tuple[list[Tensor], list[tuple[int, str]]] | None:
+    """The next batch with what was left out of it, or None at the end."""
     try:
-        found: list[Tensor] | FoveateError | None = next(iterator, None)
+        found: Any = next(iterator, None)
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
             raise
@@ -222,7 +258,7 @@ def _next(iterator: Iterator[Any]) -> list[Tensor] | None:
         ) from error
     if isinstance(found, FoveateError):
         raise found
-    return found
+    return found  # type: ignore[no-any-return]
 
 
 def _begin_worker(number: int) -> None:
