@@ -135,6 +135,7 @@ def _plan(folder: Path) -> list[Classes]:
                 f"{folder} has only {' and '.join(sorted(names))}; give it both train and test, "
                 "or one sub-folder per class"
             )
+        _refuse_unknown_splits(folder, names)
         classes = _classes(folder)
         shares = ((0.3, 1), (0.2, 0.3), (0, 0.2))
         return _checked(folder, [_part(classes, *share) for share in shares])
@@ -156,6 +157,19 @@ def _plan(folder: Path) -> list[Classes]:
     if others:
         return [train, *others.values(), test]
     return _checked(folder, [_part(train, 1 / 6, 1), _part(train, 0, 1 / 6), test])
+
+
+def _refuse_unknown_splits(folder: Path, names: set[str]) -> None:
+    """Refuse a folder whose train, val or test holds folders: it is a split, and no class."""
+    for name in sorted(names & {"train", "test", *VALIDATION}):
+        inside = folder / name
+        if not _images(inside) and any(path.is_dir() for path in _entries(inside)):
+            other = sorted(names - {"train", "test", *VALIDATION})[0]
+            raise DataError(
+                f"{folder} has {name!r} with sub-folders, and {other!r}; the splits of a folder "
+                "are train, test and, if there is one, val or validation: rename or move "
+                f"{other!r}"
+            )
 
 
 def _part(classes: Classes, low: float, high: float) -> Classes:
