@@ -226,7 +226,7 @@ def test_a_bad_first_picture_does_not_hide_that_others_are_in_colour(tmp_path):
     folder = Path(shutil.copytree(PHOTOGRAPHS, tmp_path / "pictures"))
     first = PictureFolder(folder).items["train"][0][0]
     first.write_bytes(b"")
-    assert PictureFolder(folder).in_colour()
+    assert PictureFolder(folder).in_colour
     options = ["--set", f"source=folder:{folder}", "--workers", "0", "--bad", "skip"]
     assert run(command(tmp_path / "run", *options)) == 0
     assert list(read_skipped(tmp_path / "run")) == [("train", str(first))]

@@ -3,9 +3,11 @@
 
 import hashlib
 import itertools
+import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -84,6 +86,7 @@ class PictureFolder:
         paths = [self.items[split][index][0] for index in chosen]
         return [read_picture(path).transpose(2, 0, 1) for path in paths]
 
+    @cached_property
     def in_colour(self) -> bool:
         """Whether any picture is in colour; headers are read up to the first that is.
 
@@ -109,6 +112,22 @@ class PictureFolder:
                 raise DataError(
                     f"cannot read image {path} ({error.strerror}); replace or remove it"
                 ) from None
+
+
+def folder_state(folder: Path) -> tuple[tuple[int, int, int], ...]:
+    """Device, inode and time of change of a folder and of the folders in it, two levels deep.
+
+    It differs where a picture or class was added, removed or renamed.
+    """
+    found = [os.stat(folder)]
+    for inside in _folders(folder):
+        found += [os.stat(inside), *map(os.stat, _folders(inside))]
+    return tuple((state.st_dev, state.st_ino, state.st_mtime_ns) for state in found)
+
+
+def _folders(folder: Path | str) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(entry.path for entry in entries if entry.is_dir())
 
 
 def has_splits(folder: Path) -> bool:

@@ -229,7 +229,7 @@ def _has_colour_pictures(source: str) -> bool:
     found = open_source(source, stream=True)
     assert isinstance(found, Shards)
     if isinstance(folder := found.shards[0], PictureFolder):
-        return folder.in_colour()
+        return folder.in_colour
     return not found.scaled and found.shape[0] == PHOTO_SHAPE[0]
 
 
