@@ -393,10 +393,10 @@ def test_workers_end_with_the_command(tmp_path, whole, number):
     assert same_bits(weights(run), weights(whole.path))
 
 
-def old(folder):
-    """Let the folders of a tree seem to have been changed a minute ago."""
+def dated(folder, when=1_700_000_000.0):
+    """Let the folders of a tree seem to have been changed long ago, all at one time."""
     for path in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
-        os.utime(path, (time.time() - 60,) * 2)
+        os.utime(path, (when, when))
 
 
 def test_a_folder_is_listed_once_in_a_command_and_again_when_it_changed(
@@ -404,7 +404,7 @@ def test_a_folder_is_listed_once_in_a_command_and_again_when_it_changed(
 ):
     listed, plan = [], pictures._plan
     monkeypatch.setattr(pictures, "_plan", lambda folder: listed.append(folder) or plan(folder))
-    old(copied)
+    dated(copied)
     arguments = command(tmp_path / "run", "--set", f"source=folder:{copied}", "--workers", "0")
     place = arguments.index("recipe=photo")
     del arguments[place - 1 : place + 1]  # colour decides
@@ -414,17 +414,17 @@ def test_a_folder_is_listed_once_in_a_command_and_again_when_it_changed(
     assert listed == [copied]
     (copied / "train" / "hat" / "0.jpg").unlink()
     assert len(open_source(f"folder:{copied}", stream=True).labels("train")) == 23
-    old(copied)  # as before, and yet another inode
     shutil.copytree(copied, tmp_path / "new")
     shutil.rmtree(copied)
     (tmp_path / "new" / "train" / "hat" / "1.jpg").unlink()
     (tmp_path / "new").rename(copied)
-    old(copied)
+    dated(copied)  # the times of the first listing, but other folders
     assert len(open_source(f"folder:{copied}", stream=True).labels("train")) == 22
 
 
 def test_a_folder_that_changes_twice_in_a_moment_is_listed_each_time(copied):
-    source, path = f"folder:{copied}", copied / "train" / "hat"
+    source, path, now = f"folder:{copied}", copied / "train" / "hat", time.time() + 60
     for count in range(24, 18, -1):
+        dated(copied, now)  # a clock too coarse to tell the changes apart
         assert len(open_source(source, stream=True).labels("train")) == count
         next(path.glob("*.jpg")).unlink()
