@@ -102,3 +102,10 @@ def _described(kind: Any) -> str:
         return "a list of finite numbers"
     plain = origin or kind
     return NAMES.get(plain) or str(getattr(plain, "__name__", plain))
+
+
+def check_names(found: Any) -> tuple[str, ...]:
+    """Return the names of classes that a file lists; a TypeError if they are no texts."""
+    if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
+        raise TypeError("classes")
+    return tuple(found)

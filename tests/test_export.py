@@ -2,17 +2,24 @@
 
 import io
 import json
+import shutil
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from photo_runs import PHOTOGRAPHS, photo_config
+from PIL import Image
 from tiny_runs import MODEL, tiny
+from torchvision.transforms import v2
 
 import foveate
 from foveate import ScaleGrid, create_model
 from foveate.cli.app import run
 from foveate.errors import ConfigError, DataError
+from foveate.evaluation.models import load_model
+from foveate.evaluation.predict import predict
 from foveate.models import export as module
 from foveate.models.channels import ScaleChannels
 from foveate.models.export import NOTE, export
@@ -208,3 +215,47 @@ def test_the_command_fails_in_one_line(tmp_path, capsys):
     out = ["--size", "40", "--out", str(tmp_path / "x.onnx")]
     assert run(["export", "audited_nets:net", *out]) == 2
     assert "audited_nets:net cannot be exported" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("backbone", ["timm:mobilenetv3_small_050", ""])
+def test_a_photo_run_is_exported_with_its_recipe(tmp_path, monkeypatch, backbone):
+    changes = {"backbone": backbone, "model__size": "32", "model__scales": "0.5:2:1"}
+    config = photo_config(epochs="1", **changes)
+    folder = train(config, tmp_path / "run", workers=0)
+    monkeypatch.chdir(tmp_path)
+    assert run(["export", "run", "--out", "clothes.onnx"]) == 0
+    said = about(tmp_path / "clothes.onnx")
+    recipe = {"name": "photo", "base": 48, "mean": list(config.recipe.mean)}
+    assert said["recipe"] == {**recipe, "std": list(config.recipe.std)}
+    assert said["classes"] == ["hat", "pants", "shoes"] and said["padding"] == "border"
+    names = {"np": np, "torch": torch, "json": json, "v2": v2, "onnxruntime": onnxruntime}
+    for name in ("hat/0.jpg", "shoes/0.jpg", "pants/0.jpg"):  # 48 x 64, 48 x 64 and 48 x 63
+        path = PHOTOGRAPHS / "test" / name
+        shutil.copy(path, "shoe.jpg")
+        exec(documented_input(), found := names | {"Image": Image})  # noqa: S102
+        assert found["frame"] == 68  # 64 pixels of the largest window, and what is beside them
+        expected = torch.tensor(predict(load_model(folder.path), path).channels)
+        tolerance = 1e-4 if "pants" not in name else 0.1  # of half a pixel
+        error = (torch.from_numpy(found["channels"][0]) - expected).abs().max()
+        assert error < tolerance * expected.abs().max()
+
+
+def documented_input():
+    """The lines of docs/training.md that make the input of an exported run."""
+    text = (Path(__file__).parent.parent / "docs" / "training.md").read_text()
+    return text.partition("runs it on one -->\n```python\n")[2].partition("```")[0]
+
+
+def test_the_frame_of_a_photo_run_holds_all_it_sees(tmp_path):
+    folder = train(photo_config(epochs="1"), tmp_path / "run", workers=0)
+    model = load_model(folder.path)
+    seen = torch.rand(1, 3, 101, 124)
+    frame = model.size
+    top, left = (101 - frame) // 2 + 1, (124 - frame) // 2
+    inside = torch.zeros_like(seen)
+    inside[..., top - 1 : top + frame, left : left + frame] = 1  # 101 is odd: a row more
+    torch.testing.assert_close(model.net(seen * inside), model.net(seen))
+    narrow = inside[..., :, :].clone()
+    narrow[..., left + 1] = narrow[..., left + frame - 2] = 0
+    assert (model.net(seen * narrow) - model.net(seen)).abs().max() > 0
+    assert run(["export", str(folder.path), "--out", str(tmp_path / "a.onnx"), "--size", "80"]) == 0

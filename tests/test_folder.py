@@ -8,7 +8,7 @@ import pytest
 from made_sources import error_of
 from PIL import Image
 
-from foveate.data.pictures import fraction
+from foveate.data.pictures import PictureFolder, fraction
 from foveate.data.sources import load_source
 from foveate.errors import DataError
 
@@ -334,3 +334,23 @@ def test_pixels_without_a_known_range_are_refused(tmp_path):
         decoded(tmp_path / "float", "tif", GREY.astype(np.float32))
     with pytest.raises(DataError, match=r"x\.tif has pixels of more than 16 bits"):
         decoded(tmp_path / "long", "tif", GREY.astype(np.int32) << 16)
+
+
+@pytest.mark.parametrize("known", ["train", "val", "test"])
+def test_an_unknown_split_is_named_with_those_that_are_allowed(tmp_path, known):
+    for name in (f"{known}/cat", f"{known}/dog", "dev/cat", "dev/dog"):
+        (tmp_path / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / name / "0.png")
+    with pytest.raises(DataError) as caught:
+        PictureFolder(tmp_path)
+    said = str(caught.value)
+    assert str(tmp_path) in said and f"{known!r} with sub-folders, and 'dev'" in said
+    assert "train, test and, if there is one, val or validation" in said and "\n" not in said
+
+
+def test_classes_may_be_called_train_and_dev(tmp_path):
+    for name in ("train", "dev"):
+        (tmp_path / name).mkdir()
+        for number in range(20):
+            Image.new("RGB", (8, 8)).save(tmp_path / name / f"{number}.png")
+    assert PictureFolder(tmp_path).classes == ("dev", "train")

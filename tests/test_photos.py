@@ -16,8 +16,9 @@ from PIL import Image
 from tiny_runs import assert_as_if_nothing_had_been, python, same_bits, weights
 
 from foveate.cli.app import run as run_command
+from foveate.data import pictures
 from foveate.data.pictures import PictureFolder, read_picture
-from foveate.data.sources import load_source
+from foveate.data.sources import load_source, open_source
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.execution import patches
 from foveate.training.checkpoint import RunFolder
@@ -390,3 +391,40 @@ def test_workers_end_with_the_command(tmp_path, whole, number):
     again.communicate(timeout=60)
     assert again.returncode == 0
     assert same_bits(weights(run), weights(whole.path))
+
+
+def dated(folder, when=1_700_000_000.0):
+    """Let the folders of a tree seem to have been changed long ago, all at one time."""
+    for path in (folder, *(path for path in folder.rglob("*") if path.is_dir())):
+        os.utime(path, (when, when))
+
+
+def test_a_folder_is_listed_once_in_a_command_and_again_when_it_changed(
+    tmp_path, copied, monkeypatch
+):
+    listed, plan = [], pictures._plan
+    monkeypatch.setattr(pictures, "_plan", lambda folder: listed.append(folder) or plan(folder))
+    dated(copied)
+    arguments = command(tmp_path / "run", "--set", f"source=folder:{copied}", "--workers", "0")
+    place = arguments.index("recipe=photo")
+    del arguments[place - 1 : place + 1]  # colour decides
+    assert run_command(arguments) == 0
+    assert listed == [copied]
+    assert len(open_source(f"folder:{copied}", stream=True).labels("train")) == 24
+    assert listed == [copied]
+    (copied / "train" / "hat" / "0.jpg").unlink()
+    assert len(open_source(f"folder:{copied}", stream=True).labels("train")) == 23
+    shutil.copytree(copied, tmp_path / "new")
+    shutil.rmtree(copied)
+    (tmp_path / "new" / "train" / "hat" / "1.jpg").unlink()
+    (tmp_path / "new").rename(copied)
+    dated(copied)  # the times of the first listing, but other folders
+    assert len(open_source(f"folder:{copied}", stream=True).labels("train")) == 22
+
+
+def test_a_folder_that_changes_twice_in_a_moment_is_listed_each_time(copied):
+    source, path, now = f"folder:{copied}", copied / "train" / "hat", time.time() + 60
+    for count in range(24, 18, -1):
+        dated(copied, now)  # a clock too coarse to tell the changes apart
+        assert len(open_source(source, stream=True).labels("train")) == count
+        next(path.glob("*.jpg")).unlink()

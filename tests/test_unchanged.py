@@ -63,9 +63,11 @@ def recorded(folder):
 def test_a_run_records_its_source_and_checksum(tmp_path):
     folder = interrupted(tiny(), tmp_path / "run")
     checksum = load_source("mnist-5k").checksum
-    assert recorded(folder) == {"source": "mnist-5k", "checksum": checksum}
+    known = {"source": "mnist-5k", "checksum": checksum, "classes": list("0123456789")}
+    assert recorded(folder) == known
     train(tiny(), folder)
-    assert recorded(folder) == {"source": "mnist-5k", "checksum": checksum}
+    known = {"source": "mnist-5k", "checksum": checksum, "classes": list("0123456789")}
+    assert recorded(folder) == known
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -17,7 +17,11 @@ def export(
     ] = None,
     size: Annotated[
         int | None,
-        typer.Option(min=1, help="Width and height of the images; as trained by default."),
+        typer.Option(
+            min=1,
+            help="Width and height of the images; as trained by default, for a run on photographs "
+            "the largest window.",
+        ),
     ] = None,
     pretrained: PretrainedOption = False,
     trust: TrustOption = False,
@@ -28,7 +32,8 @@ def export(
 
     The file maps images to logits and, for a network with scale channels, the logits of each
     channel. It is read back and compared with the network on random images, one and three at a
-    time. ONNX needs foveate[onnx].
+    time. ONNX needs foveate[onnx]. The entry foveate.json of the file's metadata lists the classes
+    and, for a run on photographs, base size, mean and std of its recipe.
     """
     from foveate.data.large_scale import check_size
     from foveate.errors import ConfigError
@@ -47,7 +52,7 @@ def export(
             output,
             shape=(channels, side, side),
             format=cast(Format | None, format),
-            about={"model": found.name, "source": found.source, "classes": found.classes},
+            about=found.about(),
         )
     OUTPUT.print(f"{made.path}: images to {' and '.join(made.outputs)}", markup=False)
     OUTPUT.print(

@@ -28,7 +28,10 @@ def predict(
     ] = None,
     scale: Annotated[
         float | None,
-        typer.Option(help="Pixels of the frame per pixel of the picture; fills it by default."),
+        typer.Option(
+            help="Pixels of the frame per pixel of the picture; fills it by default. For a run on "
+            "photographs: a factor of the base size."
+        ),
     ] = None,
     search: Annotated[
         bool, typer.Option("--search", help="Search the pictures for off-centre objects.")
@@ -55,6 +58,8 @@ def predict(
     With --search a picture keeps its shape, and is reduced only if it is more than twice as large
     as the largest window. The class, the centre (y, x) and the window are those of the strongest
     response, in pixels of the picture.
+    A run on photographs sees a picture by its recipe, as 'foveate evaluate' does: in colour, with a
+    short side of the base size times --scale.
     Pictures that cannot be read are reported, and the exit code is then 1.
     """
     from foveate.errors import DataError
@@ -73,7 +78,7 @@ def predict(
             errors[i] = str(error)
             ERRORS.print(f"error: {error}", markup=False)
     if picture is not None and found:
-        _draw(images[0], found[0], picture)
+        _draw(loaded, images[0], found[0], picture)
     if json:
         _print_json(loaded, images, found, errors)
     elif found:
@@ -98,12 +103,13 @@ def _check(images: list[Path], search: bool, step: float | None, picture: Path |
         raise ConfigError(f"--picture would overwrite the image {picture}: name another file")
 
 
-def _draw(path: Path, prediction: "Prediction", out: Path) -> None:
+def _draw(model: "Model", path: Path, prediction: "Prediction", out: Path) -> None:
     from foveate.data.pictures import read_picture
+    from foveate.evaluation.predict import background_of
     from foveate.files import replacing
     from foveate.report.boxes import draw_prediction
 
-    drawn = draw_prediction(read_picture(path, "contrast"), prediction)
+    drawn = draw_prediction(read_picture(path, background_of(model)), prediction)
     with replacing(out) as temporary:
         drawn.save(temporary, format="png")
 

@@ -36,6 +36,10 @@ ChangedDataOption = Annotated[
         "--changed-data", help="Use the run's source though it changed since the run started."
     ),
 ]
+BadOption = Annotated[
+    str,
+    typer.Option(help="At a photograph that cannot be used: stop, or skip it and report it."),
+]
 PICTURES = ("png", "svg")
 
 
@@ -93,6 +97,7 @@ def train(
             min=0, max=99, help="Processes that read photographs; by the cores if not given."
         ),
     ] = None,
+    bad: BadOption = "stop",
     recompute: Annotated[
         int, typer.Option(help="Scale channels trained at a time, to save memory; 0 for all.")
     ] = 0,
@@ -134,6 +139,7 @@ def train(
     given = {key: str(value) for key, value in changes.items() if value is not None}
     options = {"device": device, "stream": stream, "recompute": recompute}
     options |= {"changed_data": changed_data, "deterministic": deterministic, "workers": workers}
+    options |= {"bad": bad}
     with joined(device, norms) as team:
         try:
             _train(model, given | _settings(change or []), out, options, team)
@@ -161,9 +167,11 @@ def _train(
     from foveate.training.data import is_photo
     from foveate.training.loop import train as run
     from foveate.training.photos import describe_photos
+    from foveate.training.skipped import TABLE, check_bad, read_skipped
 
     load = _loader()
     config = team.in_turn(lambda: _configure(model, given, load, options["stream"]))
+    check_bad(options["bad"], config, team.count)
     path = out or Path("runs") / f"{model}-{config.digest()}"
     folder = RunFolder(path)
     words = "is finished already" if folder.finished else "is finished"
@@ -177,6 +185,7 @@ def _train(
         run(config, path, load=load, watch=watch, team=team, **{**options, "device": device})
     if team.leads:
         OUTPUT.print(f"{path} {words}: {_score(folder)}", markup=False)
+        _warn_of_skipped(len(read_skipped(path)), path / TABLE)
 
 
 @contextmanager
@@ -209,6 +218,7 @@ def evaluate(
         str | None, typer.Option(help="Another pool than in training: max, avg or logsumexp.")
     ] = None,
     device: DeviceOption = "auto",
+    bad: BadOption = "stop",
     changed_data: ChangedDataOption = False,
     trust: TrustOption = False,
 ) -> None:
@@ -236,11 +246,8 @@ def evaluate(
     check_folder(target)
     folders = [RunFolder(path) for path in dict.fromkeys(runs)]
     made = [with_channels(f.net(trust), f.config(), windows, pool) for f in folders]
-    part = cast("SplitName", split)
-    tests = [
-        open_test_set(folder, load, split=part, source=source, changed_data=changed_data)
-        for folder in folders
-    ]
+    shown: dict[str, Any] = {"split": cast("SplitName", split), "source": source, "bad": bad}
+    tests = [open_test_set(folder, load, changed_data=changed_data, **shown) for folder in folders]
     with progress("images", len(factors) * sum(map(len, tests))) as advance:
         results = [
             RunResult(
@@ -252,17 +259,26 @@ def evaluate(
             for folder, (net, config), test in zip(folders, made, tests, strict=True)
         ]
     checksums = {test.name: test.checksum for test in tests}
-    about = {
+    about: dict[str, Any] = {
         "split": split,
         "sources": [{"name": n, "checksum": c} for n, c in sorted(checksums.items())],
         "hardware": hardware(place),
     }
+    skipped = {name: reason for test in tests for (_, name), reason in test.skipped.items()}
+    if skipped:
+        about["skipped"] = dict(sorted(skipped.items()))
     curves = summarise(results)
     written = save_results(results, target, about)
     pictures = [save(accuracy_curves(curves), target / f"accuracy.{kind}") for kind in PICTURES]
     OUTPUT.print(_table(curves))
     for path in (*written, *pictures):
         OUTPUT.print(path, markup=False)
+    _warn_of_skipped(len(skipped), written[1])
+
+
+def _warn_of_skipped(count: int, table: Path) -> None:
+    if count:
+        tell(f"warning: {count} pictures could not be used and were left out; {table} names them")
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:

@@ -3,9 +3,11 @@
 
 import hashlib
 import itertools
+import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -84,9 +86,17 @@ class PictureFolder:
         paths = [self.items[split][index][0] for index in chosen]
         return [read_picture(path).transpose(2, 0, 1) for path in paths]
 
+    @cached_property
     def in_colour(self) -> bool:
-        """Whether any picture is in colour; headers are read up to the first that is."""
-        return any(is_colour(path) for items in self.items.values() for path, _ in items)
+        """Whether any picture is in colour; headers are read up to the first that is.
+
+        Pictures that cannot be read do not count: they are reported when they are needed.
+        """
+        for path, _ in itertools.chain.from_iterable(self.items.values()):
+            with suppress(DataError):
+                if is_colour(path):
+                    return True
+        return False
 
     def where(self, split: SplitName, index: int) -> str:
         """Name a picture in an error."""
@@ -102,6 +112,22 @@ class PictureFolder:
                 raise DataError(
                     f"cannot read image {path} ({error.strerror}); replace or remove it"
                 ) from None
+
+
+def folder_state(folder: Path) -> tuple[tuple[int, int, int], ...]:
+    """Device, inode and time of change of a folder and of the folders in it, two levels deep.
+
+    It differs where a picture or class was added, removed or renamed.
+    """
+    found = [os.stat(folder)]
+    for inside in _folders(folder):
+        found += [os.stat(inside), *map(os.stat, _folders(inside))]
+    return tuple((state.st_dev, state.st_ino, state.st_mtime_ns) for state in found)
+
+
+def _folders(folder: Path | str) -> list[str]:
+    with os.scandir(folder) as entries:
+        return sorted(entry.path for entry in entries if entry.is_dir())
 
 
 def has_splits(folder: Path) -> bool:
@@ -128,6 +154,7 @@ def _plan(folder: Path) -> list[Classes]:
                 f"{folder} has only {' and '.join(sorted(names))}; give it both train and test, "
                 "or one sub-folder per class"
             )
+        _refuse_unknown_splits(folder, names)
         classes = _classes(folder)
         shares = ((0.3, 1), (0.2, 0.3), (0, 0.2))
         return _checked(folder, [_part(classes, *share) for share in shares])
@@ -149,6 +176,19 @@ def _plan(folder: Path) -> list[Classes]:
     if others:
         return [train, *others.values(), test]
     return _checked(folder, [_part(train, 1 / 6, 1), _part(train, 0, 1 / 6), test])
+
+
+def _refuse_unknown_splits(folder: Path, names: set[str]) -> None:
+    """Refuse a folder whose train, val or test holds folders: it is a split, and no class."""
+    for name in sorted(names & {"train", "test", *VALIDATION}):
+        inside = folder / name
+        if not _images(inside) and any(path.is_dir() for path in _entries(inside)):
+            other = sorted(names - {"train", "test", *VALIDATION})[0]
+            raise DataError(
+                f"{folder} has {name!r} with sub-folders, and {other!r}; the splits of a folder "
+                "are train, test and, if there is one, val or validation: rename or move "
+                f"{other!r}"
+            )
 
 
 def _part(classes: Classes, low: float, high: float) -> Classes:

@@ -19,6 +19,7 @@ import glob
 import os
 import tarfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from functools import cached_property, lru_cache
 from io import BytesIO
@@ -30,7 +31,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foveate.data.pictures import EXTENSIONS, read_picture
+from foveate.data.pictures import EXTENSIONS, PictureFolder, folder_state, read_picture
 from foveate.data.splits import SPLITS, Labels, SplitName, checked_labels, digest
 from foveate.data.store import ScaledFile
 from foveate.errors import DataError
@@ -39,6 +40,7 @@ from foveate.files import reading, regular
 PREFIX = "shards:"
 OPEN = 32  # files kept open at a time
 LONGEST_LABEL = 32  # bytes
+SETTLED = 2_000_000_000  # ns; of two changes in a moment, file systems may record one time
 
 
 class Shard(Protocol):
@@ -83,6 +85,23 @@ def open_shards(source: str) -> "Shards":
 def _open_files(files: tuple[tuple[str, int], ...]) -> "Shards":
     """Open files by their names; when they were changed tells them from others so named."""
     return Shards([KINDS[Path(name).suffix](Path(name)) for name, _ in files])
+
+
+def open_folder(folder: Path) -> "Shards":
+    """Open a folder of pictures; it is listed once, and again only after it changed."""
+    try:
+        state = folder_state(folder)
+    except OSError:
+        state = ()  # opening it reports why
+    last = max((changed for _, _, changed in state), default=0)
+    if not 0 < last < time.time_ns() - SETTLED:
+        return Shards([PictureFolder(folder)])
+    return _open_folder(folder, state)
+
+
+@lru_cache(maxsize=2)
+def _open_folder(folder: Path, state: tuple[tuple[int, int, int], ...]) -> "Shards":
+    return Shards([PictureFolder(folder)])
 
 
 class TarShard:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from foveate.data.fetch import Report, fetch
 from foveate.data.idx import FILES, decode, find, read_idx
-from foveate.data.pictures import PictureFolder, read_folder
-from foveate.data.shards import Shards, open_shards
+from foveate.data.pictures import read_folder
+from foveate.data.shards import Shards, open_folder, open_shards
 from foveate.data.splits import Source as Source
 from foveate.data.splits import Split as Split
 from foveate.data.splits import kind_of
@@ -162,7 +162,7 @@ SOURCES = {
     "folder:DIR": Kind(
         "pictures in the folder DIR, one sub-folder per class, or train/ and test/ first",
         lambda name, report: read_folder(name, _place(name)),
-        lambda name: Shards([PictureFolder(_place(name))]),
+        lambda name: open_folder(_place(name)),
     ),
     "shards:DIR": Kind("the .h5 or .tar files in the folder DIR", open=open_shards),
     "FILE.h5": Kind("a file of 'foveate generate', or an official one", open=open_shards),

@@ -1,6 +1,7 @@
 """Load a classifier from a name, a run, a model file, a Python factory or timm."""
 # Shape letters: B batch, C image channel, H W pixels, K classes.
 
+import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foveate.checks import check_names
 from foveate.data.large_scale import Border, check_border
 from foveate.data.pictures import list_pictures
 from foveate.data.recipes import Recipe
@@ -27,6 +29,7 @@ from foveate.evaluation.foreign import (
     reason,
 )
 from foveate.files import parse_json
+from foveate.models.channels import ScaleChannels
 from foveate.models.pretrained import load_weights, pretrained_info, pretrained_names
 from foveate.models.zoo import ZOO, ModelConfig, create_model, model_config
 from foveate.training.backbones import timm_model
@@ -58,6 +61,7 @@ class Model:
         mean: Mean that inputs of other models are normalised with, one value or one per channel.
         std: Standard deviation that they are normalised with.
         recipe: How pictures become its input, for a run on photographs; else None.
+        class_names: Class names that the run recorded; empty if there are none.
         device: Device of its input.
     """
 
@@ -71,6 +75,7 @@ class Model:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     recipe: Recipe | None = None
+    class_names: tuple[str, ...] = ()
     device: torch.device | str = "cpu"
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -84,7 +89,9 @@ class Model:
 
     @property
     def size(self) -> int:
-        """Width and height of the input in pixels."""
+        """Width and height of the input in pixels; of a run on photographs, that of all windows."""
+        if self.recipe is not None and isinstance(self.net, ScaleChannels):
+            return _frame(self.net)
         if side := self.shape[2] or (FRAME if self.config else None):
             return side
         raise ConfigError(f"{self.name} does not state its input size; export it to ONNX")
@@ -104,15 +111,24 @@ class Model:
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        """Class names if the training source is known, else numbers; empty if their count is not
-        known either."""
-        source = self.source
+        """Class names as the run recorded them, or of the training source if that is known, else
+        numbers; empty if their count is not known either."""
+        source, count = self.source, self.config.classes if self.config else 0
+        if self.class_names and len(self.class_names) == count:
+            return self.class_names
         names = {"mnist": DIGITS, "mnist-5k": DIGITS, "fashion-mnist": CLOTHES}.get(source, ())
         if source.startswith("folder:"):
             with suppress(DataError):
                 names = list_pictures(Path(source.removeprefix("folder:")).expanduser())[1]
-        count = self.config.classes if self.config else 0
         return names if len(names) == count else tuple(map(str, range(count)))
+
+    def about(self) -> dict[str, Any]:
+        """What the user of an exported file must know, ready for JSON: classes, and the recipe."""
+        known = {"model": self.name, "source": self.source, "classes": list(self.classes)}
+        if self.recipe is None:
+            return known
+        recipe = {key: self.recipe.to_dict()[key] for key in ("name", "base", "mean", "std")}
+        return known | {"recipe": recipe, "padding": getattr(self.net, "padding", "border")}
 
     def has_seen(self, source: str, split: str) -> bool:
         """Whether it was trained on images of this split; mnist-5k is a part of mnist."""
@@ -212,15 +228,24 @@ def _of_config(
     )
 
 
+def _frame(net: ScaleChannels) -> int:
+    """The smallest even side of an image that holds all the network sees around its centre."""
+    scale = net.scales[-1]
+    beyond = max(scale, 1.0) if net.antialias else 1.0  # half-width of the kernel
+    return 2 * math.ceil((net.size - 1) / 2 * scale + beyond + 0.5 - 1e-9)
+
+
 def _from_run(path: Path, trust: bool) -> Model:
     folder = RunFolder(path)
     config, net = folder.config(), folder.net(trust)
     source = config.source
     if os.path.exists(source):  # a data set file states what it was made from
         source = made_from(source) or source
-    known = {"source": source, "trained_on": config.scales, "border": config.border}
+    known: dict[str, Any] = {"source": source, "trained_on": config.scales}
+    known |= {"border": config.border, "class_names": folder.classes()}
     recipe = config.recipe if is_photo(config) else None
-    return _of_config(str(path), net, config.model, config.size, recipe=recipe, **known)
+    side = None if recipe else config.size
+    return _of_config(str(path), net, config.model, side, recipe=recipe, **known)
 
 
 def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model:
@@ -230,6 +255,8 @@ def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model
     weights, note = read_tensors(path)
     try:
         config = ModelConfig.from_dict(parse_json(note["model"]))
+        recipe = Recipe.from_dict(parse_json(note["recipe"])) if "recipe" in note else None
+        names = check_names(parse_json(note.get("classes", "[]")))
     except (KeyError, ValueError, TypeError, AttributeError, ConfigError) as error:
         raise DataError(
             f"{path} does not state its architecture ({reason(error)}); pass the run's folder, or "
@@ -238,7 +265,8 @@ def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model
     with torch.random.fork_rng(devices=[]):
         own = config.build()
     load_weights(own, weights, path)
-    return _of_config(ref, own, config)
+    photo = recipe if recipe and recipe.name == "photo" else None
+    return _of_config(ref, own, config, recipe=photo, class_names=names)
 
 
 def _from_pretrained(name: str) -> Model:

@@ -19,21 +19,27 @@ standard deviation (`foveate.evaluation.audit.images.Transform`).
 
 A search (`ScaleChannels.search`) needs no frame: the picture keeps its aspect ratio and its pixels,
 and is reduced only if its longer side has more than twice the pixels of the largest window.
+
+For a run on photographs, with or without a search, none of these steps applies. The picture is
+transformed by the recipe of the run (`foveate.data.recipes.Recipe`), as in `foveate evaluate`: in
+colour, transparency over black, its short side brought to the base size. It keeps its aspect ratio.
 """
 # Shape letters: B batch, C image channel, H W pixels, S scale channel, K classes.
 
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from foveate.data.decoding import Behind
 from foveate.data.large_scale import SMALLEST, check_scale, check_size, rescale
 from foveate.data.pictures import Pixels, read_picture
+from foveate.data.recipes import Recipe
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.audit.images import Transform
 from foveate.evaluation.audit.report import classifier
@@ -42,6 +48,8 @@ from foveate.execution.plan import predict as run
 from foveate.execution.plan import search as run_search
 from foveate.models.channels import ScaleChannels
 from foveate.models.outputs import Outputs, selected_scale, strongest_channel
+
+Zooms: TypeAlias = tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,45 +97,66 @@ def predict(
         path: Picture file.
         invert: Whether to invert the picture; detected if None.
         scale: Pixels of the frame per pixel of the picture; fills the frame if None. In a search,
-            pixels of the searched image per pixel of the picture.
+            pixels of the searched image per pixel of the picture. For a run on photographs, a
+            factor of the base size of its recipe.
         search: Whether to search the picture for an off-centre object.
         step: Pixels of the searched image between the centres of the coarse grid.
 
     Raises:
-        ConfigError: If the network cannot search, or `step` is invalid.
+        ConfigError: If the network cannot search, `step` is invalid, or `invert` is set for a run
+            on photographs.
         DataError: If the picture cannot be read or shown to the network.
     """
     if search and not isinstance(model.net, ScaleChannels):
         raise ConfigError(f"a search needs a network of scale channels, {model.name} is none")
+    if invert and model.recipe is not None:
+        raise ConfigError(f"{model.name} sees photographs as they are: leave out --invert")
     make = prepare_search if search else prepare
     try:
-        pixels = read_picture(path, "contrast")
+        pixels = read_picture(path, background_of(model))
         image, inverted = make(pixels, model, invert, scale)
     except (DataError, ConfigError) as error:
         named = str(path) in str(error)
         raise DataError(str(error) if named else f"image {path}: {error}") from None
     height, width = pixels.shape[:2]
-    zoom = max(image.shape[2:]) / max(height, width)
+    zooms = _zooms(model, pixels, image, None if search else scale)
     if not search:
-        zoom = scale or zoom
-        return _in_picture(model, classify(model, image, inverted), (height / 2, width / 2), zoom)
+        return _in_picture(model, classify(model, image, inverted), (height / 2, width / 2), zooms)
     assert isinstance(model.net, ScaleChannels)
     image = image.to(model.device)
     found = run_search(model.net, image, step)
-    y, x = ((found.centres[0].cpu() - torch.tensor(image.shape[2:]) / 2) / zoom).tolist()
+    apart = found.centres[0].cpu() - torch.tensor(image.shape[2:]) / 2
+    y, x = (apart / torch.tensor(zooms)).tolist()
     with torch.no_grad():
         channels = model.net.channels(image, found.centres)
         prediction = _prediction(model, Outputs(model.net.combine(channels), channels), inverted)
-    return _in_picture(model, prediction, (height / 2 + y, width / 2 + x), zoom)
+    return _in_picture(model, prediction, (height / 2 + y, width / 2 + x), zooms)
+
+
+def background_of(model: Model) -> Behind:
+    """What a model sees through the transparent parts of a picture."""
+    return "contrast" if model.recipe is None else "black"
+
+
+def _zooms(model: Model, pixels: Pixels, image: Tensor, scale: float | None) -> Zooms:
+    """Pixels of the input per pixel of the picture, along y and x.
+
+    The two differ where a recipe rounds down the long side to whole pixels.
+    """
+    shown, size = image.shape[2:], pixels.shape[:2]
+    if model.recipe is not None:
+        return shown[0] / size[0], shown[1] / size[1]
+    zoom = scale or max(shown) / max(size)
+    return zoom, zoom
 
 
 def _in_picture(
-    model: Model, prediction: Prediction, centre: tuple[float, float], zoom: float
+    model: Model, prediction: Prediction, centre: tuple[float, float], zooms: Zooms
 ) -> Prediction:
     """Add the centre, and the window of the channel in pixels of the picture."""
     if not isinstance(model.net, ScaleChannels) or prediction.channel is None:
         return prediction
-    window = model.net.size * model.scales[prediction.channel] / zoom
+    window = model.net.size * model.scales[prediction.channel] / max(zooms)
     return replace(prediction, centre=centre, window=window)
 
 
@@ -141,6 +170,8 @@ def prepare(
     """
     if scale is not None:
         check_scale(scale)
+    if model.recipe is not None:
+        return _photo(pixels, model.recipe, scale), False
     side = model.size
     blocks = 1 if scale else math.ceil(max(pixels.shape[:2]) * SMALLEST / side)
     values, invert = _values(pixels, model, blocks, invert)
@@ -158,6 +189,10 @@ def prepare_search(
 ) -> tuple[Tensor, bool]:
     """Turn pixels (H, W, 1 or 3) into an input (1, C, H, W) of their own shape, for a search."""
     assert isinstance(model.net, ScaleChannels)
+    if model.recipe is not None:
+        image, _ = prepare(pixels, model, invert, scale)
+        check_size(max(image.shape[2:]))
+        return image, False
     longest, largest = max(pixels.shape[:2]), model.net.size * model.net.scales[-1]
     zoom = min(1.0, 2 * largest / longest) if scale is None else check_scale(scale)
     side = round(longest * zoom)
@@ -174,6 +209,12 @@ def prepare_search(
     # Cutting both ends alike keeps the centre of the picture the centre of the input.
     top, left = (min(round((side - n * factor) / 2), (side - 1) // 2) for n in (height, width))
     return square[:, :, top : side - top, left : side - left].contiguous(), invert
+
+
+def _photo(pixels: Pixels, recipe: Recipe, scale: float | None) -> Tensor:
+    """Transform pixels (H, W, 1 or 3) into (1, 3, H', W'), as for a test of the run at a scale."""
+    sized = replace(recipe, base=max(1, round(recipe.base * (scale or 1))))
+    return sized.transform()(torch.tensor(pixels).permute(2, 0, 1)).unsqueeze(0)
 
 
 def _values(pixels: Pixels, model: Model, blocks: int, invert: bool | None) -> tuple[Pixels, bool]:

@@ -1,7 +1,7 @@
 """The images that a run is tested on, shown at any scale by the recipe of the run."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.data import is_photo, made_from, open_pictures
 from foveate.training.photos import PhotoBatches, default_workers
+from foveate.training.skipped import Bad, Skipped, check_bad
 from foveate.training.unchanged import check_unchanged, source_checksum
 
 
@@ -40,6 +41,8 @@ class TestSet:
     checksum: str
     images: Source | Shards
     split: SplitName
+    bad: Bad = "stop"
+    skipped: Skipped = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.images.labels(self.split))
@@ -72,6 +75,8 @@ class TestSet:
             recipe=replace(recipe, base=max(1, round(recipe.base * scale))),
             largest=config.batch,
             workers=default_workers(),
+            bad=self.bad,
+            skipped=self.skipped,
         )
         for batch in batches(torch.arange(len(self)), config.batch):
             yield batch.pick()
@@ -117,6 +122,7 @@ def open_test_set(
     split: SplitName = "test",
     source: str | None = None,
     changed_data: bool = False,
+    bad: Bad = "stop",
 ) -> TestSet:
     """Open the images to test a run on.
 
@@ -126,12 +132,14 @@ def open_test_set(
         split: Split of the source.
         source: Another source than that of the run, or from which its data set file was made.
         changed_data: Use the source though it changed since the run started.
+        bad: Whether pictures that cannot be used are errors, or left out and named in `skipped`.
 
     Raises:
         ConfigError: If the source is not known, or its images do not fit the network.
         DataError: If the source changed.
     """
     config = folder.config()
+    check_bad(bad, config)
     name = source_of_tests(config) if source is None else source
     if not changed_data:
         check_unchanged(folder, name, load)
@@ -148,7 +156,8 @@ def open_test_set(
                 f"{name} has images of {images.shape[0]} channels, and the network takes "
                 f"{config.model.channels}"
             )
-    return TestSet(config=config, name=name, checksum=checksum, images=images, split=split)
+    known = {"config": config, "name": name, "checksum": checksum}
+    return TestSet(images=images, split=split, bad=bad, **known)  # type: ignore[arg-type]
 
 
 def source_of_tests(config: TrainConfig) -> str:

@@ -6,7 +6,7 @@ list of tables `runs`; `examples/study.toml` explains each key.
 
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from foveate.checks import is_number
+from foveate.data.recipes import MAX_BASE, Recipe
 from foveate.data.shards import is_shards, open_shards
 from foveate.data.sources import load_source
 from foveate.data.store import ScaledFile
@@ -29,7 +30,7 @@ from foveate.models.zoo import ModelConfig
 from foveate.scales import ScaleGrid, as_scales
 from foveate.sweeps.jobs import MAX_SEEDS, Job
 from foveate.training.config import TrainConfig, build_net
-from foveate.training.data import Load, fitted, is_file, is_made
+from foveate.training.data import Load, fitted, is_file, is_made, is_photo, open_pictures
 from foveate.training.presets import preset
 
 TOP = ("name", "seeds", "test_scales", "resources", "defaults", "runs", "grid")
@@ -37,7 +38,9 @@ SETTINGS = (
     "preset",
     *(f.name for f in fields(TrainConfig) if f.name not in ("model", "seed")),
     *(f"model.{f.name}" for f in fields(ModelConfig)),
+    *(f"recipe.{f.name}" for f in fields(Recipe)),
 )
+PARTS = ("model", "recipe")  # tables of settings
 HINTS = {
     "seed": "all runs have the same seeds: set seeds at the top",
     "model": "name a network by preset, and change it by model.KEY",
@@ -117,12 +120,23 @@ def _study(values: dict[str, Any], load: Load, trust: bool, dry_run: bool) -> St
     with _at("test_scales"):
         scales = as_scales(values.get("test_scales", PAPER_SCALES))
     cpus, gpus = _resources(_table(values, "resources"))
+    runs = list(_different(values, load, trust, dry_run))
+    for run, config in runs:
+        _check_sizes(run, config, scales)
     jobs = [
         Job(name=run.name, config=replace(config, seed=s), scales=scales, rows=((name, run.name),))
-        for run, config in _different(values, load, trust, dry_run)
+        for run, config in runs
         for s in seeds
     ]
     return StudyFile(name, tuple(jobs), cpus, gpus)
+
+
+def _check_sizes(run: Run, config: TrainConfig, scales: Sequence[float]) -> None:
+    """Refuse scales at which a run on photographs would be tested on pictures too large."""
+    largest = round(config.recipe.base * max(scales)) if config.recipe else 0
+    if is_photo(config) and largest > MAX_BASE:
+        words = f"{run.name} would be tested on pictures with a short side of {largest} pixels"
+        raise _error("test_scales", f"{words}, the limit is {MAX_BASE}; use smaller scales")
 
 
 def _seeds(given: Any) -> list[int]:
@@ -216,11 +230,16 @@ def _grid(values: dict[str, Any]) -> dict[str, list[Setting]]:
 
 
 def _settings(where: str, table: Mapping[str, Any]) -> dict[str, Setting]:
-    """The settings in a table, `model.dropout` for the key dropout of its table model."""
+    """The settings in a table, `model.dropout` for the key dropout of its table model.
+
+    A recipe is a name, or a table in which the name is `recipe.name`.
+    """
     flat: dict[str, Any] = {}
     for key, value in table.items():
-        nested = key == "model" and isinstance(value, dict)
-        flat |= {f"model.{k}": v for k, v in value.items()} if nested else {key: value}
+        nested = key in PARTS and isinstance(value, dict)
+        flat |= {f"{key}.{k}": v for k, v in value.items()} if nested else {key: value}
+    if "recipe.name" in flat:
+        flat = {"recipe": flat.pop("recipe.name"), **flat}
     _check_keys(where, flat, SETTINGS)
     return {key: Setting(value, f"{where}.{key}") for key, value in flat.items()}
 
@@ -230,22 +249,22 @@ def _config(run: Run, load: Load) -> TrainConfig:
     settings = run.settings
     with _at(settings["preset"].where):
         config = preset(settings["preset"].value)
-    for key, setting in settings.items():
-        if key != "preset":
+    for key, setting in sorted(settings.items(), key=lambda item: item[0] != "recipe"):
+        if key != "preset":  # a recipe comes before its own settings
             with _at(setting.where):
                 config = _set(config, key, setting.value)
     with _at(run.at("source")):
-        load(source_of_tests(config))
-        made, there = is_made(config.source), _training_images(config.source, load)
+        natural, config = fitted(config, load), fitted(config, load, settings)
+        made, there = is_made(config.source), _training_images(config, load)
     for key in ("scales", "size", "border"):
         if key in settings and made:
             words = f"the images in {config.source} are made already: leave it out"
             raise _error(settings[key].where, words)
+        if key in settings and is_photo(config):
+            raise _error(settings[key].where, "the recipe photo has none: set recipe.base")
     if config.samples > there:
         words = f"samples is {config.samples}, but {config.source} has {there} images"
         raise _error(run.at("samples"), words)
-    with _at(run.at("source")):
-        config, natural = fitted(config, load, settings), fitted(config, load)
     for key in ("channels", "classes"):
         ours, theirs = getattr(config.model, key), getattr(natural.model, key)
         if ours < theirs or (key == "channels" and ours != theirs):
@@ -256,7 +275,12 @@ def _config(run: Run, load: Load) -> TrainConfig:
 
 def _set(config: TrainConfig, key: str, value: Any) -> TrainConfig:
     """The configuration with one setting as TOML has it; `TrainConfig` checks its type."""
-    owner, name = (config.model, key[6:]) if key.startswith("model.") else (config, key)
+    part, _, name = key.rpartition(".")
+    owner: Any = config.recipe or Recipe(name="photo") if part == "recipe" else config
+    owner = config.model if part == "model" else owner
+    if key == "recipe":
+        _check_kind("recipe", value, str)
+        return config.changed({key: value})
     if key == "scales" and is_number(value):
         value = f"{value:g}"  # 2 is as good as "2" for a single training scale
     if key == "model.scales":
@@ -265,13 +289,23 @@ def _set(config: TrainConfig, key: str, value: Any) -> TrainConfig:
         if not (isinstance(value, list) and len(value) == 3):
             raise ConfigError(f"scales must be [low, high, per_octave], got {value!r}")
         value = ScaleGrid(*value)
-    if type(getattr(owner, name)) is float and is_number(value):
+    kind = type(getattr(owner, name))
+    if kind is float and is_number(value):
         value = float(value)
+    if part == "recipe" and kind is tuple and isinstance(value, list):
+        value = tuple(float(v) if is_number(v) else v for v in value)
     changed: Any = replace(owner, **{name: value})
-    return changed if owner is config else replace(config, model=changed)
+    return replace(config, **{part: changed}) if part else changed
 
 
-def _training_images(source: str, load: Load) -> int:
+def _training_images(config: TrainConfig, load: Load) -> int:
+    """How many training images there are; images to test the run on must be there too."""
+    source = config.source
+    if is_photo(config):
+        images = open_pictures(source)
+        images.labels("test")
+        return len(images.labels("train"))
+    load(source_of_tests(config))
     if is_shards(source):
         return open_shards(source).counts["train"]
     return ScaledFile(Path(source)).counts["train"] if is_file(source) else len(load(source).train)

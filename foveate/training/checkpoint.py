@@ -18,7 +18,7 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from foveate import __version__
-from foveate.checks import check_fields, is_number
+from foveate.checks import check_fields, check_names, is_number
 from foveate.errors import ConfigError, DataError
 from foveate.files import parse_json, read_text, reason_of, replacing, write_text
 from foveate.models.pretrained import load_weights
@@ -137,12 +137,16 @@ class RunFolder:
         return history
 
     def data(self) -> dict[str, Any]:
-        """Read the source of the run and its checksum; nothing of a run of an older version."""
+        """Read the source of the run, its checksum and classes; nothing of an older version."""
         data: dict[str, Any] = self._record()["data"]
         return data
 
+    def classes(self) -> tuple[str, ...]:
+        """Read the names of the classes; nothing if the source has none, or of an older run."""
+        return tuple(self.data().get("classes", ()))
+
     def record_data(self, data: dict[str, Any]) -> None:
-        """Add the source of the run and its checksum to config.json."""
+        """Add the source of the run, its checksum and its classes to config.json."""
         self._update_record(data=data)
 
     def _record(self) -> dict[str, Any]:
@@ -155,6 +159,7 @@ class RunFolder:
             data = found.get("data", {})
             if not isinstance(data, dict) or not isinstance(data.get("checksum", ""), str):
                 raise TypeError("data")
+            check_names(data.get("classes", []))
             config = TrainConfig.from_dict(found["config"])
         except FileNotFoundError:
             raise DataError(f"{self.path} is not a run: it has no {CONFIG}") from None
@@ -193,6 +198,10 @@ class RunFolder:
         """Write the final weights; only then is the run finished."""
         self._save_metrics(progress)  # the last save may have been cut off before them
         note = {"model": json.dumps(config.model.to_dict()), "digest": config.digest()}
+        if config.recipe is not None:
+            note["recipe"] = json.dumps(config.recipe.to_dict())
+        if classes := self.classes():
+            note["classes"] = json.dumps(classes)
         self._write(lambda: _write_bytes(self.weights, pack_tensors(weights, note)))
         self.resume.unlink(missing_ok=True)
 

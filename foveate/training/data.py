@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -103,14 +103,16 @@ def open_batches(
     stream: bool,
     load: Load,
     workers: int | None = None,
+    bad: Literal["stop", "skip"] = "stop",
 ) -> Batches:
     """Open the images of a split as batches.
 
     Shards are always streamed, other sources if `stream` is set. With the recipe `photo`, they
-    are streamed by `workers` processes, by default one per core up to eight.
+    are streamed by `workers` processes, by default one per core up to eight; pictures that cannot
+    be used are errors, or left out if `bad` is "skip".
     """
     if is_photo(config):
-        return _open_photos(config, split, net, device, workers)
+        return _open_photos(config, split, net, device, workers, bad)
     images = open_source(config.source, load, stream)
     labels = images.labels(split)
     _check_fit(config, images.shape, labels)
@@ -128,6 +130,7 @@ def _open_photos(
     net: nn.Module,
     device: torch.device,
     workers: int | None,
+    bad: Literal["stop", "skip"],
 ) -> Batches:
     from foveate.training.photos import PhotoBatches, default_workers  # it needs `Batches`
 
@@ -145,6 +148,7 @@ def _open_photos(
         recipe=config.recipe,
         largest=config.batch,
         workers=default_workers() if workers is None else workers,
+        bad=bad,
     )
 
 
@@ -225,7 +229,7 @@ def _has_colour_pictures(source: str) -> bool:
     found = open_source(source, stream=True)
     assert isinstance(found, Shards)
     if isinstance(folder := found.shards[0], PictureFolder):
-        return folder.in_colour()
+        return folder.in_colour
     return not found.scaled and found.shape[0] == PHOTO_SHAPE[0]
 
 

@@ -15,6 +15,7 @@ from foveate.training.data import Load
 from foveate.training.distributed import Team
 from foveate.training.photos import default_workers
 from foveate.training.session import ALONE, Session, Shared, Watch
+from foveate.training.skipped import Bad, check_bad
 from foveate.training.state import deterministic as repeatable
 
 
@@ -32,6 +33,7 @@ def train(
     changed_data: bool = False,
     deterministic: bool = True,
     workers: int | None = None,
+    bad: Bad = "stop",
 ) -> RunFolder:
     """Train a network in `folder`, going on where an earlier call was interrupted.
 
@@ -45,14 +47,15 @@ def train(
     says to go on with the source as it is now.
 
     `workers` is the number of processes that read pictures by the recipe `photo`; 0 reads them in
-    this process, and None takes as many as there are cores.
+    this process, and None takes as many as there are cores. With `bad` "skip", pictures that cannot
+    be used are left out and named in skipped.csv; otherwise the first one stops the run.
 
     On a GPU the same configuration gives the same weights to the bit, on the same kind of GPU and
     version of PyTorch. `deterministic=False` gives that up for speed.
     """
     shared = Shared(find_device(device), stream, compiled, watch, load, {}, recompute, team)
     shared = shared._replace(changed_data=changed_data, deterministic=deterministic)
-    shared = shared._replace(workers=workers)
+    shared = shared._replace(workers=workers, bad=check_bad(bad, config, team.count))
     return _train([(config, folder)], shared)[0]
 
 

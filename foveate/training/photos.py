@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -37,6 +37,7 @@ from foveate.models.channels import ScaleChannels
 from foveate.training.config import TrainConfig
 from foveate.training.data import Batches, open_pictures
 from foveate.training.interrupt import SIGNALS
+from foveate.training.skipped import Bad, Skipped
 
 MOST_WORKERS = 8  # by default
 AHEAD = 1 << 29  # bytes of patches above which each worker prepares one batch ahead, not two
@@ -47,10 +48,10 @@ Draws = tuple[int, int]
 
 
 class Sample(NamedTuple):
-    """A resized picture (3, H, W) of uint8, the centre of its windows (2,), and its label."""
+    """A resized picture (3, H, W) of uint8, the centre (y, x) of its windows, and its label."""
 
     picture: Tensor
-    centre: Tensor
+    centre: tuple[float, float]
     label: int
 
 
@@ -72,18 +73,25 @@ class Packed(NamedTuple):
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
+Missing = list[tuple[int, str]]
+"""Index and reason of the pictures that were left out of a batch."""
+
+
 @dataclass(frozen=True, eq=False)
 class PhotoBatches(Batches):
     """The pictures of a split, handed out in any order as patches (B, S, C, P, P).
 
     A `DataLoader` reads, decodes, transforms and cuts the pictures. Augmentation depends on the
     seed, the epoch and the index of a picture alone: not on the number of workers, and not on
-    interruptions.
+    interruptions. With `bad` "skip", a picture that cannot be used is missing from its batch and
+    named in `skipped`; a batch of which nothing is left is empty in training, else left out.
     """
 
     recipe: Recipe = field(default_factory=lambda: Recipe(name="photo"))
     largest: int = 32
     workers: int = 0
+    bad: Bad = "stop"
+    skipped: Skipped = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.workers < 0:
@@ -102,9 +110,16 @@ class PhotoBatches(Batches):
             iterator = iter(loader)
         close = partial(_close, iterator)
         atexit.register(close)
+        used = 0
         try:
             while (found := _next(iterator)) is not None:
-                yield self._batch(found)
+                made = self._batch(found[0])
+                self._skip(found[1])
+                used += len(made.labels)
+                if len(made.labels) or self.split == "train":
+                    yield made
+            if not used and len(order) == self.count:
+                raise DataError(f"none of the {self.count} {self.split} pictures can be used")
         finally:
             atexit.unregister(close)
             close()
@@ -117,6 +132,13 @@ class PhotoBatches(Batches):
         cut, labels = found
         return Batch(Prepared(patches, (cut,)), labels)
 
+    def _skip(self, missing: list[tuple[int, str]]) -> None:
+        """Note pictures that were left out."""
+        assert isinstance(self.images, Shards)
+        for index, reason in missing:
+            name = self.images.where(self.split, index).removeprefix("image ")
+            self.skipped[self.split, name] = reason
+
     def _loader(self, groups: list[list[int]], draws: Draws) -> DataLoader[Sample]:
         assert isinstance(self.images, Shards) and isinstance(self.net, ScaleChannels)
         net, workers = self.net, min(self.workers, len(groups))
@@ -127,7 +149,7 @@ class PhotoBatches(Batches):
         forked = workers > 0 and sys.platform == "linux"
         on_cpu = self.device.type == "cpu"
         return DataLoader(
-            PhotoDataset(self.images, self.split, self.recipe, draws),
+            PhotoDataset(self.images, self.split, self.recipe, draws, self.bad),
             batch_sampler=[group for group in groups if group],
             collate_fn=partial(_collate, self.recipe, windows_of(net) if on_cpu else None),
             num_workers=workers,
@@ -147,13 +169,19 @@ class PhotoDataset(Dataset[Sample]):
         split: One of the splits; pictures of `train` are augmented.
         recipe: A recipe with a transform.
         draws: Seed and epoch, on which augmentation depends together with the index of a picture.
+        bad: Whether a batch with a picture that cannot be used is an error, or lacks the picture.
     """
 
     def __init__(
-        self, images: Shards, split: SplitName, recipe: Recipe, draws: Draws = (0, 0)
+        self,
+        images: Shards,
+        split: SplitName,
+        recipe: Recipe,
+        draws: Draws = (0, 0),
+        bad: Bad = "stop",
     ) -> None:
         self.images, self.split, self.recipe = images, split, recipe
-        self.draws, self.labels = draws, images.labels(split)
+        self.draws, self.bad, self.labels = draws, bad, images.labels(split)
         self.training = split == "train"
         self.resize = recipe.resize(self.training)
 
@@ -165,20 +193,26 @@ class PhotoDataset(Dataset[Sample]):
         with torch.random.fork_rng([]):
             torch.default_generator.manual_seed(_seed(*self.draws, index))
             resized = self._resized(picture, index)
-            centre = torch.tensor(resized.shape[-2:], dtype=torch.float64) / 2
-            if self.training and self.recipe.shift:
-                centre = centre + self.recipe.draw_shift()
-        return Sample(resized, centre, int(self.labels[index]))
+            y, x = self.recipe.draw_shift().tolist() if self.training else (0.0, 0.0)
+        height, width = resized.shape[-2:]
+        return Sample(resized, (height / 2 + y, width / 2 + x), int(self.labels[index]))
 
-    def __getitems__(self, indices: list[int]) -> list[Sample] | FoveateError:
+    def __getitems__(self, indices: list[int]) -> tuple[list[Sample], Missing] | FoveateError:
         """Return the samples of a batch, or the error of the first that cannot be used.
 
         An error that a worker raises would arrive with the text of its traceback.
         """
-        try:
-            return [self[index] for index in indices]
-        except FoveateError as error:
-            return error
+        samples, missing = [], []
+        for index in indices:
+            try:
+                samples.append(self[index])
+            except DataError as error:
+                if self.bad == "stop":
+                    return DataError(f"{error}, or leave it out with --bad skip")
+                missing.append((index, str(error)))
+            except FoveateError as error:
+                return error
+        return samples, missing
 
     def _resized(self, picture: Tensor, index: int) -> Tensor:
         try:
@@ -232,9 +266,12 @@ def _sizes(images: Shards) -> str:
     """The range of sizes of a folder's pictures in words; nothing for tars."""
     if not isinstance(folder := images.shards[0], PictureFolder):
         return ""
-    headers = [read_header(path) for path, _ in folder.items["train"][:LISTED]]
-    sizes = sorted((h.width * h.height, f"{h.width}x{h.height}") for h in headers)
-    return f", {sizes[0][1]} to {sizes[-1][1]} pixels"
+    sizes = []
+    for path, _ in folder.items["train"][:LISTED]:
+        with suppress(DataError):  # told when the picture is needed
+            header = read_header(path)
+            sizes.append((header.width * header.height, f"{header.width}x{header.height}"))
+    return f", {min(sizes)[1]} to {max(sizes)[1]} pixels" if sizes else ""
 
 
 def default_workers(runs: int = 1) -> int:
@@ -250,25 +287,27 @@ def _seed(seed: int, epoch: int, index: int) -> int:
 
 
 def _collate(
-    recipe: Recipe, windows: ScaleChannels | None, samples: list[Sample] | FoveateError
+    recipe: Recipe,
+    windows: ScaleChannels | None,
+    found: tuple[list[Sample], Missing] | FoveateError,
 ) -> Any:
-    """Pack pictures, and cut their patches if `windows` are given."""
-    if isinstance(samples, FoveateError):
-        return samples
-    pictures, centres, labels = zip(*samples, strict=True)
+    """Pack pictures, and cut their patches if `windows` are given; an error stays as it is."""
+    if isinstance(found, FoveateError):
+        return found
+    samples, missing = found
     packed = Packed(
-        torch.cat([picture.flatten() for picture in pictures]),
-        torch.tensor([picture.shape[1:] for picture in pictures]),
-        torch.stack(centres),
-        torch.tensor(labels),
+        torch.cat([torch.empty(0, dtype=torch.uint8), *(s.picture.flatten() for s in samples)]),
+        torch.tensor([s.picture.shape[1:] for s in samples], dtype=torch.int64).reshape(-1, 2),
+        torch.tensor([s.centre for s in samples], dtype=torch.float64).reshape(-1, 2),
+        torch.tensor([s.label for s in samples], dtype=torch.int64),
     )
     if windows is None:
-        return packed
-    return cut_patches(packed, recipe, windows), packed.labels
+        return packed, missing
+    return (cut_patches(packed, recipe, windows), packed.labels), missing
 
 
 def _next(iterator: Iterator[Any]) -> Any:
-    """The next batch, or None at the end."""
+    """The next batch with what was left out of it, or None at the end."""
     try:
         found = next(iterator, None)
     except RuntimeError as error:

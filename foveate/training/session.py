@@ -23,6 +23,8 @@ from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import Batches, Load, open_batches
 from foveate.training.distributed import Team, team_step
 from foveate.training.interrupt import held_back
+from foveate.training.photos import PhotoBatches
+from foveate.training.skipped import Bad, add_skipped
 from foveate.training.state import RandomStates, adam, put_back, set_rate, state_of
 from foveate.training.unchanged import record_data
 
@@ -52,6 +54,7 @@ class Shared(NamedTuple):
     changed_data: bool = False
     deterministic: bool = True
     workers: int | None = None
+    bad: Bad = "stop"
 
 
 class Session:
@@ -138,7 +141,9 @@ class Session:
         torch.manual_seed(config.seed)
         start = not self.folder.saved
         self.net = build_net(config, trust=True, start=start).to(device)  # named by the caller
-        if config.backbone:  # EfficientNet-Lite0 takes a third of the time on one H200, half on CPUs
+        if (
+            config.backbone
+        ):  # EfficientNet-Lite0 takes a third of the time on one H200, half on CPUs
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimiser = adam(self.net, config, device)
         self._restore()
@@ -186,6 +191,7 @@ class Session:
         while self.progress.epoch < self.config.epochs:
             yield from self._epoch()
             yield from self._close_epoch()
+        self._record_skipped()
         if self.team.leads:
             self.folder.finish(self.progress, self.best or self.net.state_dict(), self.config)
 
@@ -195,7 +201,7 @@ class Session:
         if key not in shared.batches:
             shared.batches[key] = open_batches(
                 self.config, split, self.net, self.device, shared.stream, shared.load,
-                shared.workers,
+                shared.workers, shared.bad,
             )  # fmt: skip
         return shared.batches[key]
 
@@ -215,7 +221,8 @@ class Session:
             self.team.seed(config.seed, progress.epoch, progress.step)
             if config.schedule != "steps":
                 set_rate(self.optimiser, config.rate(progress.epoch + progress.step / self.count))
-            self.losses[progress.step] = self.step(batch)
+            if len(batch.labels):  # else all its pictures were left out
+                self.losses[progress.step] = self.step(batch)
             progress.step += 1
             now = time.perf_counter()
             progress.seconds = begun + now - start
@@ -281,13 +288,15 @@ class Session:
     def _accuracy(self) -> Generator[None, None, float]:
         """Give the share of validation images answered rightly, pausing after every chunk."""
         self.net.eval()
-        right = torch.zeros((), device=self.device)
+        counts = torch.zeros(2, device=self.device)  # correct predictions, and images
         for batch in self.valid(self.team.part(torch.arange(len(self.valid))), CHUNK):
             images, labels = batch.pick()
             with cast(self.config.precision, self.device):
-                right += (logits(self.net, images).argmax(1) == labels).sum()
+                counts[0] += (logits(self.net, images).argmax(1) == labels).sum()
+            counts[1] += len(labels)
             yield
-        return float(self.team.add_up(right)) / len(self.valid)
+        right, seen = self.team.add_up(counts).tolist()
+        return float(right / seen)
 
     def _save(self) -> None:
         if not self.team.leads:
@@ -296,9 +305,15 @@ class Session:
             self._add_up()
         if find_non_finite(self.net.state_dict()):
             self._stop(f"after epoch {self.progress.epoch}, step {self.progress.step}")
+        self._record_skipped()
         best = {f"best.{name}": tensor for name, tensor in self.best.items()}
         self.folder.save(self.progress, state_of(self.net, self.optimiser) | best)
         self.saved = time.perf_counter()
+
+    def _record_skipped(self) -> None:
+        """Name the pictures that were left out in the run's folder."""
+        if isinstance(self.train, PhotoBatches) and isinstance(self.valid, PhotoBatches):
+            add_skipped(self.folder.path, {**self.train.skipped, **self.valid.skipped})
 
     def _restore(self) -> None:
         found = self.folder.load() if self.team.leads else None

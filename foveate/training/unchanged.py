@@ -4,6 +4,8 @@ import hashlib
 import json
 from contextlib import suppress
 
+from foveate.data.pictures import PictureFolder
+from foveate.data.shards import Shards
 from foveate.data.sources import Load, Source, open_source
 from foveate.data.store import ScaledFile
 from foveate.errors import DataError
@@ -33,7 +35,7 @@ def source_checksum(source: str, load: Load, listing: bool = False) -> str:
 def record_data(
     folder: RunFolder, config: TrainConfig, load: Load, *, listing: bool, changed_data: bool
 ) -> None:
-    """Record the checksum of the source in the run's folder, or compare it with the recorded one.
+    """Record checksum and classes of the source in the run's folder, or compare the checksum.
 
     With `changed_data`, the new checksum is recorded and the one before kept as "earlier".
     """
@@ -42,9 +44,20 @@ def record_data(
     found = source_checksum(config.source, load, _is_listing(before) if before else listing)
     if before and not changed_data:
         _compare(config.source, before, found, f"{folder.path} was started")
-    if before != found:
-        earlier = {"earlier": [*data.get("earlier", []), before]} if before else {}
-        folder.record_data({"source": config.source, "checksum": found, **earlier})
+    names = data.get("classes") if before == found else None
+    names = names or class_names(config.source, load, listing)
+    new = {"source": config.source, "checksum": found} | ({"classes": names} if names else {})
+    if before and before != found:
+        new["earlier"] = [*data.get("earlier", []), before]
+    if {**data, **new} != data:
+        folder.record_data({**data, **new})
+
+
+def class_names(source: str, load: Load, listing: bool = False) -> list[str]:
+    """Name the classes of a source; nothing for shards and data set files, which number them."""
+    found = open_source(source, load, stream=listing)
+    named = found.shards[0] if isinstance(found, Shards) else found
+    return list(named.classes) if isinstance(named, Source | PictureFolder) else []
 
 
 def check_unchanged(folder: RunFolder, source: str, load: Load) -> None:

@@ -85,6 +85,11 @@ def choose_transform(
     that of the model's input, else of the first image. The model is called once on empty images,
     so that wrong shapes are reported before the data is read.
     """
+    if model.recipe is not None:
+        raise ConfigError(
+            f"{model.name} is a run on photographs, and audit does not apply its recipe: use "
+            "'foveate evaluate'"
+        )
     image = images.first(1)[0]
     folder = images.source.startswith("folder:")
     usual = "frame" if folder and model.config is None else "large-scale"

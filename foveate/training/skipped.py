@@ -1,0 +1,58 @@
+"""Pictures that a run leaves out because they cannot be used, and the table that names them."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Literal, TypeAlias, cast, get_args
+
+from foveate.errors import ConfigError
+from foveate.files import read_text, reading, write_text
+from foveate.training.config import TrainConfig
+from foveate.training.data import is_photo
+
+Bad = Literal["stop", "skip"]
+Skipped: TypeAlias = dict[tuple[str, str], str]
+"""Why a picture was left out, by its split and its name."""
+TABLE = "skipped.csv"
+COLUMNS = ["split", "image", "reason"]
+
+
+def check_bad(bad: str, config: TrainConfig, processes: int = 1) -> Bad:
+    """Return what to do with pictures that cannot be used, if the run can do it.
+
+    Args:
+        bad: `stop` at the first one, or `skip` them.
+        config: Configuration of the run; only the recipe `photo` can skip.
+        processes: Processes that train together; only one can skip.
+    """
+    if bad not in get_args(Bad):
+        raise ConfigError(f"bad must be {' or '.join(get_args(Bad))}, got {bad!r}")
+    if bad == "skip" and not is_photo(config):
+        raise ConfigError("--bad skip is for the recipe photo: leave it out, or use --recipe photo")
+    if bad == "skip" and processes > 1:
+        raise ConfigError(
+            f"--bad skip works in one process, not in {processes}: train without torchrun, or "
+            "remove the bad pictures"
+        )
+    return cast(Bad, bad)
+
+
+def read_skipped(folder: Path) -> Skipped:
+    """Read which pictures a run left out."""
+    path = folder / TABLE
+    if not path.exists():
+        return {}
+    with reading(path):
+        rows = list(csv.reader(io.StringIO(read_text(path))))
+        return {(split, image): reason for split, image, reason in rows[1:]}
+
+
+def add_skipped(folder: Path, found: Skipped) -> None:
+    """Add pictures to the table of a run, which is in the order of splits and names."""
+    known = read_skipped(folder)
+    if found.keys() <= known.keys():
+        return
+    text = io.StringIO()
+    rows = sorted((*key, reason) for key, reason in {**found, **known}.items())
+    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
+    write_text(folder / TABLE, text.getvalue())
