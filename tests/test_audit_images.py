@@ -14,7 +14,8 @@ from PIL import Image
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.audit.images import GREY, Transform, open_images, zoom
+from foveate.evaluation.audit.audited_images import open_images
+from foveate.evaluation.audit.images import GREY, Transform, zoom
 
 BORDERS = ("replicate", "reflect", 0.25)
 
@@ -186,10 +187,14 @@ def test_transforms_that_cannot_be_are_refused():
         "images have 1 or 3 channels, and the model takes 4": {"channels": 4},
         "mean must be 1 or 3 numbers, got 2": {"mean": (0.0, 1.0)},
         "std must be above 0": {"std": (0.0,)},
-        "border must be replicate, reflect or a number, got 'zero'": {"border": "zero"},
-        "border must be replicate, reflect or a number, got nan": {"border": float("nan")},
+        "border must be replicate, reflect, a number or .*, got 'zero'": {"border": "zero"},
+        "one number per channel, got nan": {"border": float("nan")},
         "recipe must be frame or large-scale": {"recipe": "other"},
         "border must be one of replicate": {"recipe": "large-scale", "border": "around"},
+        "border must be 1 or 3 numbers, got 2": {"border": (0.1, 0.2)},
+        "fit must be fill or inside, got 'in'": {"fit": "in"},
+        "view must be zoom or resolution, got 'far'": {"view": "far"},
+        "fit and view are for pictures": {"recipe": "large-scale", "fit": "inside"},
         "makes square images": {"recipe": "large-scale", "size": (8, 9)},
     }
     for words, changes in cases.items():

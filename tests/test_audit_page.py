@@ -14,6 +14,7 @@ from foveate.report.audit_page import CLASSES, audit_curves, audit_page, shown, 
 SCALES = (0.5, 1.0, 2.0)
 ABOUT = {
     "source": "folder:my photos", "split": "test", "images": 100, "checksum": "abc", "pool": "max",
+    "patch": 9, "cost": {"pixels": 3.0, "time": 2.5},
     "version": "1", "commit": "", "hardware": "a CPU",
 }  # fmt: skip
 PICTURES = [torch.full((1, 9, 9), 40, dtype=torch.uint8)]
@@ -96,7 +97,10 @@ def test_the_page_has_both_forms_and_their_difference():
     row = [getattr(counts(30), measure) for measure in ("accuracy", "agreement", "confidence")]
     assert " ".join(["0.500", *map(shown, row), shown(counts(60).accuracy)]) in text
     assert "load_model('mynet:net').net.train()" in text
-    assert "ScaleChannels(backbone, [0.5, 1, 2], size=9, pool='max')" in text
+    assert "scales = [0.5, 1, 2]" in text
+    assert "ScaleChannels(backbone, scales, size=9, pool='max', antialias=True)" in text
+    assert "in scale channels 60.0 80.0 70.0 70.0 difference +30.0 -10.0 +20.0 +13.3" in text
+    assert "costs 3 times the pixels" in text and "took 2.5 times as long" in text
 
 
 def test_without_weights_or_channels_the_page_says_so():

@@ -26,6 +26,7 @@ from foveate.evaluation.foreign import (
     load_file,
     reason,
 )
+from foveate.execution.precision import Precision
 from foveate.files import parse_json
 from foveate.models.pretrained import load_weights, pretrained_info, pretrained_names
 from foveate.models.zoo import ZOO, ModelConfig, create_model, model_config
@@ -58,6 +59,7 @@ class Model:
         mean: Mean that inputs of other models are normalised with, one value or one per channel.
         std: Standard deviation that they are normalised with.
         recipe: How pictures become its input, for a run on photographs; else None.
+        precision: Precision in which a run on photographs is trained and tested.
         device: Device of its input.
     """
 
@@ -71,6 +73,7 @@ class Model:
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     recipe: Recipe | None = None
+    precision: Precision = "float32"
     device: torch.device | str = "cpu"
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -218,9 +221,10 @@ def _from_run(path: Path, trust: bool) -> Model:
     source = config.source
     if os.path.exists(source):  # a data set file states what it was made from
         source = made_from(source) or source
-    known = {"source": source, "trained_on": config.scales, "border": config.border}
-    recipe = config.recipe if is_photo(config) else None
-    return _of_config(str(path), net, config.model, config.size, recipe=recipe, **known)
+    known: dict[str, Any] = {"source": source, "trained_on": config.scales, "border": config.border}
+    if is_photo(config):
+        known |= {"recipe": config.recipe, "precision": config.precision}
+    return _of_config(str(path), net, config.model, config.size, **known)
 
 
 def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model:
