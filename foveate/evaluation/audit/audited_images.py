@@ -50,7 +50,7 @@ class AuditImages:
 
     def first(self, count: int) -> list[Tensor]:
         """Return the first `count` readable images, or all if there are fewer."""
-        tried = (self._try(index) for index in range(len(self)))
+        tried = (self._try(index) for index in range(len(self)) if index not in self.unreadable)
         found = list(itertools.islice((image for image in tried if image is not None), count))
         if not found:
             raise DataError(f"none of the {len(self)} images of {self.source} can be read")
