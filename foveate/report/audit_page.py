@@ -185,13 +185,13 @@ def _gallery(page: Page, report: AuditReport, changed: Sequence[Tensor]) -> None
         pictures = [
             (
                 report.transform.show([image], scale)[0],
-                f"scale {scale:.3g}: {audit.classes[prediction]}, {100 * confidence:.0f} %",
+                f"scale {scale:.3g}: {audit.classes[prediction]}, {100 * confidence:.0f}\u00a0%",
             )
             for scale, prediction, confidence in views
         ]
         items.append((audit.classes[change.label], pictures))
     page.section("Changed predictions")
-    page.text(f"{RULE}. Each is titled with its true class, above what the model predicted.")
+    page.text(f"{RULE} The title is the true class, the captions are what the model predicted.")
     page.gallery(items)
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 MOST, PER_CLASS = 12, 3
 RULE = (
-    f"Up to {MOST} images whose prediction at some scale is another one than at the native scale: "
-    "of each image the scale at which the lower of the two confidences is highest, the most "
-    f"confident images first, at most {PER_CLASS} of a class"
+    f"Up to {MOST} images whose prediction at another scale differs from that at the native scale. "
+    "Of each image, the scale is shown at which the lower of the two confidences is highest; the "
+    f"most confident images come first, at most {PER_CLASS} of a class."
 )
 
 
