@@ -149,7 +149,7 @@ def test_changed_predictions_are_shown_at_both_scales():
     found = report({AS_IT_IS: replace(made([30, 90, 50], ("hat", "shoe")), changes=(change,))})
     text = words(found, changed=PICTURES)
     assert "shoe scale 1: shoe, 93 % scale 0.5: hat, 81 %" in text
-    assert "at most 3 of a class" in text
+    assert "at most 3 are of one class" in text
     page = audit_page(found, PICTURES, changed=PICTURES).html()
     assert page.count('<img src="data:image/jpeg;base64,') == 2
     assert "Changed predictions" not in words(found)

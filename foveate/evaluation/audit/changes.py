@@ -10,9 +10,9 @@ from torch import Tensor
 
 MOST, PER_CLASS = 12, 3
 RULE = (
-    f"Up to {MOST} images whose prediction at another scale differs from that at the native scale. "
-    "Of each image, the scale is shown at which the lower of the two confidences is highest; the "
-    f"most confident images come first, at most {PER_CLASS} of a class."
+    f"Up to {MOST} images whose prediction at another scale differs from that at the native scale, "
+    "with the most confident of these predictions. The images are ordered by the lower of their "
+    f"two confidences, highest first, and at most {PER_CLASS} are of one class."
 )
 
 
@@ -39,7 +39,7 @@ class Change(NamedTuple):
 def best_changes(
     found: Sequence[tuple[Tensor, Tensor]], labels: Tensor, scales: Sequence[float], first: int = 0
 ) -> list[Change]:
-    """Find the most certain change of each image of a batch whose prediction changes.
+    """Find the most confident change of each image of a batch whose prediction changes.
 
     Args:
         found: Confidence and prediction ``(B,)`` at each of `scales`, the native one first.
@@ -48,8 +48,8 @@ def best_changes(
         first: Position of the first image of the batch.
     """
     confidences, predictions = (torch.stack(part) for part in zip(*found, strict=True))
-    lower = torch.minimum(confidences, confidences[0])
-    best, at = lower.where(predictions != predictions[0], -torch.ones_like(lower)).max(0)
+    changed = predictions != predictions[0]
+    best, at = confidences.where(changed, -torch.ones_like(confidences)).max(0)
     return [
         Change(
             first + i,
