@@ -14,7 +14,7 @@ from foveate.data.recipes import Recipe
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
 from foveate.evaluation.audit.audited_images import open_images
-from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, audit_beside
+from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, _cropped, audit_beside
 from foveate.evaluation.audit.transforms import choose_transform
 from foveate.evaluation.models import Model, load_model
 from foveate.evaluation.test_sets import open_test_set
@@ -55,9 +55,8 @@ def test_scale_by_scale_a_run_is_right_as_often_as_evaluate_says(trained, tmp_pa
     transform = found["transform"]
     assert (transform["recipe"], transform["base"], transform["size"]) == ("photo", 48, 16)
     assert transform["windows"] == [16.0, 32.0, 64.0]
-    assert "cropped" not in "".join(found["notes"])
     page = (tmp_path / "audit.html").read_text()
-    assert "nothing is cropped" in page and "short side of a picture has 48 pixels" in page
+    assert "from the whole picture" in page and "short side of a picture has 48 pixels" in page
     capsys.readouterr()
 
 
@@ -87,6 +86,21 @@ def test_less_resolution_of_a_run(trained, photos):
         audit_beside(load_model(trained), photos, transform, [1.0, 2.0])
     found = audit_beside(load_model(trained), photos, transform)
     assert found.plain.scales[0] == 0.125 and found.plain.scales[-1] == 1.0
+
+
+def test_what_lies_beyond_the_windows_of_a_run_is_said(trained, photos):
+    """Windows of 64 pixels in pictures with a short side of 48 see 4/3 of it."""
+    model = load_model(trained)
+    transform = choose_transform(model, photos)
+    assert transform.lost(480, 640) == transform.lost(30, 30) == pytest.approx(0)
+    assert transform.lost(480, 1280) == transform.lost(1280, 480) == pytest.approx(0.5)
+    narrow = replace(transform, windows=ScaleChannels(nn.Identity(), [0.75, 1.0], 24))
+    assert narrow.lost(480, 480) == pytest.approx(0.75)
+    shown = narrow.show([photos.read(0)])
+    assert shown.shape == (1, 3, 24, 24) and 0 <= shown.min() < shown.max() <= 1
+    (note,) = _cropped(narrow, [(480, 480)])
+    assert note.startswith("1 of 1 images reach beyond the largest window of 24 pixels at scale 1")
+    assert "lose 75 %" in note and _cropped(transform, [(480, 480)]) == []
 
 
 def test_a_run_keeps_its_recipe(trained, photos):
@@ -136,7 +150,7 @@ def test_what_is_cropped_is_said(photos):
     cut = sorted(share for share in lost if share > 0.01)
     (note,) = [note for note in found.notes if "cropped" in note]
     assert note.startswith(f"{len(cut)} of {len(shapes)} images are cropped")
-    assert f"at most {100 * cut[-1]:.0f} %; --fit inside shows all of it" in note
+    assert f"at most {100 * cut[-1]:.0f} %; --fit inside shows all" in note
     inside = audit_beside(MODEL, photos, replace(transform, fit="inside"), [0.5, 1.0], pool=None)
     assert not [note for note in inside.notes if "cropped" in note]
 

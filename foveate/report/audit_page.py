@@ -197,12 +197,11 @@ def _gallery(page: Page, report: AuditReport, changed: Sequence[Tensor]) -> None
 
 def _caption(transform: AnyTransform) -> str:
     if isinstance(transform, PhotoTransform):
-        net = transform.windows
         return (
-            f"The largest window of the network, {net.size * net.scales[-1]:.0f} pixels. At scale "
-            f"1 the short side of a picture has {transform.recipe.base} pixels, by the recipe of "
-            "the run, as in `foveate evaluate`. The network cuts its own windows and repeats the "
-            "border; nothing is cropped."
+            f"The largest window of the network, {transform.largest:.0f} pixels. At scale 1 the "
+            f"short side of a picture has {transform.recipe.base} pixels, by the recipe of the "
+            "run, as in `foveate evaluate`. The network cuts its own windows from the whole "
+            "picture and repeats its border."
         )
     height, width = transform.size
     if transform.recipe == "large-scale":

@@ -210,11 +210,15 @@ def _cropped(transform: AnyTransform, shapes: Sequence[tuple[int, int]]) -> list
     lost = [transform.lost(*shape) for shape in shapes]
     if not (cut := [share for share in lost if share > CROPPED]):
         return []
-    return [
-        f"{len(cut):,} of {len(lost):,} images are cropped to the shape of the input at scale 1: "
-        f"they lose {100 * median(cut):.0f} % of their area (median), at most "
-        f"{100 * max(cut):.0f} %; --fit inside shows all of it"
-    ]
+    middle, most = (f"{100 * share:.0f} %" for share in (median(cut), max(cut)))
+    lose = f"they lose {middle} of their area (median), at most {most}"
+    if isinstance(transform, PhotoTransform):
+        words = (
+            f"reach beyond the largest window of {transform.largest:.0f} pixels at scale 1: {lose}"
+        )
+    else:
+        words = f"are cropped to the shape of the input at scale 1: {lose}; --fit inside shows all"
+    return [f"{len(cut):,} of {len(lost):,} images {words}"]
 
 
 def _about(images: AuditImages, model: Model) -> dict[str, Any]:

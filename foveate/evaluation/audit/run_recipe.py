@@ -1,6 +1,7 @@
 """Pictures as a run on photographs sees them: by the recipe of the run, in its own windows."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels, K classes.
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,8 @@ from foveate.execution.plan import Prepared, outputs
 from foveate.execution.precision import cast
 from foveate.models.channels import ScaleChannels
 from foveate.training.photos import windows_of
+
+SHOWN = 160  # most pixels of a side of what people are shown
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,12 +48,16 @@ class PhotoTransform:
         cut = [self.windows.patches(self._resized(image.cpu(), scale)) for image in images]
         return torch.cat(cut).to(images[0].device)
 
+    @property
+    def largest(self) -> float:
+        """Side of the largest window in pixels."""
+        return self.windows.size * self.windows.scales[-1]
+
     def show(self, images: Sequence[Tensor], scale: float = 1.0) -> Tensor:
-        """Return the largest window ``(B, 3, P, P)`` at a scale, with values of 0 to 1."""
-        net = self.windows
-        whole = ScaleChannels(
-            nn.Identity(), net.scales[-1:], net.size, padding=net.padding, antialias=True
-        )
+        """Return the largest window ``(B, 3, H, W)`` at a scale, with values of 0 to 1."""
+        side = min(SHOWN, math.ceil(self.largest))
+        options: dict[str, Any] = {"padding": self.windows.padding, "antialias": True}
+        whole = ScaleChannels(nn.Identity(), [self.largest / side], side, **options)
         found = replace(self, windows=whole)(images, scale)[:, 0]
         mean, std = (
             found.new_tensor(v)[:, None, None] for v in (self.recipe.mean, self.recipe.std)
@@ -71,8 +78,10 @@ class PhotoTransform:
         self._at(scale)._check_size(image)
 
     def lost(self, height: int, width: int) -> float:
-        """Share of the area of a picture that is cropped: none."""
-        return 0.0
+        """Share of the area of a picture of this size beyond the largest window at scale 1."""
+        factor = self.recipe.base / min(height, width)
+        seen = (min(1.0, self.largest / factor / length) for length in (height, width))
+        return 1 - math.prod(seen)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
