@@ -1,6 +1,7 @@
 """`foveate audit` on photographs: the recipe of a run, and any classifier on whole pictures."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from foveate.data.sources import load_source
 from foveate.errors import ConfigError
 from foveate.evaluation.audit.audited_images import open_images
 from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, _cropped, audit_beside
+from foveate.evaluation.audit.run_recipe import from_patches
 from foveate.evaluation.audit.transforms import choose_transform
 from foveate.evaluation.models import Model, load_model
 from foveate.evaluation.test_sets import open_test_set
@@ -69,6 +71,18 @@ def test_patches_are_those_of_the_recipe_at_the_scale(trained, photos):
         assert min(resized.shape[1:]) == round(48 * scale)
         expected = model.net.patches(resized[None])
         torch.testing.assert_close(transform([picture], scale), expected, rtol=0, atol=1e-6)
+
+
+def test_a_run_in_bf16_is_audited_in_bf16(trained, photos, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    path.write_text(path.read_text().replace('"float32"', '"bf16"'))
+    half, full = load_model(tmp_path / "run"), load_model(trained)
+    cut = choose_transform(half, photos)(photos.first(3))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = half.net.combine(half.net.forward_patches(cut)).float()
+    assert torch.equal(from_patches(half)(cut), expected)
+    assert not torch.equal(from_patches(full)(cut), expected)
 
 
 def test_less_resolution_of_a_run(trained, photos):

@@ -1,17 +1,16 @@
 """The page of an audit: its figures, and its results per scale and class."""
 
 from collections.abc import Mapping, Sequence
-from statistics import mean
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
 from foveate.evaluation.audit.changes import RULE
-from foveate.evaluation.audit.images import Transform
 from foveate.evaluation.audit.measure import MEASURES, Audit, Estimate
-from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, AuditReport
+from foveate.evaluation.audit.report import AuditReport
 from foveate.evaluation.audit.run_recipe import PhotoTransform
 from foveate.evaluation.audit.transforms import AnyTransform
+from foveate.report.audit_remedy import STRONG, remedy
 from foveate.report.html import Cell, Page
 from foveate.report.plots import COLOURS, MARKERS, percent_axis, sample_grid, scale_axis
 
@@ -24,7 +23,6 @@ LABELS = {
     "agreement": "agreement with native (%)",
     "confidence": "mean confidence (%)",
 }
-STRONG = 0.3  # loss of accuracy with the strongest colour
 ENOUGH = 10  # images of a class for a share of them to say anything
 CLASSES = 40  # rows of the table per class; audit.csv has all
 VIEWS = {
@@ -93,7 +91,7 @@ def audit_page(
     columns = [report.transform.show(samples, scale).cpu() for scale in scales]
     figure = sample_grid(columns, [f"{scale:.3g}" for scale in scales])
     page.figure(figure, caption=_caption(report.transform))
-    _remedy(page, report, trainable)
+    remedy(page, report, trainable)
     _made(page, report)
     return page
 
@@ -214,77 +212,6 @@ def _caption(transform: AnyTransform) -> str:
         "Each image rescaled about its centre in one step from its own pixels (bicubic, "
         f"antialiased), on frames of {height} × {width} pixels that it {fits} at scale 1. "
         f"Beyond the image: {transform.border}."
-    )
-
-
-def _remedy(page: Page, report: AuditReport, trainable: bool) -> None:
-    page.section("In scale channels")
-    if IN_CHANNELS not in report.audits:
-        page.text("The model was not put into scale channels: see the notes, or it has its own.")
-        return
-    before, after = report.audits[AS_IT_IS], report.audits[IN_CHANNELS]
-    about = report.about
-    rows = [[100 * at.accuracy.value for at in audit.overall] for audit in (before, after)]
-    rows.append([b - a for a, b in zip(*rows, strict=True)])
-    gain, cost = rows[2], about["cost"]
-    page.text(
-        f"`ScaleChannels` shows the same model {len(report.channels)} windows of the image, from "
-        f"{report.channels[0]:.3g} to {report.channels[-1]:.3g} times its input, as patches of "
-        f"{about['patch']} pixels, and pools the logits ({about['pool']}). Without any training, "
-        f"accuracy changes by {gain[before.scales.index(before.native)]:+.1f} points at the native "
-        f"scale and by {mean(gain):+.1f} on average over the scales.{_beyond(report)} It costs "
-        f"{cost['pixels']:.3g} times the pixels through the model; a batch of this audit took "
-        f"{cost['time']:.2g} times as long."
-    )
-    _compare(page, before.scales, rows)
-    page.text(
-        "A model that was never trained on windows of the wrong size can be wrong about them with "
-        "high confidence; fine-tuning in the channels corrects that."
-    )
-    if not trainable:
-        page.text("To fine-tune it, name the PyTorch module it was made from.")
-        return
-    page.text(
-        "Fine-tune this network like any PyTorch module, save it, and audit it again as "
-        "`package.module:factory`:"
-    )
-    _code(page, report)
-
-
-def _beyond(report: AuditReport) -> str:
-    framed = isinstance(report.transform, Transform) and report.transform.recipe == "frame"
-    return " Windows larger than the input also see what the input crops." if framed else ""
-
-
-def _compare(page: Page, scales: Sequence[float], rows: Sequence[Sequence[float]]) -> None:
-    names = (AS_IT_IS, IN_CHANNELS, "difference")
-    cells: list[list[Cell]] = [
-        [name, *(f"{v:+.1f}" if name == names[2] else f"{v:.1f}" for v in (*row, mean(row)))]
-        for name, row in zip(names, rows, strict=True)
-    ]
-    shades = [v / (100 * STRONG) for v in (*rows[2], mean(rows[2]))]
-    blank: list[float | None] = [None] * len(cells[0])
-    header = ["network", *(f"{scale:.3g}" for scale in scales), "mean"]
-    page.table(
-        header,
-        cells,
-        colour=[blank, blank, [None, *shades]],
-        caption="Accuracy in percent at each scale.",
-    )
-
-
-def _code(page: Page, report: AuditReport) -> None:
-    """The lines that make the network in scale channels."""
-    transform, patch = report.transform, report.about["patch"]
-    assert isinstance(transform, Transform)  # photographs' runs have channels of their own
-    unit, smooth = transform.size[0] / patch, transform.recipe == "frame"
-    scales = ", ".join(f"{scale * unit:.6g}" for scale in report.channels)
-    page.code(
-        "from foveate import ScaleChannels, load_model\n\n"
-        f"backbone = load_model({report.model!r}).net.train()\n"
-        f"scales = [{scales}]\n"
-        f"net = ScaleChannels(backbone, scales, size={patch}, pool={report.about['pool']!r}, "
-        f"antialias={smooth})"
     )
 
 
