@@ -13,7 +13,8 @@ from torch import nn
 from foveate.data.large_scale import rescale
 from foveate.data.sources import Split, load_source
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.audit.images import zoom
+from foveate.evaluation.audit.changes import Change, most_confident
+from foveate.evaluation.audit.images import reduce_resolution, zoom
 from foveate.evaluation.audit.measure import SCALES, Audit, Counts, Z, audit, audit_together, wilson
 from foveate.evaluation.curve import accuracy_over_scale
 from foveate.models.zoo import ModelConfig
@@ -126,6 +127,55 @@ def test_models_in_one_pass_are_the_same_as_alone():
         audit(model, images, labels, GRID, classes="abcd", batch=10) for model in (linear, other)
     ]
     assert told == [10] * 9
+
+
+def test_the_view_resolution():
+    images, labels = some()
+    found = audit(linear, images, labels, [0.5, 1.0], view="resolution")
+    right = (linear(reduce_resolution(images, 0.5)).argmax(1) == labels).sum()
+    assert found.overall[0].right == right
+    assert right != audit(linear, images, labels, [0.5, 1.0]).overall[0].right
+    assert "scales of at most 1, got 2" in refused(scales=[1, 2], view="resolution")
+    assert "view must be zoom or resolution" in refused(view="near")
+
+
+# Changed predictions
+
+
+def test_changes_are_those_of_the_predictions():
+    images, labels = some()
+    found = audit(linear, images, labels, GRID, batch=7)
+    logits = {s: linear(zoom(images, s)).double().softmax(1) for s in GRID}
+    (sure, said) = ({s: part[k] for s, part in ((s, v.max(1)) for s, v in logits.items())}
+                    for k in (0, 1))  # fmt: skip
+    assert len(found.changes) == 12
+    for change in found.changes:
+        i = change.image
+        assert change.label == labels[i] and change.native_prediction == said[1.0][i]
+        assert change.prediction == said[change.scale][i] != change.native_prediction
+        assert change.confidence == pytest.approx(sure[change.scale][i].item(), abs=1e-5)
+        assert change.native_confidence == pytest.approx(sure[1.0][i].item(), abs=1e-5)
+        others = [sure[s][i].item() for s in GRID if said[s][i] != said[1.0][i]]
+        assert change.confidence == pytest.approx(max(others), abs=1e-5)
+    certainties = [change.certainty for change in found.changes]
+    assert certainties == sorted(certainties, reverse=True)
+    assert found.changes == audit(linear, images, labels, GRID, batch=30).changes
+    assert found.to_dict()["changes"][0]["image"] == found.changes[0].image
+
+
+def test_the_most_confident_changes_come_first_and_no_class_fills_the_gallery():
+    made = [Change(i, i % 5, 2.0, 0, 0.9, 1, i / 100) for i in range(60)]
+    chosen = most_confident(made)
+    assert [change.image for change in chosen] == list(range(59, 47, -1))
+    ones = [change._replace(label=1) for change in made]
+    assert [change.image for change in most_confident(ones)] == [59, 58, 57]
+    assert most_confident([]) == []
+
+
+def test_without_a_change_there_is_nothing_to_show():
+    images, labels = some()
+    constant = audit(lambda batch: torch.eye(4)[:1].expand(len(batch), 4), images, labels, GRID)
+    assert constant.changes == ()
 
 
 def test_a_network_is_asked_in_eval_mode_without_gradients_and_left_as_it_was():

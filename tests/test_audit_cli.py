@@ -8,6 +8,7 @@ from pathlib import Path
 
 import audited_nets
 import pytest
+import torch.nn.functional as F
 from audited_nets import NAMES, SIZE, write_pictures
 
 from foveate.cli.app import run
@@ -117,10 +118,11 @@ def test_the_json_says_how_it_was_made(audited, folder):
     assert found["split"] == "test" and len(found["checksum"]) == 64
     assert found["transform"] == {
         "size": [SIZE, SIZE], "channels": 1, "recipe": "frame", "border": 0.0,
-        "mean": [0.0], "std": [1.0],
+        "mean": [0.0], "std": [1.0], "fit": "fill", "view": "zoom",
     }  # fmt: skip
     assert found["version"] == foveate_version() and "CPU" in found["hardware"]
-    assert found["channels"] == [0.5, 1.0, 2.0] and found["pool"] == "max"
+    assert found["channels"] == [0.5, 1.0, 2.0] and found["pool"] == "logsumexp"
+    assert found["patch"] == SIZE and found["cost"]["pixels"] == 3 and found["cost"]["time"] > 0
     assert "commit" in found and found["notes"] == []
 
 
@@ -149,8 +151,8 @@ def test_the_code_on_the_page_is_the_network_in_scale_channels(audited):
     names = {}
     exec(html.unescape(code), names)  # noqa: S102
     test = load_source("mnist-5k").test
-    images, labels = audited_nets.framed(test.images[:120]), test.labels[:120]
-    found = audit(names["net"], images, labels, [0.5, 1, 2], border=0.0)
+    wide = F.pad(audited_nets.framed(test.images[:120]), (SIZE // 2,) * 4)
+    found = audit(names["net"], wide, test.labels[:120], [0.5, 1, 2], border=0.0)
     known = content(out)["audits"][IN_CHANNELS]["scales"]
     assert [counts.right for counts in found.overall] == [point["right"] for point in known]
     assert names["net"].training  # ready to be fine-tuned

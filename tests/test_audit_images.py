@@ -1,5 +1,6 @@
 """How an audit shows pictures: the conventions of the zoom, the frame, and what is left out."""
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +15,8 @@ from PIL import Image
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.audit.images import GREY, Transform, open_images, zoom
+from foveate.evaluation.audit.audited_images import open_images
+from foveate.evaluation.audit.images import GREY, Transform, reduce_resolution, zoom
 
 BORDERS = ("replicate", "reflect", 0.25)
 
@@ -106,6 +108,61 @@ def test_beyond_the_image_there_may_be_a_number():
     torch.testing.assert_close(frame, expected, rtol=0, atol=1e-6)
 
 
+def test_beyond_the_image_there_may_be_a_colour():
+    image = random_images(1, 3, 6, 5)
+    frame = zoom(image, 1.0, (10, 11), border=(0.0, 0.5, 4.0))
+    expected = [F.pad(image[:, c], (3, 3, 2, 2), value=v) for c, v in enumerate((0.0, 0.5, 4.0))]
+    torch.testing.assert_close(frame, torch.stack(expected, 1), rtol=0, atol=1e-6)
+
+
+# Less resolution
+
+
+def wave(period, size=64):
+    """Stripes of this period about 1/2, the same in every row, with no pixel at a zero."""
+    x = torch.arange(size, dtype=torch.float64) + 0.5 - size / 2
+    return (0.5 + 0.4 * torch.cos(2 * torch.pi * x / period + 0.8)).expand(1, 1, size, size)
+
+
+@given(st.floats(0.0625, 1), st.tuples(st.integers(1, 20), st.integers(1, 20)))
+def test_less_resolution_leaves_a_constant_image_and_its_size(scale, size):
+    image = torch.full((1, 2, *size), 0.3)
+    torch.testing.assert_close(reduce_resolution(image, scale), image, rtol=0, atol=1e-5)
+
+
+def test_all_the_resolution_is_the_identity():
+    images = random_images(2, 3, 7, 8)
+    torch.testing.assert_close(reduce_resolution(images, 1.0), images, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.25])
+def test_less_resolution_keeps_what_is_coarse_in_its_place_and_removes_what_is_fine(scale):
+    """Nyquist's period is 2 / scale: half of it is gone, eight times it stays; the mean stays.
+
+    Keys' kernel of width w changes a wave of period p w by at most the cubic rest of Taylor's
+    formula, 9/16/6 (2 pi / p)^3 of its amplitude; the second of two steps multiplies the first
+    error by up to 5/4. Here p = 16. A crest between two of the fewer pixels, at most half a
+    pixel from one, is clamped to it.
+    """
+    nyquist = 2 / scale
+    coarse, fine = wave(8 * nyquist), wave(nyquist / 2)
+    rest = 9 / 16 / 6 * (2 * torch.pi / 16) ** 3
+    bound = 0.4 * ((1 + 5 / 4) * rest + 1 - math.cos(torch.pi / 16))
+    inner = slice(16, -16)  # away from the border, which repeats
+    found = reduce_resolution(coarse, scale)
+    torch.testing.assert_close(found[..., inner], coarse[..., inner], rtol=0, atol=bound)
+    assert (reduce_resolution(fine, scale)[..., inner] - 0.5).abs().max() < 0.004
+    assert fine[..., inner].std() > 0.2
+    for image in (coarse, fine):
+        kept = reduce_resolution(image, scale)[..., inner].mean()
+        assert kept == pytest.approx(float(image[..., inner].mean()), abs=0.004)
+
+
+def test_there_is_no_more_resolution_than_there_is():
+    with pytest.raises(ConfigError, match=r"at most 1, got 1.5: .* use scales such as 0.125:1:2"):
+        reduce_resolution(random_images(1, 1, 4, 4), 1.5)
+
+
 def test_no_value_leaves_the_range_of_the_image():
     image = torch.zeros(2, 1, 8, 8)
     image[0, :, :, 4:] = 1  # an edge, at which a cubic kernel overshoots
@@ -139,6 +196,39 @@ def test_a_picture_fills_the_frame_from_its_own_pixels_and_its_excess_is_cut_off
     )
     larger = Transform(size=(10, 10))([tall], 2.0)
     torch.testing.assert_close(larger, (tall[None, :, 15:-15, 5:-5] / 255))
+
+
+def test_a_whole_picture_lies_inside_of_the_frame():
+    tall = picture(3, 40, 20)
+    shown = Transform(size=(10, 10), fit="inside", border=(0.0, 0.5, 1.0))([tall])
+    torch.testing.assert_close(shown, zoom(tall[None] / 255, 0.25, (10, 10), (0.0, 0.5, 1.0)))
+    colour = torch.tensor([0.0, 0.5, 1.0])
+    torch.testing.assert_close(shown[0, :, 5, 0], colour)
+    torch.testing.assert_close(shown[0, :, 5, 9], colour)
+    assert (shown[0, 0, :, 5] > 0.1).all()  # from its top to its bottom
+
+
+def test_what_is_cropped_is_known():
+    fill, inside = (Transform(size=(10, 10), fit=fit) for fit in ("fill", "inside"))
+    assert fill.lost(40, 20) == fill.lost(20, 40) == pytest.approx(0.5)
+    assert fill.lost(7, 7) == inside.lost(40, 20) == pytest.approx(0)
+    assert Transform(size=(10, 20)).lost(20, 40) == pytest.approx(0)
+    assert Transform(size=(10, 20)).lost(40, 40) == pytest.approx(0.5)
+
+
+def test_the_view_resolution_is_less_of_what_is_shown_at_scale_one():
+    one = picture(3, 30, 20)
+    usual = {"size": (12, 12), "mean": (0.1, 0.2, 0.3)}
+    shown = Transform(**usual, view="resolution")([one], 0.5)
+    full = Transform(size=(12, 12))([one], 1.0)
+    means = torch.tensor(usual["mean"])[:, None, None]
+    torch.testing.assert_close(shown, reduce_resolution(full, 0.5) - means)
+
+
+def test_people_see_pixels_without_normalisation():
+    one = picture(3, 12, 12)
+    transform = Transform(size=(12, 12), mean=(0.1, 0.2, 0.3), std=(0.5,))
+    torch.testing.assert_close(transform.show([one]), one[None] / 255)
 
 
 def test_pictures_of_several_sizes_are_each_shown_as_alone():
@@ -186,10 +276,14 @@ def test_transforms_that_cannot_be_are_refused():
         "images have 1 or 3 channels, and the model takes 4": {"channels": 4},
         "mean must be 1 or 3 numbers, got 2": {"mean": (0.0, 1.0)},
         "std must be above 0": {"std": (0.0,)},
-        "border must be replicate, reflect or a number, got 'zero'": {"border": "zero"},
-        "border must be replicate, reflect or a number, got nan": {"border": float("nan")},
+        "border must be replicate, reflect, a number or .*, got 'zero'": {"border": "zero"},
+        "one number per channel, got nan": {"border": float("nan")},
         "recipe must be frame or large-scale": {"recipe": "other"},
         "border must be one of replicate": {"recipe": "large-scale", "border": "around"},
+        "border must be 1 or 3 numbers, got 2": {"border": (0.1, 0.2)},
+        "fit must be fill or inside, got 'in'": {"fit": "in"},
+        "view must be zoom or resolution, got 'far'": {"view": "far"},
+        "fit and view are for pictures": {"recipe": "large-scale", "fit": "inside"},
         "makes square images": {"recipe": "large-scale", "size": (8, 9)},
     }
     for words, changes in cases.items():

@@ -15,15 +15,11 @@ from torch import nn
 
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.audit.images import open_images
-from foveate.evaluation.audit.report import (
-    AS_IT_IS,
-    IN_CHANNELS,
-    audit_beside,
-    choose_transform,
-    classifier,
-    in_channels,
-)
+from foveate.evaluation.audit.audited_images import open_images
+from foveate.evaluation.audit.images import Transform
+from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, audit_beside
+from foveate.evaluation.audit.transforms import choose_transform, classifier
+from foveate.evaluation.audit.zero_shot import beside, in_channels
 from foveate.evaluation.foreign import Classifier
 from foveate.evaluation.models import Model, load_model
 from foveate.models.zoo import ModelConfig
@@ -230,20 +226,48 @@ def test_the_number_of_channels_is_found_out(pictures):
         channels(audited_nets.instance, size=9)
 
 
-@pytest.mark.parametrize("pool", ["max", "avg"])
-def test_in_channels_is_the_loop_over_windows(net, pool):
+@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize("pool", ["max", "avg", "logsumexp", "probabilities"])
+def test_in_channels_is_the_loop_over_windows(net, pool, antialias):
     """Channel s shows the middle of the image, size times s pixels wide, at the model's size."""
     images = random_images(2, 1, SIZE, SIZE)
     classifier = Classifier(net, 10, 3)
     with torch.no_grad():
-        found = in_channels(classifier, SCALES, (SIZE, SIZE), pool)(images)
-        patches = foveate_plain(images, SCALES, SIZE)
-        answers = torch.stack([net(patches[:, s]) for s in range(3)], 1)
-    expected = answers.amax(1) if pool == "max" else answers.mean(1)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        wrapped = in_channels(classifier, SCALES, (SIZE, SIZE), pool, antialias=antialias)
+        patches = foveate_plain(images, SCALES, SIZE, antialias=antialias)
+        logits = torch.stack([net(patches[:, s]) for s in range(3)], 1).double()
+        expected = {
+            "max": logits.amax(1),
+            "avg": logits.mean(1),
+            "logsumexp": logits.exp().sum(1).log(),
+            "probabilities": logits.softmax(2).mean(1).log(),
+        }
+        torch.testing.assert_close(wrapped(images).double(), expected[pool], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(patches[:, 1], images)
     with pytest.raises(ConfigError, match="square frame, got 8 x 9"):
         in_channels(classifier, SCALES, (8, 9), pool)
+
+
+def test_the_windows_have_the_same_pixels_whatever_the_patch(net):
+    whole, half = (in_channels(net, SCALES, (SIZE, SIZE), "max", patch=p) for p in (None, 20))
+    assert [whole.size * s for s in whole.scales] == [half.size * s for s in half.scales]
+    assert (whole.size, half.size) == (SIZE, 20)
+
+
+def test_windows_beyond_the_input_see_the_picture_beyond_it(pictures):
+    """The plain model sees the centre of what the channels see, as if it were audited alone."""
+    transform = Transform(size=(9, 9), channels=1, border=0.25)
+    images = pictures.first(3)
+    pair = beside(nn.Identity(), transform, (0.5, 1.0, 2.0), "max", None)
+    wide = transform(images, 1.5, pair.side)
+    assert pair.side == 19 and wide.shape == (3, 1, 19, 19)
+    torch.testing.assert_close(pair.plain(wide), transform(images, 1.5), rtol=0, atol=1e-6)
+    largest = pair.inside.patches(wide)[:, 2]
+    torch.testing.assert_close(
+        largest, transform(images, 0.75), rtol=0, atol=0.1
+    )  # resampled twice
+    narrow = beside(nn.Identity(), transform, (0.25, 1.0), "max", None)
+    assert narrow.side == 9 and isinstance(narrow.plain, nn.Identity)
 
 
 def test_wrong_numbers_of_classes_are_said_before_anything_is_read(pictures):

@@ -2,10 +2,12 @@
 
 import html
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
+from foveate.evaluation.audit.changes import Change
 from foveate.evaluation.audit.images import Transform
 from foveate.evaluation.audit.measure import Audit, Counts
 from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, AuditReport
@@ -14,6 +16,7 @@ from foveate.report.audit_page import CLASSES, audit_curves, audit_page, shown, 
 SCALES = (0.5, 1.0, 2.0)
 ABOUT = {
     "source": "folder:my photos", "split": "test", "images": 100, "checksum": "abc", "pool": "max",
+    "patch": 9, "cost": {"pixels": 3.0, "time": 2.5},
     "version": "1", "commit": "", "hardware": "a CPU",
 }  # fmt: skip
 PICTURES = [torch.full((1, 9, 9), 40, dtype=torch.uint8)]
@@ -48,8 +51,8 @@ def report(audits=None, about=None, **changes):
     return AuditReport(**{**usual, **changes})
 
 
-def words(found, trainable=True):
-    page = audit_page(found, PICTURES, trainable).html()
+def words(found, trainable=True, changed=()):
+    page = audit_page(found, PICTURES, trainable, changed).html()
     inside = re.sub(r"<(style|svg)\b.*?</\1>", " ", page, flags=re.DOTALL)
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", inside)).split())
 
@@ -96,7 +99,10 @@ def test_the_page_has_both_forms_and_their_difference():
     row = [getattr(counts(30), measure) for measure in ("accuracy", "agreement", "confidence")]
     assert " ".join(["0.500", *map(shown, row), shown(counts(60).accuracy)]) in text
     assert "load_model('mynet:net').net.train()" in text
-    assert "ScaleChannels(backbone, [0.5, 1, 2], size=9, pool='max')" in text
+    assert "scales = [0.5, 1, 2]" in text
+    assert "ScaleChannels(backbone, scales, size=9, pool='max', antialias=True)" in text
+    assert "in scale channels 60.0 80.0 70.0 70.0 difference +30.0 -10.0 +20.0 +13.3" in text
+    assert "costs 3 times the pixels" in text and "took 2.5 times as long" in text
 
 
 def test_without_weights_or_channels_the_page_says_so():
@@ -125,6 +131,28 @@ def test_classes_come_with_those_first_that_lose_most_and_not_without_end():
     shown_names = re.findall(r"class\d\d", text)
     assert shown_names == names[::-1][:CLASSES]
     assert "and so are the other 3 classes" in text
+
+
+def test_few_images_of_a_class_give_no_shares():
+    per_class = ((counts(50), counts(4, 9), counts(5, 10)),) * 3
+    audit = Audit(
+        scales=SCALES, native=1.0, classes=("many", "few", "enough"), overall=(counts(50),) * 3,
+        per_class=per_class,
+    )  # fmt: skip
+    text = words(report({AS_IT_IS: audit}))
+    assert "many 100 50.0 50.0 50.0 enough 10 50.0 50.0 50.0 few 9 (too few) – – –" in text
+    assert "classes with fewer than 10 images at the end" in text
+
+
+def test_changed_predictions_are_shown_at_both_scales():
+    change = Change(7, 1, 0.5, 1, 0.93, 0, 0.81)
+    found = report({AS_IT_IS: replace(made([30, 90, 50], ("hat", "shoe")), changes=(change,))})
+    text = words(found, changed=PICTURES)
+    assert "shoe scale 1: shoe, 93 % scale 0.5: hat, 81 %" in text
+    assert "at most 3 are of one class" in text
+    page = audit_page(found, PICTURES, changed=PICTURES).html()
+    assert page.count('<img src="data:image/jpeg;base64,') == 2
+    assert "Changed predictions" not in words(found)
 
 
 def test_a_class_without_images_is_not_shown():

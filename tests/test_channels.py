@@ -111,6 +111,14 @@ def test_pools_are_what_they_say_and_do_not_ask_which_scale_is_which(pool):
     torch.testing.assert_close(net(images), pool_scales(net.channels(images), pool))
 
 
+def test_the_pool_of_probabilities_is_the_logarithm_of_their_mean():
+    outputs = random_images(4, 6, 3, dtype=torch.float64)
+    pooled = pool_scales(outputs, "probabilities")
+    torch.testing.assert_close(pooled.exp(), outputs.softmax(2).mean(1))
+    far = pool_scales(outputs + torch.arange(6.0)[:, None] * 1000, "probabilities")
+    torch.testing.assert_close(far, pooled)  # softmax forgets what is added to a channel
+
+
 def test_concat_is_one_linear_layer_on_all_outputs():
     net, images = small_net(pool="concat"), random_images(2, 1, 20, 20, dtype=torch.float64)
     outputs, weight = net.channels(images), net.mixing.weight.unflatten(1, (len(FEW), 5))

@@ -91,7 +91,7 @@ def test_a_size_that_the_backbone_asserts_is_named():
         ({"size": 28.0}, "got 28.0"),
         ({"padding": "zeros"}, 'padding must be "border", "reflect" or a number, got \'zeros\''),
         ({"padding": math.nan}, "finite"),
-        ({"pool": "sum"}, "pool must be one of max, avg, logsumexp, concat, got 'sum'"),
+        ({"pool": "sum"}, "max, avg, logsumexp, concat, probabilities, got 'sum'"),
         ({"pool": "concat", "classes": 0}, "classes must be a whole number of at least 1, got 0"),
         ({"classes": "ten"}, "got 'ten'"),
         ({"recompute": 1.5}, "recompute must be a number of channels, or 0, got 1.5"),

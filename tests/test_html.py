@@ -1,12 +1,16 @@
 """The page builder: whole HTML, everything escaped, nothing fetched, the same each time."""
 
+import base64
+import io
 import re
 from html.parser import HTMLParser
 
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
+from PIL import Image
 
 from foveate.errors import DataError
 from foveate.report.html import DOWN, INKS, STRONGEST, UP, Page
@@ -226,6 +230,20 @@ def test_a_figure_follows_the_colours_of_the_page_and_is_the_same_each_time():
     assert (
         "fill: currentColor" in text[: text.index("</style>")]
     )  # letters have no fill of their own
+
+
+def test_a_gallery_shows_small_pictures_with_their_pixels():
+    page = Page("t")
+    colour = torch.tensor([0.2, 0.5, 0.9])[:, None, None].expand(3, 400, 200)
+    page.gallery([("<true>", [(colour, "one <x>"), (torch.full((1, 8, 8), 0.5), "two")])])
+    text = page.html()
+    Tree(text)
+    assert "<b>&lt;true&gt;</b>" in text and 'alt="one &lt;x&gt;"' in text
+    data = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', text)
+    shown = [Image.open(io.BytesIO(base64.b64decode(part))) for part in data]
+    assert [(image.mode, image.size) for image in shown] == [("RGB", (80, 160)), ("L", (8, 8))]
+    assert shown[0].getpixel((40, 80)) == pytest.approx((51, 128, 230), abs=3)
+    assert shown[1].getpixel((4, 4)) == pytest.approx(128, abs=2)
 
 
 def test_save_writes_the_page(tmp_path):

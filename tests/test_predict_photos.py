@@ -145,10 +145,3 @@ def test_class_names_that_are_none_are_refused(trained, tmp_path, classes):
     path.write_text(json.dumps(record | {"data": record["data"] | {"classes": classes}}))
     with pytest.raises(DataError, match=r"config\.json is damaged \(classes\)"):
         load_model(tmp_path / "run")
-
-
-def test_audit_refers_to_evaluate(trained, tmp_path, capsys):
-    source = f"folder:{PHOTOGRAPHS}"
-    assert run(["audit", str(trained.path), "--source", source, "--out", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert "use 'foveate evaluate'" in said and said.count("\n") == 1

@@ -12,12 +12,14 @@ from foveate.scales import SCALES_HELP, as_scales
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from torch import Tensor
 
+    from foveate.evaluation.audit.audited_images import AuditImages
     from foveate.evaluation.audit.report import AuditReport
     from foveate.models.pooling import Pool
     from foveate.report.html import Page
 
-POOLS = ("max", "avg", "logsumexp", "none")
+POOLS = ("logsumexp", "max", "probabilities", "avg", "none")
 
 
 def audit(
@@ -36,20 +38,44 @@ def audit(
         typer.Option(help="Classes in the order of the logits: a,b,c or a file with one per line."),
     ] = None,
     scales: Annotated[
-        str | None, typer.Option(help=f"Scales. {SCALES_HELP} Default: 0.25:4:2, or the paper's.")
+        str | None,
+        typer.Option(
+            help=f"Scales. {SCALES_HELP} By default 0.25:4:2, with --view resolution 0.125:1:2, or "
+            "the paper's."
+        ),
     ] = None,
     native: Annotated[
         float | None, typer.Option(help="The scale to compare with; 1, or a run's training scale.")
     ] = None,
     recipe: Annotated[
         str | None,
-        typer.Option(help="frame: rescale the images; large-scale: MNIST Large Scale of them."),
+        typer.Option(
+            help="frame: rescale the images; large-scale: MNIST Large Scale of them; photo: the "
+            "recipe of a run on photographs, its default."
+        ),
+    ] = None,
+    view: Annotated[
+        str,
+        typer.Option(
+            help="What scale s means. zoom: objects are s times as large; resolution: the same "
+            "scene has s times the pixels along each axis, s at most 1."
+        ),
+    ] = "zoom",
+    fit: Annotated[
+        str | None,
+        typer.Option(
+            help="At scale 1 an image fills the input and the excess is cropped (fill, the "
+            "default), or lies inside it as a whole (inside)."
+        ),
     ] = None,
     size: Annotated[
         int | None, typer.Option(min=1, help="Input size in pixels; the model's by default.")
     ] = None,
     border: Annotated[
-        str | None, typer.Option(help="Beyond the image: replicate, reflect or a number, as 0.5.")
+        str | None,
+        typer.Option(
+            help="Beyond the image: replicate, reflect, a number (0.5) or a colour (0.5,0.4,0.4)."
+        ),
     ] = None,
     mean: Annotated[
         str | None, typer.Option(help="Mean used for normalisation, as 0.5,0.4,0.4; 0 by default.")
@@ -61,8 +87,12 @@ def audit(
         int | None, typer.Option(min=1, max=2**31, help="Use only the first images.")
     ] = None,
     pool: Annotated[
-        str, typer.Option(help="Pooling over scale channels: max, avg, logsumexp or none.")
-    ] = "max",
+        str, typer.Option(help=f"Pooling over scale channels: {', '.join(POOLS)}.")
+    ] = "logsumexp",
+    patch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Patch size of the channels in pixels; the input's by default."),
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 32,
     device: DeviceOption = "auto",
     changed_data: ChangedDataOption = False,
@@ -77,8 +107,9 @@ def audit(
     The model takes images (B, C, H, W) of 0 to 1, normalised with --mean and --std, and returns
     logits (B, classes); the classes are the sub-folders by name unless --classes gives them. Each
     image fills the model's input at scale 1 and is rescaled about its centre. The model is also
-    audited in scale channels, without training. Networks of foveate, and sources other than
-    folders, get MNIST Large Scale, as in 'foveate evaluate'.
+    audited in scale channels, without training. Runs on photographs prepare images by their own
+    recipe. Other networks of foveate, and sources other than folders, get MNIST Large Scale. Both
+    are as in 'foveate evaluate'.
 
     Writes audit.html (the report), audit.csv (per scale and class), audit.json, audit.png and .svg.
     Images that cannot be read are reported and left out. TorchScript and .pt2 files, and runs with
@@ -88,8 +119,10 @@ def audit(
     """
     from foveate.data.large_scale import check_size
     from foveate.errors import ConfigError
-    from foveate.evaluation.audit.images import open_images
-    from foveate.evaluation.audit.report import audit_beside, choose_transform, usual_scales
+    from foveate.evaluation.audit.audited_images import open_images
+    from foveate.evaluation.audit.images import check_view
+    from foveate.evaluation.audit.report import audit_beside, usual_scales
+    from foveate.evaluation.audit.transforms import choose_transform
     from foveate.evaluation.models import load_model
     from foveate.files import check_folder
     from foveate.report.audit_page import audit_page
@@ -103,6 +136,9 @@ def audit(
     grid, place = None if scales is None else as_scales(scales), find_device(device)
     check_folder(out)
     check_size(size or 1)
+    check_size(patch or 1)
+    for scale in grid or [1.0]:
+        check_view(view, scale)
     names = _classes(classes)
     if batch > MAX_BATCH:
         raise ConfigError(f"batch must be at most {MAX_BATCH:,} images, got {batch}")
@@ -120,6 +156,8 @@ def audit(
         border=_border(border),
         mean=_numbers("mean", mean),
         std=_numbers("std", std),
+        fit=fit,
+        view=view,
     )
     wanted = grid or usual_scales(transform)
     with progress("images", len(images) * len(wanted)) as advance:
@@ -130,10 +168,17 @@ def audit(
             wanted,
             native=native,
             pool=None if pool == "none" else cast("Pool", pool),
+            patch=patch,
             batch=batch,
             advance=advance,
         )
-    _write(report, audit_page(report, images.first(4), found.trainable), out)
+    page = audit_page(report, images.first(4), found.trainable, _changed(report, images))
+    _write(report, page, out)
+
+
+def _changed(report: "AuditReport", images: "AuditImages") -> list["Tensor"]:
+    """The images whose prediction changed."""
+    return [images.read(images.readable[change.image]) for change in report.plain.changes]
 
 
 def _write(report: "AuditReport", page: "Page", out: Path) -> None:
@@ -193,8 +238,9 @@ def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:
         raise ConfigError(f"{name} must be a number, or one per channel, got {text!r}") from None
 
 
-def _border(text: str | None) -> str | float | None:
+def _border(text: str | None) -> str | float | tuple[float, ...] | None:
     try:
-        return None if text is None else float(text)
+        numbers = () if text is None else tuple(map(float, text.split(",")))
     except ValueError:
         return text
+    return numbers[0] if len(numbers) == 1 else numbers or None

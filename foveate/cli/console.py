@@ -1,9 +1,12 @@
-"""Where the command line prints, and its progress bars: quiet when nobody watches."""
+"""Where the command line prints, and its progress: a bar on a terminal, lines in a log."""
 
+import math
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Annotated
 
 import typer
@@ -22,6 +25,7 @@ from foveate.training.interrupt import Terminated, arrived
 
 OUTPUT = Console(highlight=False, soft_wrap=True)
 ERRORS = Console(stderr=True, highlight=False, soft_wrap=True)
+LOG_EVERY = 30.0  # seconds between two lines of progress in a log
 TrustOption = Annotated[
     bool,
     typer.Option(
@@ -51,16 +55,41 @@ def status(message: str) -> Status:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show a bar for `total` steps while the block runs; yields the function that advances it."""
+    """Show progress over `total` steps while the block runs; yields the function that advances it.
+
+    On a terminal it is a bar. Elsewhere, as in a log file, it is a line every `LOG_EVERY` seconds,
+    so that short commands print none.
+    """
+    if not ERRORS.is_terminal:
+        yield _logged(title, total)
+        return
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=ERRORS, disable=not ERRORS.is_terminal, transient=True) as bar:
+    with Progress(*columns, console=ERRORS, transient=True) as bar:
         task = bar.add_task(title, total=total)
         yield lambda count: bar.advance(task, count)
+
+
+def _logged(title: str, total: int) -> Callable[[int], None]:
+    """Return a function that counts steps and prints a line now and then."""
+    start = printed = time.monotonic()
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done, printed
+        done += count
+        now = time.monotonic()
+        if now - printed >= LOG_EVERY and 0 < done < total:
+            printed = now
+            left = math.ceil((now - start) * (total - done) / done)
+            share = f"{done:,} of {total:,} ({100 * done // total} %)"
+            tell(f"{title}: {share}, about {timedelta(seconds=left)} left")
+
+    return advance
 
 
 @contextmanager

@@ -125,7 +125,7 @@ class Recipe:
 
         def resize(picture: Tensor) -> Tensor:
             base = self._draw_base() if training else self.base
-            _check_size(picture, base)
+            check_resized(picture, base)
             picture = picture.expand(3, -1, -1)
             if training and self.resolution < 1 and bool(torch.rand(()) < 0.5):
                 share = math.exp(_draw(math.log(self.resolution), 0.0))
@@ -163,7 +163,7 @@ def _draw(low: float, high: float) -> float:
     return low + (high - low) * float(torch.rand(()))
 
 
-def _check_size(picture: Tensor, base: int) -> None:
+def check_resized(picture: Tensor, base: int) -> None:
     """Refuse a picture so narrow that its long side would not fit in memory."""
     height, width = picture.shape[-2:]
     long = base * max(height, width) // min(height, width)

@@ -28,6 +28,7 @@ from foveate.evaluation.foreign import (
     load_file,
     reason,
 )
+from foveate.execution.precision import Precision
 from foveate.files import parse_json
 from foveate.models.channels import ScaleChannels
 from foveate.models.pretrained import load_weights, pretrained_info, pretrained_names
@@ -62,6 +63,7 @@ class Model:
         std: Standard deviation that they are normalised with.
         recipe: How pictures become its input, for a run on photographs; else None.
         class_names: Class names that the run recorded; empty if there are none.
+        precision: Precision in which a run on photographs is trained and tested.
         device: Device of its input.
     """
 
@@ -76,6 +78,7 @@ class Model:
     std: tuple[float, ...] = (1.0,)
     recipe: Recipe | None = None
     class_names: tuple[str, ...] = ()
+    precision: Precision = "float32"
     device: torch.device | str = "cpu"
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -243,9 +246,10 @@ def _from_run(path: Path, trust: bool) -> Model:
         source = made_from(source) or source
     known: dict[str, Any] = {"source": source, "trained_on": config.scales}
     known |= {"border": config.border, "class_names": folder.classes()}
-    recipe = config.recipe if is_photo(config) else None
-    side = None if recipe else config.size
-    return _of_config(str(path), net, config.model, side, recipe=recipe, **known)
+    if not is_photo(config):
+        return _of_config(str(path), net, config.model, config.size, **known)
+    known |= {"recipe": config.recipe, "precision": config.precision}
+    return _of_config(str(path), net, config.model, None, **known)
 
 
 def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model:

@@ -32,8 +32,8 @@ class ScaleChannels(nn.Module):
         backbone: Module from patches ``(N, C, P, P)`` to logits ``(N, K)``.
         scales: Scales of the channels, increasing.
         size: Width and height P of a patch in pixels.
-        pool: "max", "avg" and "logsumexp" are invariant to scale; "concat" learns a mixture of all
-            channels and is not.
+        pool: "max", "avg", "logsumexp" and "probabilities" (the logarithm of their mean) are
+            invariant to scale; "concat" learns a mixture of all channels and is not.
         padding: What windows see outside the image: "border", "reflect" or a constant.
         antialias: Whether to filter before downsampling. It is slower and suits photographs.
         classes: Number of classes K; needed for "concat" only.

@@ -1,13 +1,14 @@
 """From the outputs of all scale channels to one output."""
 # Shape letters: B batch, S scale channel, K classes.
 
+import math
 from typing import Literal, get_args
 
 from torch import Tensor, nn
 
 from foveate.errors import ConfigError
 
-Pool = Literal["max", "avg", "logsumexp", "concat"]
+Pool = Literal["max", "avg", "logsumexp", "concat", "probabilities"]
 
 
 def pool_scales(outputs: Tensor, pool: Pool) -> Tensor:
@@ -19,7 +20,9 @@ def pool_scales(outputs: Tensor, pool: Pool) -> Tensor:
             return outputs.mean(1)
         case "logsumexp":
             return outputs.logsumexp(1)
-    raise ConfigError(f"pool must be max, avg or logsumexp here, got {pool!r}")
+        case "probabilities":  # the logarithm of their mean, which softmax takes back
+            return outputs.log_softmax(2).logsumexp(1) - math.log(outputs.shape[1])
+    raise ConfigError(f"pool must be max, avg, logsumexp or probabilities here, got {pool!r}")
 
 
 class Mixing(nn.Linear):

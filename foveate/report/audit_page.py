@@ -5,9 +5,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from foveate.evaluation.audit.images import Transform
+from foveate.evaluation.audit.changes import RULE
 from foveate.evaluation.audit.measure import MEASURES, Audit, Estimate
-from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, AuditReport
+from foveate.evaluation.audit.report import AuditReport
+from foveate.evaluation.audit.run_recipe import PhotoTransform
+from foveate.evaluation.audit.transforms import AnyTransform
+from foveate.report.audit_remedy import STRONG, remedy
 from foveate.report.html import Cell, Page
 from foveate.report.plots import COLOURS, MARKERS, percent_axis, sample_grid, scale_axis
 
@@ -20,8 +23,14 @@ LABELS = {
     "agreement": "agreement with native (%)",
     "confidence": "mean confidence (%)",
 }
-STRONG = 0.3  # loss of accuracy with the strongest colour
+ENOUGH = 10  # images of a class for a share of them to say anything
 CLASSES = 40  # rows of the table per class; audit.csv has all
+VIEWS = {
+    "zoom": "At scale s objects are s times as large as at scale 1: below 1 the border continues "
+    "the image, above 1 the image reaches beyond the model's input.",
+    "resolution": "At scale s the same scene has s times the pixels along each axis: the image is "
+    "reduced with antialiasing and enlarged to its size again.",
+}
 READ = (
     "Accuracy is the share of correct predictions, agreement the share of predictions that equal "
     "those at the native scale, confidence the mean probability of the predictions. Bands and "
@@ -48,18 +57,25 @@ def audit_curves(audits: Mapping[str, Audit], measures: Sequence[str] = MEASURES
     return figure
 
 
-def audit_page(report: AuditReport, samples: Sequence[Tensor], trainable: bool = True) -> Page:
+def audit_page(
+    report: AuditReport,
+    samples: Sequence[Tensor],
+    trainable: bool = True,
+    changed: Sequence[Tensor] = (),
+) -> Page:
     """Write the page.
 
     Args:
         report: The audits.
         samples: A few images, each ``(C, H, W)`` uint8, to show at every scale.
         trainable: Whether the model is a PyTorch module, which can be fine-tuned.
+        changed: The image of each of the changes of the plain audit.
     """
     page = Page(f"How {report.model} behaves over scale", summary(report.plain))
     if report.notes:
         page.notice(*report.notes)
     page.section("Over scale")
+    page.text(VIEWS[report.transform.view])
     page.figure(
         *(audit_curves(report.audits, [measure]) for measure in MEASURES),
         caption="The grey line is the native scale, the dotted one the accuracy of guessing.",
@@ -69,12 +85,13 @@ def audit_page(report: AuditReport, samples: Sequence[Tensor], trainable: bool =
     header, rows = over_scale(report)
     page.table(header, cast(list[list[Cell]], rows), caption="In percent.")
     _per_class(page, report.plain)
+    _gallery(page, report, changed)
     page.section("Model input")
     scales = report.plain.scales
-    columns = [report.transform(samples, scale).cpu() for scale in scales]
+    columns = [report.transform.show(samples, scale).cpu() for scale in scales]
     figure = sample_grid(columns, [f"{scale:.3g}" for scale in scales])
     page.figure(figure, caption=_caption(report.transform))
-    _remedy(page, report, trainable)
+    remedy(page, report, trainable)
     _made(page, report)
     return page
 
@@ -133,66 +150,68 @@ def _per_class(page: Page, audit: Audit) -> None:
     native = audit.scales.index(audit.native)
     values = [[at[k].accuracy.value for at in audit.per_class] for k in range(len(audit.classes))]
     present = [k for k, row in enumerate(values) if audit.per_class[0][k].count]
-    worst = sorted(present, key=lambda k: sum(values[k]) - len(values[k]) * values[k][native])
+    few = {k for k in present if audit.per_class[0][k].count < ENOUGH}
+    loss = {k: sum(values[k]) - len(values[k]) * values[k][native] for k in present}
+    worst = sorted(present, key=lambda k: (k in few, loss[k]))
     rows: list[list[Cell]] = []
     tints: list[list[float | None]] = []
     for k in worst[:CLASSES]:
         count = audit.per_class[0][k].count
-        rows.append([audit.classes[k], count, *(f"{100 * v:.1f}" for v in values[k])])
-        tints.append([None, None, *((v - values[k][native]) / STRONG for v in values[k])])
+        cells = ["–" if k in few else f"{100 * v:.1f}" for v in values[k]]
+        shades = [None if k in few else (v - values[k][native]) / STRONG for v in values[k]]
+        rows.append([audit.classes[k], f"{count:,}" + " (too few)" * (k in few), *cells])
+        tints.append([None, None, *shades])
     left = len(present) - len(rows)
     page.text(
-        "Accuracy in percent at each scale, the classes that lose most first. Agreement, "
-        "confidence and intervals per class are in `audit.csv`"
+        "Accuracy in percent at each scale, the classes that lose most first"
+        + (f"; classes with fewer than {ENOUGH} images at the end. " if few else ". ")
+        + "Agreement, confidence and intervals per class are in `audit.csv`"
         + (f", and so are the other {left} classes." if left else ".")
     )
     page.table(["class", "images", *(f"{s:.3g}" for s in audit.scales)], rows, colour=tints)
 
 
-def _caption(transform: Transform) -> str:
+def _gallery(page: Page, report: AuditReport, changed: Sequence[Tensor]) -> None:
+    if not changed:
+        return
+    audit, items = report.plain, []
+    for change, image in zip(audit.changes, changed, strict=True):
+        views = (
+            (audit.native, change.native_prediction, change.native_confidence),
+            (change.scale, change.prediction, change.confidence),
+        )
+        pictures = [
+            (
+                report.transform.show([image], scale)[0],
+                f"scale {scale:.3g}: {audit.classes[prediction]}, {100 * confidence:.0f}\u00a0%",
+            )
+            for scale, prediction, confidence in views
+        ]
+        items.append((audit.classes[change.label], pictures))
+    page.section("Changed predictions")
+    page.text(f"{RULE} The title is the true class, the captions are what the model predicted.")
+    page.gallery(items)
+
+
+def _caption(transform: AnyTransform) -> str:
+    if isinstance(transform, PhotoTransform):
+        return (
+            f"The largest window of the network, {transform.largest:.0f} pixels. At scale 1 the "
+            f"short side of a picture has {transform.recipe.base} pixels, by the recipe of the "
+            "run, as in `foveate evaluate`. The network cuts its own windows from the whole "
+            "picture and repeats its border."
+        )
     height, width = transform.size
     if transform.recipe == "large-scale":
         return (
             "Images made at each scale by the recipe of MNIST Large Scale, as `foveate evaluate` "
             f"does, of {height} × {width} pixels; border mode of the smoothing: {transform.border}."
         )
+    fits = "fills" if transform.fit == "fill" else "lies inside of"
     return (
         "Each image rescaled about its centre in one step from its own pixels (bicubic, "
-        f"antialiased), on frames of {height} × {width} pixels that it fills at scale 1. "
+        f"antialiased), on frames of {height} × {width} pixels that it {fits} at scale 1. "
         f"Beyond the image: {transform.border}."
-    )
-
-
-def _remedy(page: Page, report: AuditReport, trainable: bool) -> None:
-    page.section("In scale channels")
-    if IN_CHANNELS not in report.audits:
-        page.text("The model was not put into scale channels: see the notes, or it has its own.")
-        return
-    before, after = report.audits[AS_IT_IS], report.audits[IN_CHANNELS]
-    pairs = list(zip(before.overall, after.overall, strict=True))
-    gain = [100 * (b.accuracy.value - a.accuracy.value) for a, b in pairs]
-    page.text(
-        f"`ScaleChannels` shows the same model {len(report.channels)} windows of the image, from "
-        f"{report.channels[0]:.3g} to {report.channels[-1]:.3g} times its frame, and pools the "
-        f"logits ({report.about['pool']}). Without any training, accuracy changes by "
-        f"{gain[before.scales.index(before.native)]:+.1f} points at the native scale and by "
-        f"{sum(gain) / len(gain):+.1f} on average over the scales. A model that was never trained "
-        "on windows of the wrong size can be wrong about them with high confidence; fine-tuning "
-        "in the channels corrects that."
-    )
-    if not trainable:
-        page.text("To fine-tune it, name the PyTorch module it was made from.")
-        return
-    page.text(
-        "Fine-tune this network like any PyTorch module, save it, and audit it again as "
-        "`package.module:factory`:"
-    )
-    scales = ", ".join(f"{scale:.6g}" for scale in report.channels)
-    page.code(
-        "from foveate import ScaleChannels, load_model\n\n"
-        f"backbone = load_model({report.model!r}).net.train()\n"
-        f"net = ScaleChannels(backbone, [{scales}], size={report.transform.size[0]}, "
-        f"pool={report.about['pool']!r})"
     )
 
 
@@ -204,7 +223,7 @@ def _made(page: Page, report: AuditReport) -> None:
             "scales": ", ".join(f"{scale:.6g}" for scale in report.plain.scales),
             "images": f"{about['images']:,} of {about['source']} ({about['split']})",
             "left out": f"{len(report.unreadable)} images that cannot be read",
-            "transform": repr(report.transform),
+            "transform": ", ".join(f"{k}={v}" for k, v in report.transform.to_dict().items()),
             "sha256 of the images": about["checksum"],
             "foveate": f"{about['version']} {about['commit']}",
             "computed on": about["hardware"],

@@ -4,6 +4,7 @@ Everything a caller passes is escaped. In texts, captions and cells, what stands
 is shown as code.
 """
 
+import base64
 import html
 import io
 import math
@@ -12,6 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+from PIL import Image
+from torch import Tensor
 
 from foveate.errors import DataError
 from foveate.files import write_text
@@ -30,6 +35,7 @@ STRONGEST = 0.5  # of a tint, so that text on it stays readable in light and dar
 NUMBER = re.compile(r"[+\-−±<>≤≥≈]?\s*\.?\d")
 # Ink and grid lines of matplotlib's pictures follow the page's colours.
 INKS = {"#000000": "currentColor", "#e6e6e6": "var(--line)"}
+THUMBNAIL = 160  # pixels of the longer side of a picture in a gallery
 SALT = "foveate"  # the ids inside an SVG come from its content, not from chance
 
 
@@ -96,6 +102,17 @@ class Page:
         )
         below = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
         self._parts.append(f'<figure><div class="drawings">{shown}</div>{below}</figure>')
+
+    def gallery(self, items: Sequence[tuple[str, Sequence[tuple[Tensor, str]]]]) -> None:
+        """Show pictures in groups, each group under its title and each picture above its caption.
+
+        Pictures are (C, H, W) with values of 0 to 1, C being 1 or 3.
+        """
+        groups = "".join(
+            f"<li><b>{_text(title)}</b><div>{''.join(map(_picture, pictures))}</div></li>"
+            for title, pictures in items
+        )
+        self._parts.append(f'<ul class="gallery">{groups}</ul>')
 
     @contextmanager
     def details(self, summary: str) -> Iterator[None]:
@@ -164,6 +181,21 @@ def _shown(cell: Cell) -> str:
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return "–"
     return _text(f"{cell:,}" if isinstance(cell, int) else str(cell))
+
+
+def _picture(picture: tuple[Tensor, str]) -> str:
+    pixels, caption = picture
+    values = (255 * pixels).round().to(torch.uint8).movedim(0, -1).squeeze(-1).cpu().numpy()
+    buffer = io.BytesIO()
+    image = Image.fromarray(values)
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    image.save(buffer, "JPEG", quality=85)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    alt = html.escape(caption)
+    return (
+        f'<figure><img src="data:image/jpeg;base64,{data}" alt="{alt}">'
+        f"<figcaption>{_text(caption)}</figcaption></figure>"
+    )
 
 
 def _svg(figure: "Figure") -> str:

@@ -1,4 +1,4 @@
-"""The images of an audit: read from a source and resized to the input of a model at any scale.
+"""Images resized to the input of a model at any scale.
 
 The conventions of `zoom`, each pinned by a test:
 
@@ -7,33 +7,29 @@ The conventions of `zoom`, each pinned by a test:
   widened in proportion, so nothing aliases. Factor 1 on a frame of the image's size is the
   identity. Results are clamped to the range of the image's values.
 - Beyond its border the image continues as "replicate" (its edge pixel), "reflect" (mirrored about
-  the edge pixel, as often as needed) or a number.
+  the edge pixel, as often as needed), a number, or a colour of one number per channel.
 """
-# Shape letters: N images, B batch, C image channel, H W pixels.
+# Shape letters: B batch, C image channel, H W pixels.
 
-import hashlib
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Any, Literal, cast
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor
 
 from foveate.data.large_scale import check_border, fold, keys, rescale
-from foveate.data.pictures import has_splits, list_pictures, read_picture
-from foveate.data.sources import Source, load_source
-from foveate.errors import ConfigError, DataError
+from foveate.errors import ConfigError
+from foveate.scales import check_scale
 
 Recipe = Literal["frame", "large-scale"]
-Beyond = str | float
+Fit = Literal["fill", "inside"]
+View = Literal["zoom", "resolution"]
+Beyond = str | float | tuple[float, ...]
 Rescale = Callable[[float], Tensor]
 """From a scale to a batch of images at that scale."""
 GREY = (0.299, 0.587, 0.114)  # weights of red, green and blue, as in PIL
-SPLITS = ("train", "val", "test", "all")
 
 
 def zoom(
@@ -48,7 +44,7 @@ def zoom(
         images: Float images, shape ``(B, C, H, W)``.
         factor: Magnification; below 1 the images shrink.
         size: Height and width of the result; those of the images by default.
-        border: What lies beyond the images: "replicate", "reflect" or a number.
+        border: What lies beyond the images: "replicate", "reflect", a number, or one per channel.
 
     Returns:
         Images of shape ``(B, C, *size)``.
@@ -59,9 +55,44 @@ def zoom(
     zoomed = rows @ images @ columns.mT
     low, high = images.amin((1, 2, 3), keepdim=True), images.amax((1, 2, 3), keepdim=True)
     if not isinstance(border, str):
-        zoomed = zoomed + border * (1 - rows.sum(1)[:, None] * columns.sum(1))
-        low, high = low.clamp_max(border), high.clamp_min(border)
+        colour = torch.tensor(border).reshape(-1, 1, 1).to(images)
+        zoomed = zoomed + colour * (1 - rows.sum(1)[:, None] * columns.sum(1))
+        low, high = low.minimum(colour.min()), high.maximum(colour.max())
     return zoomed.clamp(low, high)
+
+
+def reduce_resolution(images: Tensor, scale: float) -> Tensor:
+    """Show images as if they were recorded with fewer pixels, at the same field of view.
+
+    The images are reduced to ``ceil(scale * H)`` by ``ceil(scale * W)`` pixels, whose centres are
+    ``1 / scale`` pixels apart, and enlarged to their size again; both steps are those of `zoom`.
+
+    Args:
+        images: Float images, shape ``(B, C, H, W)``.
+        scale: Share of the pixels along each axis, above 0 and at most 1.
+
+    Returns:
+        Images of the same shape.
+
+    Raises:
+        ConfigError: If `scale` is not above 0 and at most 1.
+    """
+    check_view("resolution", scale)
+    height, width = images.shape[-2:]
+    small = zoom(images, scale, (math.ceil(scale * height), math.ceil(scale * width)))
+    return zoom(small, 1 / scale, (height, width))
+
+
+def check_view(view: str, scale: float) -> None:
+    """Raise a ConfigError for an unknown view, and for a scale that it does not have."""
+    if view not in get_args(View):
+        raise ConfigError(f"view must be zoom or resolution, got {view!r}")
+    check_scale(scale)
+    if view == "resolution" and scale > 1:
+        raise ConfigError(
+            f"the view resolution has scales of at most 1, got {scale:g}: an image has no more "
+            "pixels than it has; use scales such as 0.125:1:2, or the view zoom"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +100,17 @@ class Transform:
     """How images become the input of a model.
 
     Attributes:
-        size: Height and width of the input. At scale 1 an image fills it; the excess is cropped.
+        size: Height and width of the input.
         channels: Number of input channels, 1 or 3.
         recipe: "frame" resizes the image itself, to values of 0 to 1 that are then normalised.
             "large-scale" makes images of MNIST Large Scale, as `foveate evaluate` does.
         border: What lies beyond the image, or with "large-scale", beyond the frame in smoothing.
         mean: Mean subtracted with the recipe "frame", one value or one per channel.
         std: Standard deviation divided by with the recipe "frame".
+        fit: At scale 1, "fill" resizes the image until it fills the input and crops the excess;
+            "inside" shows the whole image, and the border fills the rest.
+        view: At scale s, "zoom" magnifies the image s times about its centre. "resolution" shows
+            the image at scale 1 with s times the pixels along each axis, see `reduce_resolution`.
     """
 
     size: tuple[int, int]
@@ -84,6 +119,8 @@ class Transform:
     border: Beyond = "replicate"
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
+    fit: Fit = "fill"
+    view: View = "zoom"
 
     def __post_init__(self) -> None:
         if min(self.size) < 1:
@@ -91,28 +128,93 @@ class Transform:
         if self.channels not in (1, 3):
             raise ConfigError(f"images have 1 or 3 channels, and the model takes {self.channels}")
         for name in ("mean", "std"):
-            if (got := len(getattr(self, name))) not in (1, self.channels):
-                raise ConfigError(f"{name} must be 1 or {self.channels} numbers, got {got}")
+            self._check_count(name, getattr(self, name))
         if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
             raise ConfigError(f"std must be above 0, got {self.std}, and mean finite: {self.mean}")
-        if self.recipe not in ("frame", "large-scale"):
+        if self.recipe not in get_args(Recipe):
             raise ConfigError(f"recipe must be frame or large-scale, got {self.recipe!r}")
+        if self.fit not in get_args(Fit):
+            raise ConfigError(f"fit must be fill or inside, got {self.fit!r}")
+        check_view(self.view, 1.0)
         if self.recipe == "large-scale":
-            check_border(str(self.border))
-            if self.size[0] != self.size[1]:
-                raise ConfigError(f"the recipe large-scale makes square images, got {self.size}")
-        elif self.border not in ("replicate", "reflect") and (
-            isinstance(self.border, str) or not math.isfinite(self.border)
-        ):
-            raise ConfigError(f"border must be replicate, reflect or a number, got {self.border!r}")
+            self._check_large_scale()
+        else:
+            self._check_beyond()
 
-    def __call__(self, images: Sequence[Tensor], scale: float = 1.0) -> Tensor:
-        """Turn images, each ``(C, H, W)`` uint8, into the input ``(B, C, *size)`` at a scale."""
+    def _check_count(self, name: str, values: tuple[float, ...]) -> None:
+        if len(values) not in (1, self.channels):
+            raise ConfigError(f"{name} must be 1 or {self.channels} numbers, got {len(values)}")
+
+    def _check_large_scale(self) -> None:
+        check_border(str(self.border))
+        if self.size[0] != self.size[1]:
+            raise ConfigError(f"the recipe large-scale makes square images, got {self.size}")
+        if (self.fit, self.view) != ("fill", "zoom"):
+            raise ConfigError("fit and view are for pictures: use them with the recipe frame")
+
+    def _check_beyond(self) -> None:
+        if self.border in ("replicate", "reflect"):
+            return
+        numbers = self.border if isinstance(self.border, tuple) else (self.border,)
+        if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
+            raise ConfigError(
+                "border must be replicate, reflect, a number or one number per channel, "
+                f"got {self.border!r}"
+            )
+        self._check_count("border", cast(tuple[float, ...], numbers))
+
+    def __call__(
+        self, images: Sequence[Tensor], scale: float = 1.0, canvas: int | None = None
+    ) -> Tensor:
+        """Turn images into the input of the model at a scale.
+
+        Args:
+            images: Images, each ``(C, H, W)`` uint8.
+            scale: The scale.
+            canvas: Side of a larger square around the input, in pixels, for networks that see more
+                than the input; for the recipe "frame".
+
+        Returns:
+            The input ``(B, C, *size)``, or ``(B, C, canvas, canvas)`` with the same centre.
+        """
         if len({image.shape for image in images}) == 1:
-            return self._batch(torch.stack(list(images)), scale)
-        return torch.cat([self._batch(image[None], scale) for image in images])
+            return self._batch(torch.stack(list(images)), scale, canvas)
+        return torch.cat([self._batch(image[None], scale, canvas) for image in images])
 
-    def _batch(self, images: Tensor, scale: float) -> Tensor:
+    def show(self, images: Sequence[Tensor], scale: float = 1.0) -> Tensor:
+        """Return the input at a scale with values of 0 to 1, for people to look at."""
+        shown = self(images, scale)
+        if self.recipe == "large-scale":
+            low, high = shown.amin((1, 2, 3), keepdim=True), shown.amax((1, 2, 3), keepdim=True)
+            return (shown - low) / (high - low).clamp_min(1e-9)
+        mean, std = self._statistics(shown)
+        return (shown * std + mean).clamp(0, 1)
+
+    def check_scale(self, scale: float) -> None:
+        """Raise a ConfigError for a scale at which no input can be made."""
+        check_view(self.view, scale)
+
+    def check(self, image: Tensor, scale: float) -> None:
+        """Accept an image of any size at any scale."""
+
+    def lost(self, height: int, width: int) -> float:
+        """Share of the area of an image of this size that is cropped at scale 1."""
+        if self.recipe == "large-scale":
+            return 0.0
+        factor = self._factor(height, width)
+        seen = (min(1.0, n / factor / m) for n, m in zip(self.size, (height, width), strict=True))
+        return 1 - math.prod(seen)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        return asdict(self)
+
+    def _factor(self, height: int, width: int) -> float:
+        """Magnification at scale 1."""
+        ratios = self.size[0] / height, self.size[1] / width
+        return max(ratios) if self.fit == "fill" else min(ratios)
+
+    def _batch(self, images: Tensor, scale: float, canvas: int | None) -> Tensor:
         images = images.float()
         if images.shape[1] == 3 and self.channels == 1:
             grey = images.new_tensor(GREY)
@@ -121,125 +223,17 @@ class Transform:
         if self.recipe == "large-scale":
             border = check_border(str(self.border))
             return rescale(images, scale, size=self.size[0], border=border)
-        fill = max(self.size[0] / images.shape[-2], self.size[1] / images.shape[-1])
-        resized = zoom(images / 255, scale * fill, self.size, self.border)
-        mean, std = (resized.new_tensor(v)[:, None, None] for v in (self.mean, self.std))
+        size = self.size if canvas is None else (canvas, canvas)
+        factor = self._factor(*images.shape[-2:]) * (scale if self.view == "zoom" else 1.0)
+        resized = zoom(images / 255, factor, size, self.border)
+        if self.view == "resolution":
+            resized = reduce_resolution(resized, scale)
+        mean, std = self._statistics(resized)
         return (resized - mean) / std
 
-
-class AuditImages:
-    """Images (C, H, W) uint8 with labels, read when needed; `unreadable` names those left out.
-
-    `read(i)` returns image i or raises a DataError. After a pass over all of them, `checksum` is
-    the sha256 of the shapes, pixels and labels that were read.
-    """
-
-    def __init__(
-        self,
-        source: str,
-        split: str,
-        read: Callable[[int], Tensor],
-        labels: Tensor,
-        classes: Sequence[str],
-    ) -> None:
-        self.source, self.split, self.classes = source, split, tuple(classes)
-        self.labels, self._read = labels, read
-        self.unreadable: dict[int, str] = {}
-        self.checksum = ""
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def first(self, count: int) -> list[Tensor]:
-        """Return the first `count` readable images, or all if there are fewer."""
-        tried = (self._try(index) for index in range(len(self)))
-        found = list(itertools.islice((image for image in tried if image is not None), count))
-        if not found:
-            raise DataError(f"none of the {len(self)} images of {self.source} can be read")
-        return found
-
-    def batches(
-        self, transform: Transform, batch: int, device: torch.device | str = "cpu"
-    ) -> Iterator[tuple[Rescale, Tensor]]:
-        """Yield functions from a scale to the input of a batch, with the labels of the batch."""
-        digest = hashlib.sha256()
-        for start in range(0, len(self), batch):
-            found = [(i, self._try(i)) for i in range(start, min(start + batch, len(self)))]
-            images = [image for _, image in found if image is not None]
-            labels = self.labels[[i for i, image in found if image is not None]]
-            for image, label in zip(images, labels.tolist(), strict=True):
-                digest.update(f"{tuple(image.shape)} {label}".encode())
-                digest.update(image.numpy().tobytes())
-            if images:
-                yield partial(transform, [image.to(device) for image in images]), labels
-        self.checksum = digest.hexdigest()
-
-    def _try(self, index: int) -> Tensor | None:
-        try:
-            return self._read(index)
-        except DataError as error:
-            self.unreadable[index] = str(error)
-            return None
-
-
-def open_images(
-    source: str,
-    split: str | None = None,
-    limit: int | None = None,
-    classes: Sequence[str] = (),
-    load: Callable[[str], Source] = load_source,
-) -> AuditImages:
-    """Open the images of a source; those of a folder may differ in size.
-
-    Args:
-        source: Data source, such as ``folder:photos`` or ``mnist``.
-        split: train, val, test or all; test by default, all for a folder without splits.
-        limit: Use only this many images, the first ones.
-        classes: Class names in the order of the model's logits, if it differs from the source's.
-        load: Function that loads sources other than folders.
-    """
-    kind, _, name = source.partition(":")
-    folder = Path(name).expanduser() if kind == "folder" and name else None
-    if split is None:
-        split = "all" if folder and not has_splits(folder) else "test"
-    if split not in SPLITS:
-        raise ConfigError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-    if limit is not None and limit < 1:
-        raise ConfigError(f"limit must be at least 1 image, got {limit}")
-    if folder:
-        items, names = list_pictures(folder, split)
-        labels = torch.tensor([label for _, label in items[:limit]], dtype=torch.int64)
-        found = AuditImages(source, split, lambda i: _read_file(items[i][0]), labels, names)
-    else:
-        found = _loaded(source, split, limit, load(source))
-    if classes:
-        found.labels = _reordered(found, classes)
-        found.classes = tuple(classes)
-    return found
-
-
-def _loaded(source: str, split: str, limit: int | None, data: Source) -> AuditImages:
-    parts = [getattr(data, name) for name in (SPLITS[:3] if split == "all" else [split])]
-    images = torch.cat([part.images for part in parts])[:limit]
-    labels = torch.cat([part.labels for part in parts])[:limit]
-    return AuditImages(source, split, images.__getitem__, labels, data.classes)
-
-
-def _read_file(path: Path) -> Tensor:
-    return torch.from_numpy(read_picture(path).copy()).movedim(-1, 0)
-
-
-def _reordered(images: AuditImages, classes: Sequence[str]) -> Tensor:
-    """The labels as indices into `classes`."""
-    if len(set(classes)) < len(classes):
-        twice = next(name for name in classes if list(classes).count(name) > 1)
-        raise ConfigError(f"the model's classes have the name {twice!r} twice; name each once")
-    if missing := [name for name in images.classes if name not in classes]:
-        raise ConfigError(
-            f"the images have the class {missing[0]!r}, which is not among the {len(classes)} "
-            "classes given for the model; use the same names"
-        )
-    return torch.tensor([list(classes).index(name) for name in images.classes])[images.labels]
+    def _statistics(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        mean, std = (images.new_tensor(v)[:, None, None] for v in (self.mean, self.std))
+        return mean, std
 
 
 def _weights(length: int, factor: float, size: int, border: Beyond) -> Tensor:

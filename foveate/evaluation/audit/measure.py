@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.audit.images import Beyond, Rescale, zoom
+from foveate.evaluation.audit.changes import Change, best_changes, most_confident
+from foveate.evaluation.audit.images import Beyond, Rescale, View, check_view, zoom
+from foveate.evaluation.audit.images import reduce_resolution as reduced
 from foveate.evaluation.foreign import Classifier, Classify
 from foveate.resampling import check_images
 from foveate.scales import ScaleGrid, as_scales
@@ -87,6 +89,8 @@ class Audit:
     """Results of a classifier at each of `scales`; `native` is the scale to compare with.
 
     `overall[i]` counts all images at `scales[i]`, and `per_class[i][k]` those of `classes[k]`.
+    `changes` are images whose prediction is another one than at the native scale, see
+    `foveate.evaluation.audit.changes.most_confident`.
     """
 
     scales: tuple[float, ...]
@@ -94,6 +98,7 @@ class Audit:
     classes: tuple[str, ...]
     overall: tuple[Counts, ...]
     per_class: tuple[tuple[Counts, ...], ...]
+    changes: tuple[Change, ...] = ()
 
     @property
     def count(self) -> int:
@@ -125,7 +130,9 @@ class Audit:
             }
             for scale, whole, counts in zip(self.scales, self.overall, self.per_class, strict=True)
         ]
-        return {"native": self.native, "classes": list(self.classes), "scales": points}
+        changes = [change._asdict() for change in self.changes]
+        classes = list(self.classes)
+        return {"native": self.native, "classes": classes, "scales": points, "changes": changes}
 
 
 def audit(
@@ -136,13 +143,13 @@ def audit(
     *,
     classes: Sequence[str] = (),
     border: Beyond = "replicate",
+    view: View = "zoom",
     native: float = 1.0,
     batch: int = 64,
 ) -> Audit:
     """Measure how a classifier behaves when its images are rescaled.
 
-    The images are rescaled about their centre on frames of their own size, as
-    `foveate.evaluation.audit.images.zoom` does; scale 1 is the image itself.
+    Scale 1 is the image itself, and all images keep their size in pixels.
 
     Args:
         model: Any callable from images ``(B, C, H, W)`` to logits or probabilities ``(B, K)``.
@@ -150,12 +157,21 @@ def audit(
         labels: Integer labels from 0, shape ``(N,)``.
         scales: Scales to test at; the native scale is added if it is missing.
         classes: Class names; numbers by default.
-        border: What lies beyond the images: "replicate", "reflect" or a number.
+        border: What lies beyond the images: "replicate", "reflect", a number, or a tuple of one
+            number per channel.
+        view: What scale s means. "zoom" magnifies the images s times about their centre, see
+            `foveate.evaluation.audit.images.zoom`. "resolution" shows them with s times the pixels
+            along each axis, s being at most 1, see `reduce_resolution` there.
         native: Scale whose predictions those at other scales are compared with.
         batch: Number of images per call of the model.
 
     Returns:
-        Accuracy, agreement and confidence at every scale, overall and per class.
+        Accuracy, agreement and confidence at every scale, overall and per class, and the most
+        confident changes of predictions.
+
+    Raises:
+        ConfigError: If an argument is invalid, or the model does not return finite logits.
+        DataError: If there are no images.
 
     Example:
         >>> found = audit(net, images, labels, [0.5, 1, 2])
@@ -174,8 +190,10 @@ def audit(
             f"labels must lie from 0 to {len(names) - 1}, one of {len(names)} classes, got "
             f"{int(labels.min())} to {int(labels.max())}"
         )
+    check_view(view, 1.0)
+    shown = partial(zoom, border=border) if view == "zoom" else reduced
     parts = zip(images.split(batch), labels.cpu().long().split(batch), strict=True)
-    batches = ((partial(zoom, part, border=border), chunk) for part, chunk in parts)
+    batches = ((partial(shown, part), chunk) for part, chunk in parts)
     classifier = Classifier(model, len(names), batch)
     return audit_together([classifier], batches, scales, names, native)[0]
 
@@ -196,24 +214,35 @@ def audit_together(
     others = [s for s in as_scales(scales) if not math.isclose(s, native, rel_tol=1e-9)]
     grid = tuple(sorted((*others, native)))
     order = sorted(range(len(grid)), key=lambda i: grid[i] != native)  # the native scale first
+    shown = tuple(grid[i] for i in order)
     sums = torch.zeros(len(models), len(grid), len(classes), 5, dtype=torch.float64)
+    changes: list[list[Change]] = [[] for _ in models]
+    count = 0
     with ExitStack() as stack:
         for model in models:
             stack.enter_context(measuring(model))
         for rescaled, labels in batches:
-            at_native: dict[int, Tensor] = {}
+            found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in models]
             for i in order:
                 images = rescaled(grid[i])
                 for m, model in enumerate(models):
                     confidence, prediction = _predictions(model(images), grid[i])
-                    same = prediction == at_native.setdefault(m, prediction)
+                    found[m].append((confidence, prediction))
+                    same = prediction == found[m][0][1]
                     facts = (same | True, prediction == labels, same, confidence, confidence**2)
                     rows = torch.stack([fact.double() for fact in facts], 1)
                     sums[m, i].index_add_(0, labels, rows)
                 advance(len(labels))
+            for m, each in enumerate(found):
+                new = best_changes(each, labels, shown, count)
+                changes[m] = most_confident([*changes[m], *new], most=None)
+            count += len(labels)
     if not sums.any():
         raise DataError("there are no images to audit")
-    return [_result(each, grid, native, tuple(classes)) for each in sums]
+    return [
+        _result(each, grid, native, tuple(classes), tuple(most_confident(chosen)))
+        for each, chosen in zip(sums, changes, strict=True)
+    ]
 
 
 def _predictions(logits: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -228,7 +257,11 @@ def _predictions(logits: Tensor, scale: float) -> tuple[Tensor, Tensor]:
 
 
 def _result(
-    sums: Tensor, scales: tuple[float, ...], native: float, classes: tuple[str, ...]
+    sums: Tensor,
+    scales: tuple[float, ...],
+    native: float,
+    classes: tuple[str, ...],
+    changes: tuple[Change, ...],
 ) -> Audit:
     return Audit(
         scales=scales,
@@ -236,6 +269,7 @@ def _result(
         classes=classes,
         overall=tuple(_counts(row) for row in sums.sum(1).tolist()),
         per_class=tuple(tuple(_counts(row) for row in rows) for rows in sums.tolist()),
+        changes=changes,
     )
 
 

@@ -1,27 +1,35 @@
 """Audit a model on the images of a source, beside the same model in scale channels."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from foveate import __version__
-from foveate.data.large_scale import check_scale
-from foveate.errors import ConfigError, FoveateError
-from foveate.evaluation.audit.images import AuditImages, Beyond, Recipe, Transform
-from foveate.evaluation.audit.measure import MEASURES, SCALES, Audit, audit_together, measuring
+from foveate.errors import ConfigError
+from foveate.evaluation.audit.audited_images import AuditImages
+from foveate.evaluation.audit.images import Transform
+from foveate.evaluation.audit.measure import MEASURES, SCALES, Audit, audit_together
+from foveate.evaluation.audit.run_recipe import PhotoTransform
+from foveate.evaluation.audit.transforms import AnyTransform, classifier_for
+from foveate.evaluation.audit.transforms import classifier as classifier
+from foveate.evaluation.audit.zero_shot import Beside, beside, fitting_batch
 from foveate.evaluation.foreign import Classifier
-from foveate.evaluation.models import FRAME, Model
+from foveate.evaluation.models import Model
 from foveate.evaluation.results import write_tables
-from foveate.models.channels import PAPER_SCALES, ScaleChannels
+from foveate.models.channels import PAPER_SCALES
 from foveate.models.pooling import Pool
 from foveate.provenance import commit, hardware
 from foveate.scales import ScaleGrid, as_scales
 
 AS_IT_IS, IN_CHANNELS = "as it is", "in scale channels"
+RESOLUTIONS = ScaleGrid(0.125, 1, per_octave=2)
+CROPPED = 0.01  # share of the area that a picture may lose without a note
 ENDS = ("", "_low", "_high")
 COLUMNS = ("model", "class", "scale", "count", *(m + end for m in MEASURES for end in ENDS))
 
@@ -30,11 +38,12 @@ COLUMNS = ("model", "class", "scale", "count", *(m + end for m in MEASURES for e
 class AuditReport:
     """The audits of one model, as it is and in scale channels, and how they were made.
 
-    `notes` are warnings for the reader; `unreadable` has a message for each image left out.
+    `channels` are the sides of the windows in units of the model's input. `notes` are warnings for
+    the reader; `unreadable` has a message for each image left out.
     """
 
     model: str
-    transform: Transform
+    transform: AnyTransform
     channels: tuple[float, ...]
     audits: Mapping[str, Audit]
     about: Mapping[str, Any]
@@ -59,7 +68,7 @@ class AuditReport:
         content = {
             "model": self.model,
             **self.about,
-            "transform": asdict(self.transform),
+            "transform": self.transform.to_dict(),
             "channels": self.channels,
             "notes": self.notes,
             "unreadable": self.unreadable,
@@ -68,136 +77,111 @@ class AuditReport:
         return write_tables(folder / "audit.csv", folder / "audit.json", COLUMNS, rows, content)
 
 
-def choose_transform(
-    model: Model,
-    images: AuditImages,
-    *,
-    recipe: str | None = None,
-    size: int | None = None,
-    border: Beyond | None = None,
-    mean: tuple[float, ...] | None = None,
-    std: tuple[float, ...] | None = None,
-) -> Transform:
-    """Choose how the images are turned into the model's input, where it is not given.
-
-    Networks of this package, and sources other than folders, get MNIST Large Scale, so that the
-    results compare with `foveate evaluate`; other models get the images themselves. The size is
-    that of the model's input, else of the first image. The model is called once on empty images,
-    so that wrong shapes are reported before the data is read.
-    """
-    if model.recipe is not None:
-        raise ConfigError(
-            f"{model.name} is a run on photographs, and audit does not apply its recipe: use "
-            "'foveate evaluate'"
-        )
-    image = images.first(1)[0]
-    folder = images.source.startswith("folder:")
-    usual = "frame" if folder and model.config is None else "large-scale"
-    recipe = usual if recipe is None else recipe
-    frame = (size, size) if size else _usual_frame(model, recipe, image)
-    own = model.border if recipe == "large-scale" else "replicate"
-    return Transform(
-        size=frame,
-        channels=_input_channels(model, frame, image.shape[0], len(images.classes)),
-        recipe=cast(Recipe, recipe),
-        border=own if border is None else border,
-        mean=model.mean if mean is None else mean,
-        std=model.std if std is None else std,
-    )
-
-
 def audit_beside(
     model: Model,
     images: AuditImages,
-    transform: Transform,
+    transform: AnyTransform,
     scales: ScaleGrid | Sequence[float] | None = None,
     *,
     native: float | None = None,
-    pool: Pool | None = "max",
+    pool: Pool | None = "logsumexp",
+    patch: int | None = None,
     batch: int = 32,
     advance: Callable[[int], None] = lambda count: None,
 ) -> AuditReport:
     """Audit a model, and beside it the same model in scale channels without any training.
 
-    The channels are the audited scales relative to the native one, which is the training scale of
-    a network of this package and otherwise 1. Without a `pool`, and for a model that has scale
-    channels already, the model is audited alone.
+    Channel c sees a window of c times the model's input, c being each audited scale relative to the
+    native one, which is the training scale of a network of this package and otherwise 1. With the
+    view "resolution" c is the inverse of that: the window in which the picture has its own pixels.
+    With the recipe "frame", windows that are larger than the input see the picture beyond it.
+    Without a `pool`, and for a model that has scale channels already, the model is audited alone.
+
+    Args:
+        model: The model.
+        images: Images with labels.
+        transform: From images to the model's input, see `choose_transform`.
+        scales: Scales to audit at.
+        native: Scale to compare with.
+        pool: How the logits of the channels are combined; logsumexp was best without training.
+        patch: Side of the patches that the model receives in the channels; its input by default.
+        batch: Number of images per call of the model.
+        advance: Called with the number of images that were done at a scale.
+
+    Raises:
+        ConfigError: If an argument is invalid, or the model does not return finite logits.
+        DataError: If no image can be read.
     """
     wanted = as_scales(usual_scales(transform) if scales is None else scales)
     (middle,) = as_scales([model.native if native is None else native])
     for scale in (*wanted, middle):
-        check_scale(scale)
-    net = classifier(model, len(images.classes), batch)
+        transform.check_scale(scale)
+    net = classifier_for(model, transform, len(images.classes), batch)
     models: dict[str, nn.Module] = {AS_IT_IS: net}
-    notes = []
-    if model.has_seen(images.source, images.split):
-        notes.append(
-            f"{model.name} was trained on {model.source}, so it has seen images of "
-            f"{images.source} ({images.split})"
-        )
-    channels = tuple(scale / middle for scale in wanted)
-    if pool and not model.scales:
-        try:
-            models[IN_CHANNELS] = in_channels(net, channels, transform.size, pool)
-        except ConfigError as error:
-            notes.append(f"not put into scale channels: {error}")
-    batches = images.batches(transform, batch, model.device)
+    notes, about = _seen(model, images), _about(images, model)
+    prepare: Callable[..., Tensor] = transform
+    windows = _windows(transform, wanted, middle)
+    pair = _pair(model, net, transform, windows, pool, patch, notes)
+    if pair is not None:
+        assert isinstance(transform, Transform)
+        models = {AS_IT_IS: pair.plain, IN_CHANNELS: pair.inside}
+        prepare = partial(transform, canvas=pair.side)
+        batch = fitting_batch(batch, transform.channels * pair.side**2)
+        few = [image.to(model.device) for image in images.first(min(batch, 8))]
+        cost = pair.cost(prepare(few, middle), transform.size[0])
+        about |= {"pool": pool, "patch": pair.inside.size, "cost": cost}
+    check = partial(transform.check, scale=max(*wanted, middle))
+    batches = images.batches(prepare, batch, model.device, check)
     found = audit_together(list(models.values()), batches, wanted, images.classes, middle, advance)
-    inside = IN_CHANNELS in models
+    readable = {"images": len(images.readable), "checksum": images.checksum}
     return AuditReport(
         model=model.name,
         transform=transform,
-        channels=channels if inside else (),
+        channels=windows if pair else (),
         audits=dict(zip(models, found, strict=True)),
-        about=_about(images, model, pool if inside else None),
+        about={**about, **readable},
         unreadable=tuple(images.unreadable.values()),
-        notes=(*notes, *_doubts(found[0])),
+        notes=(*notes, *_cropped(transform, images.shapes), *_doubts(found[0])),
     )
 
 
-def usual_scales(transform: Transform) -> ScaleGrid:
-    """The paper's 17 scales for MNIST Large Scale, 1/4 to 4 for other images."""
-    return PAPER_SCALES if transform.recipe == "large-scale" else SCALES
+def _windows(transform: AnyTransform, scales: Sequence[float], native: float) -> tuple[float, ...]:
+    """The sides of the channels' windows in units of the model's input."""
+    if transform.view == "resolution":
+        return tuple(native / scale for scale in reversed(scales))
+    return tuple(scale / native for scale in scales)
 
 
-def classifier(model: Model, classes: int | None = None, batch: int = 64) -> Classifier:
-    """Call the model in batches, of the one size that a graph with a fixed batch size takes."""
-    fixed = model.shape[0]
-    return Classifier(model.net, classes, fixed or batch, exact=fixed is not None)
+def _pair(
+    model: Model,
+    net: Classifier,
+    transform: AnyTransform,
+    windows: Sequence[float],
+    pool: Pool | None,
+    patch: int | None,
+    notes: list[str],
+) -> Beside | None:
+    """The model alone and in channels; None without a pool, or if it has channels or cannot."""
+    if pool is None or model.scales or isinstance(transform, PhotoTransform):
+        return None
+    try:
+        pair = beside(net, transform, windows, pool, patch)
+    except ConfigError as error:
+        notes.append(f"not put into scale channels: {error}")
+        return None
+    if patch is not None:
+        with torch.no_grad():
+            net(torch.zeros(2, transform.channels, patch, patch, device=model.device))
+    return pair
 
 
-def in_channels(
-    net: nn.Module, scales: Sequence[float], size: tuple[int, int], pool: Pool
-) -> ScaleChannels:
-    """Put a classifier into scale channels: channel s sees a window of s times the frame.
-
-    Patches are plain samples: an object made s times larger has no detail that they could alias.
-    (A DenseNet on digits, 9 channels, kept 63 % at its native scale; antialiased 51 %.)
-    """
-    if size[0] != size[1]:
-        shape = f"{size[0]} x {size[1]}"
-        raise ConfigError(f"scale channels need a square frame, got {shape}: pass --size")
-    return ScaleChannels(net, scales, size[0], pool)
-
-
-def _usual_frame(model: Model, recipe: str, image: Tensor) -> tuple[int, int]:
-    height, width = image.shape[-2:]
-    if recipe == "large-scale":
-        height = width = FRAME
-    return model.shape[2] or height, model.shape[3] or width
-
-
-def _input_channels(model: Model, size: tuple[int, int], own: int, classes: int) -> int:
-    """The number of image channels that the model takes: `own`, or the other of 1 and 3."""
-    net, errors = classifier(model, classes), []
-    with measuring(net):
-        for channels in [model.shape[1]] if model.shape[1] else [own, 4 - own]:
-            try:
-                net(torch.zeros(2, channels, *size, device=model.device))
-                return channels
-            except FoveateError as error:
-                errors.append(error)
-    raise errors[0]
+def usual_scales(transform: AnyTransform) -> ScaleGrid:
+    """The paper's 17 scales for MNIST Large Scale, 1/4 to 4 for other images; 1/8 to 1 for the view
+    "resolution"."""
+    if transform.view == "resolution":
+        return RESOLUTIONS
+    large_scale = isinstance(transform, Transform) and transform.recipe == "large-scale"
+    return PAPER_SCALES if large_scale else SCALES
 
 
 def _doubts(audit: Audit) -> list[str]:
@@ -211,13 +195,37 @@ def _doubts(audit: Audit) -> list[str]:
     ]
 
 
-def _about(images: AuditImages, model: Model, pool: Pool | None) -> dict[str, Any]:
+def _seen(model: Model, images: AuditImages) -> list[str]:
+    """A warning if the model was trained on these images."""
+    if not model.has_seen(images.source, images.split):
+        return []
+    return [
+        f"{model.name} was trained on {model.source}, so it has seen images of "
+        f"{images.source} ({images.split})"
+    ]
+
+
+def _cropped(transform: AnyTransform, shapes: Sequence[tuple[int, int]]) -> list[str]:
+    """A note on what the input does not show of the pictures even at scale 1."""
+    lost = [transform.lost(*shape) for shape in shapes]
+    if not (cut := [share for share in lost if share > CROPPED]):
+        return []
+    middle, most = (f"{100 * share:.0f} %" for share in (median(cut), max(cut)))
+    lose = f"they lose {middle} of their area (median), at most {most}"
+    if isinstance(transform, PhotoTransform):
+        words = (
+            f"reach beyond the largest window of {transform.largest:.0f} pixels at scale 1: {lose}"
+        )
+    else:
+        words = f"are cropped to the shape of the input at scale 1: {lose}; --fit inside shows all"
+    return [f"{len(cut):,} of {len(lost):,} images {words}"]
+
+
+def _about(images: AuditImages, model: Model) -> dict[str, Any]:
     return {
         "source": images.source,
         "split": images.split,
-        "images": len(images) - len(images.unreadable),
-        "checksum": images.checksum,
-        "pool": pool,
+        "pool": None,
         "version": __version__,
         "commit": commit(),
         "hardware": hardware(torch.device(model.device)),

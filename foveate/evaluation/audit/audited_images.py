@@ -1,0 +1,164 @@
+"""The images of an audit, read from a source when they are needed."""
+# Shape letters: B batch, C image channel, H W pixels.
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from foveate.data.pictures import has_splits, list_pictures, read_picture
+from foveate.data.sources import Source, load_source
+from foveate.errors import ConfigError, DataError
+from foveate.evaluation.audit.images import Rescale
+
+SPLITS = ("train", "val", "test", "all")
+Prepare = Callable[..., Tensor]
+"""From images, each ``(C, H, W)`` uint8, and a scale to the input of a model."""
+Check = Callable[[Tensor], object]
+
+
+class AuditImages:
+    """Images (C, H, W) uint8 with labels, read when needed; `unreadable` names those left out.
+
+    `read(i)` returns image i or raises a DataError, and `where(i)` names it. After a pass over all
+    of them, `readable` lists the indices of those that were used, `shapes` their heights and
+    widths, and `checksum` is the sha256 of their shapes, pixels and labels.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        split: str,
+        read: Callable[[int], Tensor],
+        labels: Tensor,
+        classes: Sequence[str],
+        where: Callable[[int], str] = str,
+    ) -> None:
+        self.source, self.split, self.classes = source, split, tuple(classes)
+        self.labels, self.read, self.where = labels, read, where
+        self.unreadable: dict[int, str] = {}
+        self.readable: list[int] = []
+        self.shapes: list[tuple[int, int]] = []
+        self.checksum = ""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def first(self, count: int) -> list[Tensor]:
+        """Return the first `count` readable images, or all if there are fewer."""
+        tried = (self._try(index) for index in range(len(self)) if index not in self.unreadable)
+        found = list(itertools.islice((image for image in tried if image is not None), count))
+        if not found:
+            raise DataError(f"none of the {len(self)} images of {self.source} can be read")
+        return found
+
+    def batches(
+        self,
+        transform: Prepare,
+        batch: int,
+        device: torch.device | str = "cpu",
+        check: Check = lambda image: None,
+    ) -> Iterator[tuple[Rescale, Tensor]]:
+        """Yield functions from a scale to the input of a batch, with the labels of the batch.
+
+        Images for which `check` raises a DataError are left out like those that cannot be read.
+        """
+        digest = hashlib.sha256()
+        self.readable, self.shapes = [], []
+        for start in range(0, len(self), batch):
+            tried = [(i, self._try(i, check)) for i in range(start, min(start + batch, len(self)))]
+            found = {i: image for i, image in tried if image is not None}
+            labels = self.labels[list(found)]
+            for image, label in zip(found.values(), labels.tolist(), strict=True):
+                digest.update(f"{tuple(image.shape)} {label}".encode())
+                digest.update(image.numpy().tobytes())
+                self.shapes.append((image.shape[-2], image.shape[-1]))
+            self.readable += found
+            if found:
+                yield partial(transform, [image.to(device) for image in found.values()]), labels
+        self.checksum = digest.hexdigest()
+
+    def _try(self, index: int, check: Check = lambda image: None) -> Tensor | None:
+        try:
+            image = self.read(index)
+        except DataError as error:
+            self.unreadable[index] = str(error)
+            return None
+        try:
+            check(image)
+        except DataError as error:
+            self.unreadable[index] = f"{self.where(index)} {error}"
+            return None
+        return image
+
+
+def open_images(
+    source: str,
+    split: str | None = None,
+    limit: int | None = None,
+    classes: Sequence[str] = (),
+    load: Callable[[str], Source] = load_source,
+) -> AuditImages:
+    """Open the images of a source; those of a folder may differ in size.
+
+    Args:
+        source: Data source, such as ``folder:photos`` or ``mnist``.
+        split: train, val, test or all; test by default, all for a folder without splits.
+        limit: Use only this many images, the first ones.
+        classes: Class names in the order of the model's logits, if it differs from the source's.
+        load: Function that loads sources other than folders.
+    """
+    kind, _, name = source.partition(":")
+    folder = Path(name).expanduser() if kind == "folder" and name else None
+    if split is None:
+        split = "all" if folder and not has_splits(folder) else "test"
+    if split not in SPLITS:
+        raise ConfigError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit must be at least 1 image, got {limit}")
+    if folder:
+        items, names = list_pictures(folder, split)
+        labels = torch.tensor([label for _, label in items[:limit]], dtype=torch.int64)
+        found = AuditImages(
+            source,
+            split,
+            lambda i: _read_file(items[i][0]),
+            labels,
+            names,
+            lambda i: f"image {items[i][0]}",
+        )
+    else:
+        found = _loaded(source, split, limit, load(source))
+    if classes:
+        found.labels = _reordered(found, classes)
+        found.classes = tuple(classes)
+    return found
+
+
+def _loaded(source: str, split: str, limit: int | None, data: Source) -> AuditImages:
+    parts = [getattr(data, name) for name in (SPLITS[:3] if split == "all" else [split])]
+    images = torch.cat([part.images for part in parts])[:limit]
+    labels = torch.cat([part.labels for part in parts])[:limit]
+    where = f"image {{}} of {source} ({split})".format
+    return AuditImages(source, split, images.__getitem__, labels, data.classes, where)
+
+
+def _read_file(path: Path) -> Tensor:
+    return torch.from_numpy(read_picture(path).copy()).movedim(-1, 0)
+
+
+def _reordered(images: AuditImages, classes: Sequence[str]) -> Tensor:
+    """The labels as indices into `classes`."""
+    if len(set(classes)) < len(classes):
+        twice = next(name for name in classes if list(classes).count(name) > 1)
+        raise ConfigError(f"the model's classes have the name {twice!r} twice; name each once")
+    if missing := [name for name in images.classes if name not in classes]:
+        raise ConfigError(
+            f"the images have the class {missing[0]!r}, which is not among the {len(classes)} "
+            "classes given for the model; use the same names"
+        )
+    return torch.tensor([list(classes).index(name) for name in images.classes])[images.labels]

@@ -1,0 +1,135 @@
+"""Pictures as a run on photographs sees them: by the recipe of the run, in its own windows."""
+# Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels, K classes.
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foveate.data.recipes import MAX_BASE, Recipe, check_resized
+from foveate.errors import ConfigError
+from foveate.evaluation.audit.images import View, check_view
+from foveate.evaluation.models import Model
+from foveate.execution import patches
+from foveate.execution.plan import Prepared, outputs
+from foveate.execution.precision import cast
+from foveate.models.channels import ScaleChannels
+from foveate.training.photos import windows_of
+
+SHOWN = 160  # most pixels of a side of what people are shown
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PhotoTransform:
+    """How pictures become the patches of a run on photographs, as in `foveate evaluate`.
+
+    Attributes:
+        recipe: Recipe of the run.
+        windows: Scale channels that cut the patches and repeat the border; without a backbone.
+        view: At scale s, "zoom" brings the short side of a picture to s times the base size.
+            "resolution" brings it to the base size, then reduces it to s times the pixels along
+            each axis and enlarges it again, both with antialiasing.
+    """
+
+    recipe: Recipe
+    windows: ScaleChannels
+    view: View = "zoom"
+
+    def __post_init__(self) -> None:
+        check_view(self.view, 1.0)
+        self.recipe.transform()
+
+    def __call__(self, images: Sequence[Tensor], scale: float = 1.0) -> Tensor:
+        """Cut pictures, each ``(C, H, W)`` uint8, into patches ``(B, S, 3, P, P)`` at a scale."""
+        cut = [self.windows.patches(self._resized(image.cpu(), scale)) for image in images]
+        return torch.cat(cut).to(images[0].device)
+
+    @property
+    def largest(self) -> float:
+        """Side of the largest window in pixels."""
+        return self.windows.size * self.windows.scales[-1]
+
+    def show(self, images: Sequence[Tensor], scale: float = 1.0) -> Tensor:
+        """Return the largest window ``(B, 3, H, W)`` at a scale, with values of 0 to 1."""
+        side = min(SHOWN, math.ceil(self.largest))
+        options: dict[str, Any] = {"padding": self.windows.padding, "antialias": True}
+        whole = ScaleChannels(nn.Identity(), [self.largest / side], side, **options)
+        found = replace(self, windows=whole)(images, scale)[:, 0]
+        mean, std = (
+            found.new_tensor(v)[:, None, None] for v in (self.recipe.mean, self.recipe.std)
+        )
+        return (found * std + mean).clamp(0, 1)
+
+    def check_scale(self, scale: float) -> None:
+        """Raise a ConfigError for a scale at which no input can be made."""
+        check_view(self.view, scale)
+        if (base := self._base(scale)) > MAX_BASE:
+            raise ConfigError(
+                f"at scale {scale:g} the short side has {base} pixels and the limit is {MAX_BASE}; "
+                "use smaller scales"
+            )
+
+    def check(self, image: Tensor, scale: float) -> None:
+        """Raise a DataError for a picture that is too large at a scale."""
+        check_resized(image, self._base(scale))
+
+    def lost(self, height: int, width: int) -> float:
+        """Share of the area of a picture of this size beyond the largest window at scale 1."""
+        factor = self.recipe.base / min(height, width)
+        seen = (min(1.0, self.largest / factor / length) for length in (height, width))
+        return 1 - math.prod(seen)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON."""
+        net, recipe = self.windows, self.recipe
+        return {
+            "recipe": recipe.name,
+            "base": recipe.base,
+            "mean": list(recipe.mean),
+            "std": list(recipe.std),
+            "view": self.view,
+            "windows": [net.size * scale for scale in net.scales],
+            "size": net.size,
+            "padding": net.padding,
+            "antialias": net.antialias,
+        }
+
+    def _base(self, scale: float) -> int:
+        return max(1, round(self.recipe.base * scale)) if self.view == "zoom" else self.recipe.base
+
+    def _at(self, scale: float) -> Recipe:
+        return replace(self.recipe, base=self._base(scale))
+
+    def _resized(self, image: Tensor, scale: float) -> Tensor:
+        """The picture as a batch of one, (1, 3, H, W)."""
+        resized = self._at(scale).transform()(image)[None]
+        if self.view == "zoom" or scale == 1:
+            return resized
+        full = list(resized.shape[-2:])
+        fewer = [max(1, round(scale * length)) for length in full]
+        for size in (fewer, full):
+            resized = F.interpolate(resized, size, mode="bilinear", antialias=True)
+        return resized
+
+
+def photo_transform(model: Model, view: View = "zoom") -> PhotoTransform:
+    """Return the transform of a model with a recipe."""
+    assert model.recipe is not None and isinstance(model.net, nn.Module)
+    return PhotoTransform(recipe=model.recipe, windows=windows_of(model.net), view=view)
+
+
+def from_patches(model: Model) -> Callable[[Tensor], Tensor]:
+    """Return the function from patches (B, S, C, P, P) to logits (B, K), in the run's precision."""
+    net = model.net
+    assert isinstance(net, nn.Module)
+
+    @torch.no_grad()
+    def classify(cut: Tensor) -> Tensor:
+        with cast(model.precision, cut.device):
+            return outputs(net, Prepared(patches, (cut,))).logits.float()
+
+    return classify

@@ -1,0 +1,231 @@
+"""`foveate audit` on photographs: the recipe of a run, and any classifier on whole pictures."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from photo_runs import SOURCE, photo_config
+from PIL import Image
+from torch import nn
+
+from foveate.cli.app import run
+from foveate.data.recipes import Recipe
+from foveate.data.sources import load_source
+from foveate.errors import ConfigError
+from foveate.evaluation.audit.audited_images import open_images
+from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, _cropped, audit_beside
+from foveate.evaluation.audit.run_recipe import from_patches
+from foveate.evaluation.audit.transforms import choose_transform
+from foveate.evaluation.models import Model, load_model
+from foveate.evaluation.test_sets import open_test_set
+from foveate.models.channels import ScaleChannels
+from foveate.training.checkpoint import RunFolder
+from foveate.training.loop import train
+
+SCALES = (0.25, 0.5, 1.0, 2.0)
+
+
+def content(out):
+    return json.loads((out / "audit.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    return train(photo_config(epochs="40"), tmp_path_factory.mktemp("photos"), workers=0).path
+
+
+@pytest.fixture(scope="module")
+def photos():
+    return open_images(SOURCE, "test")
+
+
+def test_scale_by_scale_a_run_is_right_as_often_as_evaluate_says(trained, tmp_path, capsys):
+    scales = ["--scales", ",".join(map(str, SCALES))]
+    command = ["audit", str(trained), "--source", SOURCE, *scales, "--batch", "4"]
+    assert run([*command, "--out", str(tmp_path)]) == 0
+    folder = RunFolder(trained)
+    expected = open_test_set(folder, load_source).measure(folder.net(), SCALES)
+    found = content(tmp_path)
+    points = found["audits"][AS_IT_IS]["scales"]
+    assert [p["accuracy"]["value"] for p in points] == [at.accuracy for at in expected]
+    per_class = [[c["right"] for c in p["per_class"].values()] for p in points]
+    assert per_class == [[row[k] for k, row in enumerate(at.confusion)] for at in expected]
+    assert len(set(map(str, per_class))) > 1  # a curve, not a constant
+    assert set(found["audits"]) == {AS_IT_IS} and found["channels"] == []
+    transform = found["transform"]
+    assert (transform["recipe"], transform["base"], transform["size"]) == ("photo", 48, 16)
+    assert transform["windows"] == [16.0, 32.0, 64.0]
+    page = (tmp_path / "audit.html").read_text()
+    assert "from the whole picture" in page and "short side of a picture has 48 pixels" in page
+    capsys.readouterr()
+
+
+def test_patches_are_those_of_the_recipe_at_the_scale(trained, photos):
+    model = load_model(trained)
+    transform = choose_transform(model, photos)
+    picture = photos.read(0)
+    for scale in (0.5, 1.5):
+        resized = Recipe(name="photo", base=round(48 * scale)).transform()(picture)
+        assert min(resized.shape[1:]) == round(48 * scale)
+        expected = model.net.patches(resized[None])
+        torch.testing.assert_close(transform([picture], scale), expected, rtol=0, atol=1e-6)
+
+
+def test_a_run_in_bf16_is_audited_in_bf16(trained, photos, tmp_path):
+    shutil.copytree(trained, tmp_path / "run")
+    path = tmp_path / "run" / "config.json"
+    path.write_text(path.read_text().replace('"float32"', '"bf16"'))
+    half, full = load_model(tmp_path / "run"), load_model(trained)
+    cut = choose_transform(half, photos)(photos.first(3))
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = half.net.combine(half.net.forward_patches(cut)).float()
+    assert torch.equal(from_patches(half)(cut), expected)
+    assert not torch.equal(from_patches(full)(cut), expected)
+
+
+def test_less_resolution_of_a_run(trained, photos):
+    """The same windows of the same picture, without its fine stripes."""
+    transform = choose_transform(load_model(trained), photos, view="resolution")
+    plain = replace(transform, view="zoom")
+    grey = torch.full((3, 60, 90), 77, dtype=torch.uint8)
+    torch.testing.assert_close(transform([grey], 0.25), plain([grey]), rtol=0, atol=1e-5)
+    stripes = 255 * (torch.arange(96) % 2).to(torch.uint8).expand(3, 48, 96)
+    stripes_shown, shown = transform([stripes], 0.25), plain([stripes])
+    assert stripes_shown[:, 0, 0].std() < 0.05 * shown[:, 0, 0].std()
+    assert float(stripes_shown.mean()) == pytest.approx(float(shown.mean()), abs=0.05)
+    torch.testing.assert_close(transform([stripes], 1.0), shown)
+    with pytest.raises(ConfigError, match="the view resolution has scales of at most 1, got 2"):
+        audit_beside(load_model(trained), photos, transform, [1.0, 2.0])
+    found = audit_beside(load_model(trained), photos, transform)
+    assert found.plain.scales[0] == 0.125 and found.plain.scales[-1] == 1.0
+
+
+def test_what_lies_beyond_the_windows_of_a_run_is_said(trained, photos):
+    """Windows of 64 pixels in pictures with a short side of 48 see 4/3 of it."""
+    model = load_model(trained)
+    transform = choose_transform(model, photos)
+    assert transform.lost(480, 640) == transform.lost(30, 30) == pytest.approx(0)
+    assert transform.lost(480, 1280) == transform.lost(1280, 480) == pytest.approx(0.5)
+    narrow = replace(transform, windows=ScaleChannels(nn.Identity(), [0.75, 1.0], 24))
+    assert narrow.lost(480, 480) == pytest.approx(0.75)
+    shown = narrow.show([photos.read(0)])
+    assert shown.shape == (1, 3, 24, 24) and 0 <= shown.min() < shown.max() <= 1
+    (note,) = _cropped(narrow, [(480, 480)])
+    assert note.startswith("1 of 1 images reach beyond the largest window of 24 pixels at scale 1")
+    assert "lose 75 %" in note and _cropped(transform, [(480, 480)]) == []
+
+
+def test_a_run_keeps_its_recipe(trained, photos):
+    model = load_model(trained)
+    words = r"by the recipe of the run: leave out --size, or pass --recipe frame"
+    with pytest.raises(ConfigError, match=words):
+        choose_transform(model, photos, size=32)
+    framed = choose_transform(model, photos, recipe="frame", size=32)
+    assert framed.mean == model.recipe.mean and framed.size == (32, 32)
+    with pytest.raises(ConfigError, match=r"one for each class; got \(2, 3\)"):
+        choose_transform(model, open_images(SOURCE, "test", classes=["hat", "pants", "shoes", "x"]))
+    transform = choose_transform(model, photos)
+    with pytest.raises(ConfigError, match="5760 pixels and the limit is 4096; use smaller scales"):
+        audit_beside(replace(model, recipe=None), photos, replace(
+            transform, recipe=replace(transform.recipe, base=90)), [64.0])  # fmt: skip
+
+
+def test_a_picture_too_narrow_for_the_recipe_is_left_out(trained, tmp_path, capsys):
+    for name in ("hat", "pants", "shoes"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        Image.new("RGB", (30, 40), "red").save(tmp_path / "in" / name / "1.png")
+    Image.new("RGB", (1, 9000), "red").save(tmp_path / "in" / "hat" / "2.png")
+    command = ["audit", str(trained), "--source", f"folder:{tmp_path / 'in'}", "--split", "all"]
+    assert run([*command, "--scales", "1", "--out", str(tmp_path / "out")]) == 0
+    found = content(tmp_path / "out")
+    (left,) = found["unreadable"]
+    assert "2.png has 1x9000 pixels: with a short side of 48" in left and found["images"] == 3
+    capsys.readouterr()
+
+
+# Any classifier
+
+
+def by_colour(images):
+    """Three classes, from the mean colour of an input of any size."""
+    return 20 * images.mean((2, 3))
+
+
+MODEL = Model(name="m", net=by_colour, shape=(None, 3, 24, 24))
+
+
+def test_what_is_cropped_is_said(photos):
+    transform = choose_transform(MODEL, photos)
+    found = audit_beside(MODEL, photos, transform, [0.5, 1.0], pool=None)
+    shapes = [photos.read(i).shape[1:] for i in range(len(photos))]
+    lost = [1 - min(shape) / max(shape) for shape in shapes]
+    cut = sorted(share for share in lost if share > 0.01)
+    (note,) = [note for note in found.notes if "cropped" in note]
+    assert note.startswith(f"{len(cut)} of {len(shapes)} images are cropped")
+    assert f"at most {100 * cut[-1]:.0f} %; --fit inside shows all" in note
+    inside = audit_beside(MODEL, photos, replace(transform, fit="inside"), [0.5, 1.0], pool=None)
+    assert not [note for note in inside.notes if "cropped" in note]
+
+
+def test_scale_channels_without_training_are_a_wrapped_network_on_the_pictures(photos):
+    """At scale 2 the network sees the picture at twice the size, not only its centre."""
+    transform = choose_transform(MODEL, photos)
+    scales = [0.5, 1.0, 2.0]
+    found = audit_beside(MODEL, photos, transform, scales, patch=12, batch=5)
+    net = ScaleChannels(_Colours(), [1.0, 2.0, 4.0], 12, "logsumexp", antialias=True)
+    for i, scale in enumerate(scales):
+        pictures = [photos.read(k) for k in range(len(photos))]
+        wide = torch.cat([transform([picture], scale, 48) for picture in pictures])
+        right = int((net(wide).argmax(1) == photos.labels).sum())
+        assert found.audits[IN_CHANNELS].overall[i].right == right
+    assert found.about["pool"] == "logsumexp" and found.about["patch"] == 12
+    assert found.about["cost"]["pixels"] == 3 / 4 and found.about["cost"]["time"] > 0
+    alone = audit_beside(MODEL, photos, transform, scales, pool=None)
+    for one, other in zip(found.plain.overall, alone.plain.overall, strict=True):
+        assert (one.right, one.agreeing) == (other.right, other.agreeing)
+
+
+class _Colours(nn.Module):
+    def forward(self, images):
+        return by_colour(images)
+
+
+def test_windows_of_the_view_resolution_hold_the_picture_at_its_own_pixels(photos):
+    transform = choose_transform(MODEL, photos, view="resolution")
+    found = audit_beside(MODEL, photos, transform, [0.25, 0.5, 1.0])
+    assert found.channels == (1.0, 2.0, 4.0)
+
+
+def test_windows_without_end_are_refused(photos):
+    transform = choose_transform(replace(MODEL, shape=(None, 3, None, None)), photos, size=4096)
+    with pytest.raises(ConfigError, match="GB are free; use a smaller --size"):
+        audit_beside(MODEL, photos, transform, [1.0, 64.0])
+
+
+def test_options_reach_the_command(tmp_path, capsys, monkeypatch):
+    (tmp_path / "colours.py").write_text("def net(images):\n    return images.mean((2, 3))\n")
+    monkeypatch.chdir(tmp_path)
+    command = ["audit", "colours:net", "--source", SOURCE, "--size", "20", "--limit", "12"]
+    options = ["--view", "resolution", "--fit", "inside", "--border", "0.5,0.25,1"]
+    options += ["--patch", "10", "--pool", "probabilities"]
+    assert run([*command, *options]) == 0
+    found = content(tmp_path / "audit")
+    known = {"view": "resolution", "fit": "inside", "border": [0.5, 0.25, 1.0], "size": [20, 20]}
+    assert {key: found["transform"][key] for key in known} == known
+    assert (found["patch"], found["pool"]) == (10, "probabilities")
+    assert found["audits"][AS_IT_IS]["scales"][0]["scale"] == 0.125
+    capsys.readouterr()
+    cases = {
+        "the view resolution has scales of at most 1, got 2": ["--scales", "1,2"],
+        "border must be 1 or 3 numbers, got 2": ["--border", "1,2"],
+        "border must be replicate": ["--border", "1,b"],
+        "fit must be fill or inside": ["--fit", "out"],
+        "view must be zoom or resolution": ["--view", "near"],
+        "size must be 1 to": ["--patch", "99999999"],
+    }
+    for words, changed in cases.items():
+        assert run([*command, "--view", "resolution", *changed]) == 2
+        err = capsys.readouterr().err
+        assert words in err and err.count("\n") == 1

@@ -1,0 +1,45 @@
+"""Progress of the command line: nothing for short work, lines in a log, a bar on a terminal."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from foveate.cli import console
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass only when told to."""
+    now = [1000.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_log_gets_a_line_now_and_then(clock, capsys):
+    with console.progress("images", 4000) as advance:
+        for _ in range(39):
+            clock[0] += 10
+            advance(100)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "images: 300 of 4,000 (7 %), about 0:06:10 left"
+    assert lines[1] == "images: 600 of 4,000 (15 %), about 0:05:40 left"
+    assert len(lines) == 13
+
+
+def test_short_work_leaves_no_line(clock, capsys):
+    with console.progress("images", 1000) as advance:
+        for _ in range(29):
+            clock[0] += 1
+            advance(30)
+        clock[0] += 30
+        advance(130)  # done: there is nothing left to wait for
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_gets_a_bar(monkeypatch):
+    shown = io.StringIO()
+    monkeypatch.setattr(console, "ERRORS", Console(file=shown, force_terminal=True, width=80))
+    with console.progress("images", 10) as advance:
+        advance(10)
+    assert "10/10" in shown.getvalue() and "about" not in shown.getvalue()
