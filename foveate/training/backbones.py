@@ -1,11 +1,12 @@
 """Backbones for scale channels: of timm, of torchvision, or of a factory of one's own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from foveate.errors import ConfigError
@@ -69,13 +70,27 @@ def load_backbone(backbone: nn.Module, weights: dict[str, Tensor], path: Path) -
             "use weights that were saved from this backbone"
         )
     backbone.load_state_dict({n: t for n, t in weights.items() if n not in other}, strict=False)
+    _start_at_zero(own[name] for name in other)
+
+
+def _start_at_zero(head: Iterable[Tensor]) -> None:
+    """Let a new classifier on pretrained features begin with equal logits for all classes.
+
+    timm draws the weights of some classifiers so large that channels disagree strongly at first.
+    """
+    with torch.no_grad():
+        for tensor in head:
+            tensor.zero_()
 
 
 def _of_timm(name: str, channels: int, classes: int, size: int, pretrained: bool) -> nn.Module:
     options: dict[str, Any] = {"num_classes": classes, "in_chans": channels}
     if fixed_size(name):
         options["img_size"] = size
-    return timm_model(name, pretrained=pretrained, **options)
+    net: Any = timm_model(name, pretrained=pretrained, **options)
+    if pretrained and net.pretrained_cfg["num_classes"] != classes:
+        _start_at_zero(net.get_classifier().parameters())
+    return net  # type: ignore[no-any-return]
 
 
 def timm_model(name: str, **options: Any) -> nn.Module:
@@ -128,6 +143,8 @@ def _of_torchvision(
     place, head = linear[-1]
     owner, _, last = place.rpartition(".")
     new = nn.Linear(head.in_features, classes, bias=head.bias is not None)
+    if pretrained:
+        _start_at_zero(new.parameters())
     setattr(net.get_submodule(owner), last, new)
     return net
 
