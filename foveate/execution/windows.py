@@ -125,8 +125,10 @@ def run_windows(trunk: nn.Sequential, cut: Tensor, moments: Moments | None = Non
     grid = active.unflatten(0, cut.shape[:3]).permute(0, 3, 1, 2)
     features = F.conv2d(grid, grouped, second.bias)
     for layer in list(trunk)[at + 1 :]:
-        narrow = isinstance(layer, nn.Conv2d) and layer.stride == (1, 1) and layer.in_channels < 32
-        features = _convolved(features, layer) if narrow else layer(features)
+        if isinstance(layer, nn.Conv2d) and layer.stride == (1, 1) and layer.in_channels < 32:
+            features = _convolved(features, layer)
+        else:
+            features = layer(features)
     return features
 
 
@@ -134,9 +136,8 @@ def _convolved(images: Tensor, layer: nn.Conv2d) -> Tensor:
     """Apply a 3 × 3 convolution of stride 1 to (N, C, H, W), under autocast in its precision."""
     kind = images.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else images.dtype
-    given = (
-        tensor.to(dtype) for tensor in (images, layer.weight, layer.bias) if tensor is not None
-    )
+    assert layer.bias is not None
+    given = (tensor.to(dtype) for tensor in (images, layer.weight, layer.bias))
     found: Tensor = _Convolution.apply(*given)  # type: ignore[no-untyped-call]
     return found
 
