@@ -94,6 +94,7 @@ def test_half_precision_gradients_are_rounded_once(dtype):
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 def test_transforms_and_compilers_are_served_with_antialiasing():
     images = torch.randn(2, 1, 57, 90, device="cuda")
 
