@@ -19,7 +19,8 @@ def photo_config(**changes):
     from foveate.training.presets import preset
 
     changes = {key.replace("__", "."): value for key, value in changes.items()}
-    return fitted(preset("fovavg").changed({**SETTINGS, **changes}), load_source)
+    given = {**SETTINGS, **changes}
+    return fitted(preset("fovavg").changed(given), load_source, given)
 
 
 def backbone(channels, classes):

@@ -10,6 +10,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from photo_runs import photo_config
+from PIL import Image
 from safetensors.torch import save_file
 from tiny_runs import AS_TINY, MODEL, same_bits, tiny, weights
 from torch import nn
@@ -227,11 +228,29 @@ def test_a_run_fine_tunes_a_backbone_from_a_file_and_loads_without_trust(tmp_pat
     assert float(change.abs().max()) < 0.1  # Adam moves a weight by about its rate a step
 
 
-def test_the_preset_has_seven_windows_and_the_normalisation_of_its_backbone(tmp_path):
+def windows_of(config):
+    return [round(config.model.size * scale) for scale in config.model.scales]
+
+
+def test_windows_follow_the_pictures_unless_they_are_given(tmp_path):
+    """From a quarter of the base size to twice the long side of the median picture."""
+    for number, shape in enumerate([(30, 30), (60, 30), (30, 60), (90, 30)] * 2):
+        path = tmp_path / ("train" if number < 4 else "test") / "a" / f"{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", shape, (number, 0, 9)).save(path)
+    plain = replace(preset("finetune"), source=f"folder:{tmp_path}")
+    assert windows_of(plain) == [56, 79, 112, 158, 224, 317, 448]
+    found = fitted(plain, load_source)
+    assert windows_of(found) == [56, 79, 112, 158, 224, 317, 448, 634, 896]  # 2 x 2 x 224
+    half = fitted(plain.changed({"recipe.base": "112"}), load_source, {"recipe.base"})
+    assert windows_of(half) == [28, 40, 56, 79, 112, 158, 224, 317, 448]
+    assert fitted(plain, load_source, {"model.scales"}).model.scales == plain.model.scales
+    assert fitted(replace(plain, backbone=""), load_source).model.scales == plain.model.scales
+
+
+def test_the_preset_has_the_normalisation_of_its_backbone(tmp_path):
     source = f"folder:{Path(__file__).parent / 'data' / 'photographs'}"
     config = fitted(replace(preset("finetune"), source=source), load_source)
-    windows = [round(config.model.size * scale) for scale in config.model.scales]
-    assert windows == [56, 79, 112, 158, 224, 317, 448]
     assert config.model.classes == 3 and config.model.antialias
     assert config.recipe.mean == config.recipe.std == (0.5, 0.5, 0.5)
     own = fitted(replace(config, backbone=""), load_source, {"recipe.mean": ""})

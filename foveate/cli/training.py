@@ -71,7 +71,10 @@ def train(
     ] = None,
     windows: Annotated[
         str | None,
-        typer.Option(help="Windows of the channels in pixels, two per octave, as 56-448."),
+        typer.Option(
+            help="Windows of the channels in pixels, two per octave, as 56-448; for a backbone on "
+            "photographs by the pictures if not given."
+        ),
     ] = None,
     recipe: Annotated[
         str | None,
@@ -304,6 +307,7 @@ def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) ->
     if windows is not None:
         scales = parse_windows(windows, config.model.size)
         config = replace(config, model=replace(config.model, scales=scales))
+        given["model.scales"] = windows
     for key in ("scales", "size", "border"):
         if key in given and is_made(config.source):
             raise ConfigError(f"the images in {config.source} are made already: leave out {key}")

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any, Literal
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from foveate.checks import check_memory
+from foveate.data.decoding import read_header
 from foveate.data.large_scale import rescale
 from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import Recipe
@@ -18,13 +21,15 @@ from foveate.data.sources import Load as Load
 from foveate.data.sources import Source, open_source
 from foveate.data.splits import SplitName
 from foveate.data.store import ScaledFile, draw
-from foveate.errors import ConfigError
+from foveate.errors import ConfigError, DataError
 from foveate.execution.captured import CHUNK, Batch
 from foveate.execution.plan import Prepared, prepare
-from foveate.scales import parse_scales
+from foveate.scales import ScaleGrid, parse_scales
 from foveate.training.backbones import normalisation
 from foveate.training.config import Precision, TrainConfig
 
+LISTED = 1000  # pictures whose headers tell the sizes of all
+MAX_WINDOW = 8  # times the base size: very long pictures do not decide
 PHOTO_SHAPE = (3,)  # channels of a picture by the recipe photo; it has any size
 Show = Callable[[Tensor, Tensor], Tensor]
 """Brings images (N, C, h, w) with their indices (N,) to their scales."""
@@ -179,8 +184,9 @@ def fitted(
     """Let the recipe and the model's channels and classes follow the source, unless `given`.
 
     Colour pictures in a folder or in tars have the recipe `photo`: the model cuts its windows with
-    antialiasing, and inputs are normalised as a timm backbone expects. Data set files also decide
-    the size, the scales and the border of the images.
+    antialiasing, and inputs are normalised as a timm backbone expects. For a backbone the windows
+    follow from the pictures, see `propose_windows`. Data set files also decide the size, the scales
+    and the border of the images.
     """
     config = replace(config, recipe=_fitted_recipe(config))
     if is_photo(config):
@@ -189,7 +195,10 @@ def fitted(
         if config.recipe and not {"recipe.mean", "recipe.std"} & set(given):
             known = normalisation(config.backbone)
             config = replace(config, recipe=replace(config.recipe, **known))  # type: ignore[arg-type]
-        follows = {"channels": PHOTO_SHAPE[0], "classes": classes, "antialias": True}
+        follows: dict[str, Any] = {"channels": PHOTO_SHAPE[0], "classes": classes}
+        follows["antialias"] = True
+        if config.backbone:
+            follows["scales"] = propose_windows(config)
         return _following(config, follows, given)
     images = open_source(config.source, load, stream)
     if made := [file for file in made_files(config.source) if "train" in file.counts]:
@@ -201,6 +210,25 @@ def fitted(
         config = replace(config, **changes)
     follows = {"channels": images.shape[0], "classes": images.num_classes}
     return _following(config, follows, given)
+
+
+def propose_windows(config: TrainConfig) -> ScaleGrid:
+    """Propose windows for objects of 1/4 to 2 times the size that they have in the pictures.
+
+    The smallest window is a quarter of the base size of the recipe, the largest twice the long side
+    of a typical picture: of the median aspect ratio. For tars these are the model's own.
+    """
+    assert config.recipe is not None
+    model, base, images = config.model, config.recipe.base, open_pictures(config.source)
+    if not isinstance(folder := images.shards[0], PictureFolder):
+        return model.scales
+    items, aspects = folder.items["train"], []
+    for path, _ in items[:: max(1, len(items) // LISTED)]:
+        with suppress(DataError):  # told when the picture is needed
+            header = read_header(path)
+            aspects.append(max(header.width, header.height) / min(header.width, header.height))
+    longest = 2 * base * (median(aspects) if aspects else 1)
+    return ScaleGrid.windows(base / 4, min(longest, MAX_WINDOW * base), model.size)
 
 
 def _following(config: TrainConfig, follows: dict[str, Any], given: Collection[str]) -> TrainConfig:

@@ -35,13 +35,12 @@ from foveate.execution.captured import Batch
 from foveate.execution.plan import Prepared
 from foveate.models.channels import ScaleChannels
 from foveate.training.config import TrainConfig
-from foveate.training.data import Batches, open_pictures
+from foveate.training.data import LISTED, Batches, open_pictures
 from foveate.training.interrupt import SIGNALS
 from foveate.training.skipped import Bad, Skipped
 
 MOST_WORKERS = 8  # by default
 AHEAD = 1 << 29  # bytes of patches above which each worker prepares one batch ahead, not two
-LISTED = 1000  # pictures whose headers tell the range of sizes
 PR_SET_PDEATHSIG = 1  # of prctl(2): the signal to get when the parent dies
 GRACE = 20  # seconds for which a worker outlives a SIGTERM, so that the run can still be saved
 Draws = tuple[int, int]
