@@ -1,0 +1,135 @@
+"""Accuracy over size on photographs: scale channels against the whole frame, by the commands alone.
+
+python benchmarks/photographs.py run FOLDER WEIGHTS --out DIR     train and test; go on if stopped
+python benchmarks/photographs.py table DIR                        the table in Markdown
+
+FOLDER has train, validation and test with a folder per class; WEIGHTS are those of timm's
+tf_efficientnet_lite0 (.safetensors). Settings are chosen by --split val; the default is the test.
+"""
+
+import argparse
+import csv
+import shlex
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import mean, stdev
+
+SCALES = (0.25, 0.3536, 0.5, 0.7071, 1.0, 1.4142, 2.0)
+NAMES = ("1/4", "0.35", "1/2", "0.71", "1", "1.41", "2")
+FRAME = ["--set", "model.size=448", "--set", "model.scales=1", "--set", "model.pool=avg"]
+SMALL = ["--set", "model.size=224", "--set", "model.scales=2", "--set", "model.pool=avg"]
+SIZES = ["--set", "recipe.sizes=[0.25,2]"]
+AVG = ["--set", "model.size=112", "--set", "model.pool=avg"]
+ROWS = {  # by name: what the table says, and the options of `foveate train finetune`
+    "frame": ("whole frame of 448, one size", FRAME),
+    "small": ("whole frame of 448 in 224 pixels, one size", SMALL),
+    "sizes": ("whole frame of 448, all sizes in training", [*FRAME, *SIZES]),
+    "longer": ("the same for 24 epochs", [*FRAME, *SIZES, "--epochs", "24"]),
+    "avg": ("scale channels of 112 pixels, avg, one size", AVG),
+    "finetune": ("**scale channels of 160 pixels, logsumexp, one size**", []),
+    "both": ("the same, all sizes in training", SIZES),
+}
+TESTS = {  # of the runs of a row: other channels, at all scales or at each its own
+    "averaged": ("all sizes, logits averaged over 5 windows", "sizes", "224-896"),
+    "oracle": ("one size, the window scaled with the photograph (oracle)", "frame", "448"),
+}
+
+
+def run(options: argparse.Namespace) -> None:
+    """Train and test every row with every seed, some at a time."""
+    jobs = [(row, seed) for seed in range(options.seeds) for row in options.rows]
+    with ThreadPoolExecutor(options.parallel) as pool:
+        for line in pool.map(lambda job: _one(options, *job), jobs):
+            print(line, flush=True)
+
+
+def _one(options: argparse.Namespace, row: str, seed: int) -> str:
+    folder, begun = options.out / f"{row}-{seed}", time.perf_counter()
+    if time.perf_counter() - options.begun > options.limit:
+        return f"{row} {seed}: left for another time"
+    source = ["--source", f"folder:{options.folder}", "--weights", str(options.weights)]
+    change = [*ROWS[row][1], *options.options, "--seed", str(seed)]
+    workers = ["--workers", str(options.workers), "--device", options.device]
+    _foveate(folder, "train", "finetune", *source, *change, *workers, "--out", str(folder))
+    seconds = time.perf_counter() - begun
+    found = _test(options, folder, "all", SCALES)
+    for name, (_, of, windows) in TESTS.items():
+        if of == row and name == "averaged":
+            _test(options, folder, name, SCALES, "--windows", windows, "--pool", "avg")
+        elif of == row:
+            for scale in SCALES:
+                _test(options, folder, name, [scale], "--windows", f"{int(windows) * scale:.0f}")
+    return f"{row} {seed}: {seconds:.0f} s, {' '.join(f'{100 * a:.1f}' for a in found)}"
+
+
+def _test(
+    options: argparse.Namespace, folder: Path, name: str, scales: Sequence[float], *change: str
+) -> list[float]:
+    out = folder / options.split / (name if len(scales) > 1 else f"{name}-{scales[0]}")
+    if not (out / "accuracy.csv").exists():
+        asked = ["--split", options.split, "--scales", ",".join(map(str, scales)), *change]
+        _foveate(folder, "evaluate", str(folder), *asked, "--device", options.device, "--trust",
+                 "--out", str(out))  # fmt: skip
+    with (out / "accuracy.csv").open() as file:
+        return [float(line["accuracy"]) for line in csv.DictReader(file)]
+
+
+def _foveate(folder: Path, *arguments: str) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".log").open("a") as log:
+        print("foveate", *arguments, file=log, flush=True)
+        command = [sys.executable, "-m", "foveate", *arguments]
+        subprocess.run(command, stdout=log, stderr=log, check=True)
+
+
+def table(options: argparse.Namespace) -> None:
+    """Print the mean and the standard deviation over the seeds, in percent."""
+    found: dict[str, dict[int, dict[float, float]]] = defaultdict(lambda: defaultdict(dict))
+    for path in sorted(options.out.glob(f"*/{options.split}/*/accuracy.csv")):
+        row, _, seed = path.parts[-4].rpartition("-")
+        name = path.parts[-2].partition("-")[0]
+        with path.open() as file:
+            for line in csv.DictReader(file):
+                key = row if name == "all" else name
+                found[key][int(seed)][float(line["scale"])] = 100 * float(line["accuracy"])
+    print("| network | " + " | ".join(NAMES) + " | mean | seeds |")
+    print("|---" * (len(NAMES) + 3) + "|")
+    titles = {name: title for name, (title, *_) in (ROWS | TESTS).items()}
+    for name in (name for name in titles if name in found):
+        runs = [values for values in found[name].values() if len(values) == len(SCALES)]
+        cells = [_cell([values[scale] for values in runs]) for scale in SCALES]
+        cells.append(_cell([mean(values.values()) for values in runs]))
+        print(f"| {titles[name]} | " + " | ".join(cells) + f" | {len(runs)} |")
+
+
+def _cell(values: list[float]) -> str:
+    spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{mean(values):.1f}{spread}"
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers(required=True)
+    one, other = commands.add_parser("run"), commands.add_parser("table")
+    one.add_argument("folder", type=Path)
+    one.add_argument("weights", type=Path)
+    one.add_argument("--out", type=Path, required=True)
+    one.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS))
+    one.add_argument("--seeds", type=int, default=3)
+    one.add_argument("--parallel", type=int, default=5)
+    one.add_argument("--workers", type=int, default=3)
+    one.add_argument("--device", default="cuda")
+    one.add_argument("--limit", type=float, default=1e9, help="seconds after which none starts")
+    one.add_argument("--options", default=[], type=shlex.split, help="of foveate train, all rows")
+    other.add_argument("out", type=Path)
+    for command, work in ((one, run), (other, table)):
+        command.add_argument("--split", choices=["val", "test"], default="test")
+        command.set_defaults(work=work)
+    given = parser.parse_args()
+    given.begun = time.perf_counter()
+    given.work(given)
