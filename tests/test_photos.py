@@ -34,7 +34,9 @@ STEPS = 3  # of an epoch: 24 pictures in batches of 10
 
 
 def opened(config, split="train", workers=0):
-    return open_batches(config, split, build_net(config), CPU, False, load_source, workers)
+    return open_batches(
+        config, split, build_net(config, trust=True), CPU, False, load_source, workers
+    )
 
 
 def cut(batches, order, batch, draws=(0, 0)):
@@ -76,6 +78,30 @@ def test_batches_are_the_pictures_one_by_one(split, count, antialias, workers):
         assert int(labels[place]) == label
         assert torch.equal(inputs[place], expected)
     assert not multiprocessing.active_children()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own code
+def test_on_a_gpu_batches_are_those_of_the_cpu_and_runs_repeat(tmp_path):
+    """The run cuts patches on the GPU; the bound is that of the kernel's own tests."""
+    config, cuda = photo_config(backbone="photo_runs:backbone"), torch.device("cuda")
+    here, labels, _ = cut(opened(config), torch.arange(24), 10, (7, 2))
+    net = build_net(config, trust=True).to(cuda)
+    batches = open_batches(config, "train", net, cuda, False, load_source, 2)
+    there, same, _ = cut(batches, torch.arange(24), 10, (7, 2))
+    torch.testing.assert_close(there.cpu(), here, atol=1e-5, rtol=0)
+    assert torch.equal(same.cpu(), labels)
+    whole = train(config, tmp_path / "whole", device="cuda", workers=2)
+
+    def stop(config, progress, steps):
+        if progress.epoch * steps + progress.step == STEPS + 1:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "stopped", device="cuda", workers=0, watch=stop)
+    again = train(config, tmp_path / "stopped", device="cuda", workers=1)
+    assert same_bits(weights(again.path), weights(whole.path))
 
 
 def test_augmentation_depends_on_seed_epoch_and_index_alone():
