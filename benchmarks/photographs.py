@@ -1,10 +1,12 @@
 """Accuracy over size on photographs: scale channels against the whole frame, by the commands alone.
 
-python benchmarks/photographs.py run FOLDER WEIGHTS --out DIR     train and test; go on if stopped
-python benchmarks/photographs.py table DIR                        the table in Markdown
+python benchmarks/photographs.py run FOLDER --weights FILE --out DIR   train and test; or go on
+python benchmarks/photographs.py run CIFAR --suite cifar --out DIR     the same on CIFAR-10
+python benchmarks/photographs.py table DIR [--suite cifar]             the table in Markdown
 
-FOLDER has train, validation and test with a folder per class; WEIGHTS are those of timm's
-tf_efficientnet_lite0 (.safetensors). Settings are chosen by --split val; the default is the test.
+FOLDER has train, validation and test with a folder per class; FILE are the weights of timm's
+tf_efficientnet_lite0 (.safetensors). CIFAR is the same kind of folder, and its networks start with
+random weights. Settings are chosen by --split val; the default is the test.
 """
 
 import argparse
@@ -18,31 +20,67 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean, stdev
+from typing import NamedTuple
 
-SCALES = (0.25, 0.3536, 0.5, 0.7071, 1.0, 1.4142, 2.0)
-NAMES = ("1/4", "0.35", "1/2", "0.71", "1", "1.41", "2")
 FRAME = ["--set", "model.size=448", "--set", "model.scales=1", "--set", "model.pool=avg"]
 SMALL = ["--set", "model.size=224", "--set", "model.scales=2", "--set", "model.pool=avg"]
 SIZES = ["--set", "recipe.sizes=[0.25,2]"]
 AVG = ["--set", "model.size=112", "--set", "model.pool=avg"]
-ROWS = {  # by name: what the table says, and the options of `foveate train finetune`
-    "frame": ("whole frame of 448, one size", FRAME),
-    "small": ("whole frame of 448 in 224 pixels, one size", SMALL),
-    "sizes": ("whole frame of 448, all sizes in training", [*FRAME, *SIZES]),
-    "longer": ("the same for 24 epochs", [*FRAME, *SIZES, "--epochs", "24"]),
-    "avg": ("scale channels of 112 pixels, avg, one size", AVG),
-    "finetune": ("**scale channels of 160 pixels, logsumexp, one size**", []),
-    "both": ("the same, all sizes in training", SIZES),
-}
-TESTS = {  # of the runs of a row: other channels, at all scales or at each its own
-    "averaged": ("all sizes, logits averaged over 5 windows", "sizes", "224-896"),
-    "oracle": ("one size, the window scaled with the photograph (oracle)", "frame", "448"),
+CIFAR = [
+    "--backbone", "timm:resnet18", "--epochs", "20", "--batch", "128", "--set", "model.size=64",
+    "--set", "model.padding=reflect", "--set", "recipe.base=32", "--set", "recipe.shift=4",
+    "--set", "learning_rate=2e-3", "--set", "weight_decay=0.05",
+]  # fmt: skip
+WHOLE = ["--set", "model.scales=1", "--set", "model.pool=avg"]
+
+
+class Suite(NamedTuple):
+    """By name: what the table says of a row, and the options of `foveate train finetune`.
+
+    `tests` are of the runs of a row: other windows at all scales, or scaled with the picture.
+    """
+
+    common: list[str]
+    scales: tuple[float, ...]
+    rows: dict[str, tuple[str, list[str]]]
+    tests: dict[str, tuple[str, str, str]]
+
+
+SUITES = {
+    "photographs": Suite(
+        [],
+        (0.25, 0.3536, 0.5, 0.7071, 1.0, 1.4142, 2.0),
+        {
+            "frame": ("whole frame of 448, one size", FRAME),
+            "small": ("whole frame of 448 in 224 pixels, one size", SMALL),
+            "sizes": ("whole frame of 448, all sizes in training", [*FRAME, *SIZES]),
+            "longer": ("the same for 24 epochs", [*FRAME, *SIZES, "--epochs", "24"]),
+            "avg": ("scale channels of 112 pixels, avg, one size", AVG),
+            "finetune": ("**scale channels of 160 pixels, logsumexp, one size**", []),
+            "both": ("the same, all sizes in training", SIZES),
+        },
+        {
+            "averaged": ("all sizes, logits averaged over 5 windows", "sizes", "224-896"),
+            "oracle": ("one size, the window scaled with the photograph (oracle)", "frame", "448"),
+        },
+    ),
+    "cifar": Suite(
+        CIFAR,
+        (0.5, 0.5946, 0.7071, 0.8409, 1.0, 1.1892, 1.4142, 1.6818, 2.0),
+        {
+            "frame": ("whole frame of 64, one size", WHOLE),
+            "sizes": ("the same, all sizes", [*WHOLE, "--set", "recipe.sizes=[0.5,2]"]),
+            "channels": ("**scale channels of 64 pixels, one size**", ["--windows", "16-64"]),
+        },
+        {},
+    ),
 }
 
 
 def run(options: argparse.Namespace) -> None:
     """Train and test every row with every seed, some at a time."""
-    jobs = [(row, seed) for seed in range(options.seeds) for row in options.rows]
+    rows = options.rows or options.suite.rows
+    jobs = [(row, seed) for seed in range(options.seeds) for row in rows]
     with ThreadPoolExecutor(options.parallel) as pool:
         for line in pool.map(lambda job: _one(options, *job), jobs):
             print(line, flush=True)
@@ -52,17 +90,19 @@ def _one(options: argparse.Namespace, row: str, seed: int) -> str:
     folder, begun = options.out / f"{row}-{seed}", time.perf_counter()
     if time.perf_counter() - options.begun > options.limit:
         return f"{row} {seed}: left for another time"
-    source = ["--source", f"folder:{options.folder}", "--weights", str(options.weights)]
-    change = [*ROWS[row][1], *options.options, "--seed", str(seed)]
+    suite, source = options.suite, ["--source", f"folder:{options.folder}"]
+    if options.weights:
+        source += ["--weights", str(options.weights)]
+    change = [*suite.common, *suite.rows[row][1], *options.options, "--seed", str(seed)]
     workers = ["--workers", str(options.workers), "--device", options.device]
     _foveate(folder, "train", "finetune", *source, *change, *workers, "--out", str(folder))
     seconds = time.perf_counter() - begun
-    found = _test(options, folder, "all", SCALES)
-    for name, (_, of, windows) in TESTS.items():
-        if of == row and name == "averaged":
-            _test(options, folder, name, SCALES, "--windows", windows, "--pool", "avg")
+    found = _test(options, folder, "all", suite.scales)
+    for name, (_, of, windows) in suite.tests.items():
+        if of == row and "-" in windows:
+            _test(options, folder, name, suite.scales, "--windows", windows, "--pool", "avg")
         elif of == row:
-            for scale in SCALES:
+            for scale in suite.scales:
                 _test(options, folder, name, [scale], "--windows", f"{int(windows) * scale:.0f}")
     return f"{row} {seed}: {seconds:.0f} s, {' '.join(f'{100 * a:.1f}' for a in found)}"
 
@@ -97,12 +137,13 @@ def table(options: argparse.Namespace) -> None:
             for line in csv.DictReader(file):
                 key = row if name == "all" else name
                 found[key][int(seed)][float(line["scale"])] = 100 * float(line["accuracy"])
-    print("| network | " + " | ".join(NAMES) + " | mean | seeds |")
-    print("|---" * (len(NAMES) + 3) + "|")
-    titles = {name: title for name, (title, *_) in (ROWS | TESTS).items()}
+    scales, named = options.suite.scales, options.suite.rows | options.suite.tests
+    print("| network | " + " | ".join(f"{scale:.3g}" for scale in scales) + " | mean | seeds |")
+    print("|---" * (len(scales) + 3) + "|")
+    titles = {name: title for name, (title, *_) in named.items()}
     for name in (name for name in titles if name in found):
-        runs = [values for values in found[name].values() if len(values) == len(SCALES)]
-        cells = [_cell([values[scale] for values in runs]) for scale in SCALES]
+        runs = [values for values in found[name].values() if len(values) == len(scales)]
+        cells = [_cell([values[scale] for values in runs]) for scale in scales]
         cells.append(_cell([mean(values.values()) for values in runs]))
         print(f"| {titles[name]} | " + " | ".join(cells) + f" | {len(runs)} |")
 
@@ -117,9 +158,9 @@ if __name__ == "__main__":
     commands = parser.add_subparsers(required=True)
     one, other = commands.add_parser("run"), commands.add_parser("table")
     one.add_argument("folder", type=Path)
-    one.add_argument("weights", type=Path)
+    one.add_argument("--weights", type=Path)
     one.add_argument("--out", type=Path, required=True)
-    one.add_argument("--rows", nargs="*", default=list(ROWS), choices=list(ROWS))
+    one.add_argument("--rows", nargs="*")
     one.add_argument("--seeds", type=int, default=3)
     one.add_argument("--parallel", type=int, default=5)
     one.add_argument("--workers", type=int, default=3)
@@ -128,8 +169,9 @@ if __name__ == "__main__":
     one.add_argument("--options", default=[], type=shlex.split, help="of foveate train, all rows")
     other.add_argument("out", type=Path)
     for command, work in ((one, run), (other, table)):
+        command.add_argument("--suite", choices=SUITES, default="photographs")
         command.add_argument("--split", choices=["val", "test"], default="test")
         command.set_defaults(work=work)
     given = parser.parse_args()
-    given.begun = time.perf_counter()
+    given.begun, given.suite = time.perf_counter(), SUITES[given.suite]
     given.work(given)
