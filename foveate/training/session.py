@@ -141,9 +141,7 @@ class Session:
         torch.manual_seed(config.seed)
         start = not self.folder.saved
         self.net = build_net(config, trust=True, start=start).to(device)  # named by the caller
-        if (
-            config.backbone
-        ):  # EfficientNet-Lite0 takes a third of the time on one H200, half on CPUs
+        if config.backbone:  # EfficientNet-Lite0: a third of the time on one H200, half on a CPU
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimiser = adam(self.net, config, device)
         self._restore()
