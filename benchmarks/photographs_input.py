@@ -25,7 +25,7 @@ from foveate import ScaleChannels, ScaleGrid
 from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import Recipe
 from foveate.data.shards import Shards
-from foveate.training.photos import PhotoBatches, PhotoDataset, _collate
+from foveate.training.photos import PhotoBatches, PhotoDataset, _pack
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 with suppress(ImportError):
@@ -56,7 +56,7 @@ def resized(images: Shards, order: torch.Tensor) -> Iterator[int]:
     loader = DataLoader(
         PhotoDataset(images, "train", RECIPE),
         batch_sampler=[group.tolist() for group in order.split(BATCH)],
-        collate_fn=partial(_collate, RECIPE, None),
+        collate_fn=_pack,
         num_workers=WORKERS,
     )
     return (len(packed.labels) for packed, _ in loader)

@@ -1,19 +1,20 @@
 """Pictures of any size, read and resized by worker processes while a run trains.
 
-Their patches are cut where the network is: on a CPU by the workers, side by side, and on a GPU by
-the run itself. A picture is a small part of its patches, so little has to be moved to the GPU.
+Patches are cut by the run itself, on the device of the network. A picture has a tenth of the bytes
+of its patches: to hand those over from a worker took twice as long as to cut them.
 """
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels.
 
 import atexit
 import ctypes
 import math
+import mmap
 import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from foveate.checks import check_memory
 from foveate.data.decoding import read_header
@@ -40,7 +41,6 @@ from foveate.training.interrupt import SIGNALS
 from foveate.training.skipped import Bad, Skipped
 
 MOST_WORKERS = 8  # by default
-AHEAD = 1 << 29  # bytes of patches above which each worker prepares one batch ahead, not two
 LISTED = 1000  # pictures whose headers tell the range of sizes
 PR_SET_PDEATHSIG = 1  # of prctl(2): the signal to get when the parent dies
 GRACE = 20  # seconds for which a worker outlives a SIGTERM, so that the run can still be saved
@@ -124,13 +124,10 @@ class PhotoBatches(Batches):
             atexit.unregister(close)
             close()
 
-    def _batch(self, found: Packed | tuple[Tensor, Tensor]) -> Batch:
-        if isinstance(found, Packed):
-            found = Packed(*(t.to(self.device, non_blocking=True) for t in found))
-            cut = cut_patches(found, self.recipe, windows_of(self.net))
-            return Batch(Prepared(patches, (cut,)), found.labels)
-        cut, labels = found
-        return Batch(Prepared(patches, (cut,)), labels)
+    def _batch(self, found: Packed) -> Batch:
+        packed = Packed(*(tensor.to(self.device, non_blocking=True) for tensor in found))
+        cut = cut_patches(packed, self.recipe, windows_of(self.net))
+        return Batch(Prepared(patches, (cut,)), packed.labels)
 
     def _skip(self, missing: list[tuple[int, str]]) -> None:
         """Note pictures that were left out."""
@@ -143,18 +140,15 @@ class PhotoBatches(Batches):
         assert isinstance(self.images, Shards) and isinstance(self.net, ScaleChannels)
         net, workers = self.net, min(self.workers, len(groups))
         size = 4 * net.size**2 * 3 * len(net.scales) * max(map(len, groups), default=0)
-        ahead = 2 if 2 * workers * size <= AHEAD else 1
-        remedy = "use a smaller batch, a smaller model.size or fewer workers"
-        check_memory(size * (1 + ahead * workers), "batches of patches", remedy)
+        remedy = "use a smaller batch or a smaller model.size"
+        check_memory(2 * size, "a batch of patches and the next one", remedy)
         forked = workers > 0 and sys.platform == "linux"
-        on_cpu = self.device.type == "cpu"
         return DataLoader(
             PhotoDataset(self.images, self.split, self.recipe, draws, self.bad),
             batch_sampler=[group for group in groups if group],
-            collate_fn=partial(_collate, self.recipe, windows_of(net) if on_cpu else None),
+            collate_fn=_pack,
             num_workers=workers,
-            prefetch_factor=ahead if workers else None,
-            pin_memory=not on_cpu,
+            pin_memory=self.device.type != "cpu",
             worker_init_fn=_begin_worker,
             multiprocessing_context="fork" if forked else None,
             generator=torch.Generator(),  # its own: the state of the run's stays as it is
@@ -223,15 +217,48 @@ class PhotoDataset(Dataset[Sample]):
 
 @torch.no_grad()
 def cut_patches(packed: Packed, recipe: Recipe, windows: ScaleChannels) -> Tensor:
-    """Normalise pictures and cut their patches (B, S, C, P, P), those of one shape at a time."""
-    pictures, shapes = packed.pictures(), packed.shapes.tolist()
-    size = (len(windows.scales), 3, windows.size, windows.size)
-    found = torch.empty(len(pictures), *size, device=packed.values.device)
-    for shape in set(map(tuple, shapes)):
-        alike = [i for i, other in enumerate(shapes) if tuple(other) == shape]
-        images = recipe.normalise(torch.stack([pictures[i] for i in alike]))
-        found[alike] = windows.patches(images, packed.centres[alike])
+    """Normalise pictures and cut their patches (B, S, C, P, P).
+
+    On a GPU, pictures of one shape are cut together. On a CPU each is cut alone, while it is in the
+    cache, and by one thread: several would wait for each other, as workers need the cores too.
+    """
+    pictures, shapes = packed.pictures(), list(map(tuple, packed.shapes.tolist()))
+    size = (len(pictures), len(windows.scales), 3, windows.size, windows.size)
+    on_cpu = packed.values.device.type == "cpu"
+    if on_cpu:
+        found, groups = _empty_pages(*size), [[i] for i in range(len(pictures))]
+    else:
+        found = torch.empty(size, device=packed.values.device)
+        groups = [[i for i, other in enumerate(shapes) if other == one] for one in set(shapes)]
+    with _one_thread() if on_cpu else nullcontext():
+        for alike in groups:
+            images = recipe.normalise(torch.stack([pictures[i] for i in alike]))
+            found[alike] = windows.patches(images, packed.centres[alike])
     return found
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _empty_pages(*size: int) -> Tensor:
+    """Allocate float32 on a CPU, in huge pages where the system has them.
+
+    The first write to 70 MB of small pages takes longer than to cut the patches that fill them.
+    """
+    count = math.prod(size)
+    if count == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(size)
+    pages = mmap.mmap(-1, 4 * count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.float32).view(size)
 
 
 def windows_of(net: nn.Module) -> ScaleChannels:
@@ -286,24 +313,31 @@ def _seed(seed: int, epoch: int, index: int) -> int:
     return int(np.random.SeedSequence([seed, epoch, index]).generate_state(1, np.uint64)[0])
 
 
-def _collate(
-    recipe: Recipe,
-    windows: ScaleChannels | None,
+def _pack(
     found: tuple[list[Sample], Missing] | FoveateError,
-) -> Any:
-    """Pack pictures, and cut their patches if `windows` are given; an error stays as it is."""
+) -> tuple[Packed, Missing] | FoveateError:
+    """Pack the pictures of a batch; an error stays as it is."""
     if isinstance(found, FoveateError):
         return found
     samples, missing = found
+    shapes = torch.tensor([s.picture.shape[1:] for s in samples], dtype=torch.int64).reshape(-1, 2)
     packed = Packed(
-        torch.cat([torch.empty(0, dtype=torch.uint8), *(s.picture.flatten() for s in samples)]),
-        torch.tensor([s.picture.shape[1:] for s in samples], dtype=torch.int64).reshape(-1, 2),
+        _empty(3 * int(shapes.prod(1).sum())),
+        shapes,
         torch.tensor([s.centre for s in samples], dtype=torch.float64).reshape(-1, 2),
         torch.tensor([s.label for s in samples], dtype=torch.int64),
     )
-    if windows is None:
-        return packed, missing
-    return (cut_patches(packed, recipe, windows), packed.labels), missing
+    for place, sample in zip(packed.pictures(), samples, strict=True):
+        place.copy_(sample.picture)
+    return packed, missing
+
+
+def _empty(count: int) -> Tensor:
+    """Allocate bytes; those of a worker in shared memory, where the run reads them."""
+    if get_worker_info() is None:
+        return torch.empty(count, dtype=torch.uint8)
+    storage = torch.UntypedStorage._new_shared(count)
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (count,))
 
 
 def _next(iterator: Iterator[Any]) -> Any:
