@@ -25,7 +25,6 @@ from foveate.evaluation.test_sets import open_test_set
 from foveate.models.channels import ScaleChannels
 from foveate.training.checkpoint import RunFolder
 from foveate.training.loop import train
-from foveate.training.photos import PhotoDataset, windows_of
 
 pytest.importorskip("torchvision", reason="pip install 'foveate[photos]'")
 FILES = sorted(PHOTOGRAPHS.glob("test/*/*.jpg"))
@@ -48,20 +47,19 @@ def predicted(reply):
 @pytest.mark.parametrize("scale", [0.25, 1.0, 2.7])
 def test_predictions_at_a_size_are_those_of_evaluate(page, photo_run, scale):
     test, network = open_test_set(RunFolder(Path(photo_run)), load_source), page.networks[1]
-    recipe = replace(network.recipe, base=round(48 * scale))
-    tested = PhotoDataset(test.images, "test", recipe, windows_of(network.net))
-    right = 0
-    for index in range(len(tested)):
-        patches, label = tested[index]
+    batches = list(test._photos(network.net, scale))
+    patches = torch.cat([images.inputs[0] for images, _ in batches])
+    right, labels = 0, torch.cat([labels for _, labels in batches]).tolist()
+    for index, label in enumerate(labels):
         pixels, name = page._read(index)
         _, prediction = predict_photo(page.networks, pixels, scale)
-        torch.testing.assert_close(prediction.patches, patches, rtol=0, atol=0)
+        torch.testing.assert_close(prediction.patches, patches[index], rtol=0, atol=0)
         assert name == network.classes[label]
         card = page.predict(index, scale, 0, 0)["cards"].partition('net1"')[2]
         assert (prediction.label == label) == ('class="right"' in card)
         right += prediction.label == label
     (measured,) = test.measure(network.net, [scale])
-    assert right == round(measured.accuracy * len(tested))
+    assert right == round(measured.accuracy * len(labels))
 
 
 def test_a_file_is_seen_as_the_same_picture_of_the_source(page):

@@ -35,7 +35,8 @@ def read_picture(path: Path | BinaryIO, behind: Behind = "black") -> Pixels:
     white where its visible pixels are dark on average.
     """
     with _opened(path) as image:
-        pixels = _pixels(ImageOps.exif_transpose(image), behind)
+        ImageOps.exif_transpose(image, in_place=True)  # without it, all pictures are copied
+        pixels = _pixels(image, behind)
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
@@ -89,11 +90,15 @@ def _pixels(image: Image.Image, behind: Behind) -> Pixels:
         raise DataError("has floating-point pixels of unknown range; save it with 8 or 16 bits")
     flat = _flatten(image, behind) if image.has_transparency_data else image
     if image.mode in ("1", "L", "LA"):
-        return np.asarray(flat.convert("L"))
-    pixels = np.asarray(flat.convert("RGB"))
+        return np.asarray(_converted(flat, "L"))
+    pixels = np.asarray(_converted(flat, "RGB"))
     if image.mode in ("P", "PA") and (pixels == pixels[..., :1]).all():
         return pixels[..., :1]
     return pixels
+
+
+def _converted(image: Image.Image, mode: str) -> Image.Image:
+    return image if image.mode == mode else image.convert(mode)  # which copies in any case
 
 
 def _upper_byte(values: npt.NDArray[np.integer]) -> Pixels:

@@ -78,8 +78,11 @@ class TestSet:
             bad=self.bad,
             skipped=self.skipped,
         )
-        for batch in batches(torch.arange(len(self)), config.batch):
-            yield batch.pick()
+        try:
+            for batch in batches(torch.arange(len(self)), config.batch):
+                yield batch.pick()
+        finally:
+            batches.close()
 
 
 def with_channels(

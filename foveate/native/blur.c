@@ -3,7 +3,8 @@
 
    Kernels are separable. `blur` adds up weighted image rows, then columns, LANES patch rows at a
    time: between the two they are turned to (columns, LANES), so that both sums are over vectors
-   without a gather. `spread` is the transpose of each step in the opposite order. */
+   without a gather. Squares of LANES x LANES are turned in registers. `spread` is the transpose of
+   each step in the opposite order. */
 #include <string.h>
 
 #include "patches.h"
@@ -89,30 +90,82 @@ static int64_t span(const struct view *v, const struct axis *x) {
     return x->end > x->begin ? (x->end - x->begin - 1) * v->column_step + 1 : 0;
 }
 
+/* Resample one row of a patch for `count` vectors of columns, which go to every LANES-th place. */
+INLINE void blend(const float *from, int64_t step, const float *weight, int64_t taps, int64_t count,
+                  float *to) {
+    for (int64_t i = 0; i < count; i++, from += LANES, to += LANES * LANES) {
+        vec sum = {0};
+        UNROLL for (int64_t k = 0; k < taps; k++) sum += weight[k] * load(from + k * step);
+        store(to, sum);
+    }
+}
+
+static void blend_line(const struct view *v, const struct axis *y, int64_t p, const float *image,
+                       int64_t count, float *to) {
+    const float *from = image + y->first[p] * v->row_step, *weight = y->weight + p * y->most;
+    switch (y->count[p]) { /* a number that the compiler knows keeps weights in registers */
+    case 2: blend(from, v->row_step, weight, 2, count, to); break;
+    case 3: blend(from, v->row_step, weight, 3, count, to); break;
+    case 4: blend(from, v->row_step, weight, 4, count, to); break;
+    case 5: blend(from, v->row_step, weight, 5, count, to); break;
+    case 6: blend(from, v->row_step, weight, 6, count, to); break;
+    default: blend(from, v->row_step, weight, y->count[p], count, to);
+    }
+}
+
+/* Resample `lines` rows of a patch from row p on, and turn their columns, LANES at a time. */
+static void blur_squares(const struct view *v, const struct axis *y, const float *image, int64_t p,
+                         int64_t lines, int64_t count, float *to) {
+    for (int64_t line = 0; line < lines; line++)
+        blend_line(v, y, p + line, image, count, to + line * LANES);
+    for (int64_t i = 0; i < count; i++) turn(to + i * LANES * LANES);
+}
+
 /* Resample `lines` rows of a patch from row p on, and leave their columns as they are. */
 static void blur_rows(const struct view *v, const float *image, int64_t p, int64_t lines,
                       struct scratch *m) {
     const struct axis *y = &m->y, *x = &m->x;
+    int64_t columns = x->end - x->begin, count = columns / LANES;
     image += x->begin * v->column_step;
+    if (v->column_step == 1 && count > 0) {
+        float last[LANES * LANES];
+        blur_squares(v, y, image, p, lines, count, m->turned);
+        if (columns % LANES == 0) return;
+        blur_squares(v, y, image + columns - LANES, p, lines, 1, last);
+        memcpy(m->turned + (columns - LANES) * LANES, last, sizeof last);
+        return;
+    }
     for (int64_t line = 0; line < lines; line++, p++) {
         const float *from = image + y->first[p] * v->row_step;
         memset(m->row, 0, (size_t)span(v, x) * sizeof(float));
         for (int64_t k = 0; k < y->count[p]; k++, from += v->row_step)
             add_weighted(y->weight[p * y->most + k], from, span(v, x), m->row);
-        for (int64_t i = 0; i < x->end - x->begin; i++)
+        for (int64_t i = 0; i < columns; i++)
             m->turned[i * LANES + line] = m->row[i * v->column_step];
     }
 }
 
+/* Column q of LANES rows of a patch. */
+INLINE vec blur_column(const struct axis *x, const float *turned, int64_t q) {
+    const float *from = turned + (x->first[q] - x->begin) * LANES, *weight = x->weight + q * x->most;
+    vec sum = {0};
+    for (int64_t k = 0; k < x->count[q]; k++) sum += weight[k] * load(from + k * LANES);
+    return sum;
+}
+
 static void blur_columns(const struct view *v, int64_t lines, const struct scratch *m,
                          float *patch) {
-    const struct axis *x = &m->x;
-    for (int64_t q = 0; q < v->size; q++) {
-        const float *from = m->turned + (x->first[q] - x->begin) * LANES;
-        vec sum = {0};
-        for (int64_t k = 0; k < x->count[q]; k++, from += LANES)
-            sum += x->weight[q * x->most + k] * load(from);
-        for (int64_t line = 0; line < lines; line++) patch[line * v->size + q] = sum[line];
+    int64_t q = 0;
+    for (; lines == LANES && q + LANES <= v->size; q += LANES) {
+        vec square[LANES];
+        for (int64_t i = 0; i < LANES; i++) square[i] = blur_column(&m->x, m->turned, q + i);
+        transpose(square);
+        UNROLL for (int64_t line = 0; line < LANES; line++)
+            store(patch + line * v->size + q, square[line]);
+    }
+    for (; q < v->size; q++) {
+        vec column = blur_column(&m->x, m->turned, q);
+        for (int64_t line = 0; line < lines; line++) patch[line * v->size + q] = column[line];
     }
 }
 

@@ -76,6 +76,9 @@ class Batches:
                     reads.append(reader.submit(self.images.pick, self.split, coming))
                 yield self._prepared(images, labels, chosen)
 
+    def close(self) -> None:
+        """Give back what is held between epochs; nothing here."""
+
     def _prepared(self, images: Tensor, labels: Tensor, chosen: Tensor) -> Batch:
         with torch.no_grad():
             shown = self.show(images.to(self.device), chosen)

@@ -1,27 +1,27 @@
 """Pictures of any size, read and resized by worker processes while a run trains.
 
-Their patches are cut where the network is: on a CPU by the workers, side by side, and on a GPU by
-the run itself. A picture is a small part of its patches, so little has to be moved to the GPU.
+Patches are cut by the run itself, on the device of the network. A picture has a tenth of the bytes
+of its patches: to hand those over from a worker took twice as long as to cut them.
 """
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels.
 
 import atexit
 import ctypes
 import math
+import mmap
 import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from foveate.checks import check_memory
 from foveate.data.decoding import read_header
@@ -40,10 +40,10 @@ from foveate.training.interrupt import SIGNALS
 from foveate.training.skipped import Bad, Skipped
 
 MOST_WORKERS = 8  # by default
-AHEAD = 1 << 29  # bytes of patches above which each worker prepares one batch ahead, not two
 PR_SET_PDEATHSIG = 1  # of prctl(2): the signal to get when the parent dies
 GRACE = 20  # seconds for which a worker outlives a SIGTERM, so that the run can still be saved
 Draws = tuple[int, int]
+Item = tuple[int, int, int]
 
 
 class Sample(NamedTuple):
@@ -91,6 +91,7 @@ class PhotoBatches(Batches):
     workers: int = 0
     bad: Bad = "stop"
     skipped: Skipped = field(default_factory=dict)
+    idle: "list[_Reader]" = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.workers < 0:
@@ -104,14 +105,10 @@ class PhotoBatches(Batches):
         Outside training a batch has at most `largest` pictures.
         """
         size = batch if self.split == "train" else min(batch, self.largest)
-        loader = self._loader([group.tolist() for group in order.split(size)], draws)
-        with _signals_blocked():  # until the workers have handlers of their own
-            iterator = iter(loader)
-        close = partial(_close, iterator)
-        atexit.register(close)
+        reader = self.idle.pop() if self.idle else self._reader(min(size, max(1, len(order))))
         used = 0
         try:
-            while (found := _next(iterator)) is not None:
+            for found in reader.read([group.tolist() for group in order.split(size)], draws):
                 made = self._batch(found[0])
                 self._skip(found[1])
                 used += len(made.labels)
@@ -119,17 +116,20 @@ class PhotoBatches(Batches):
                     yield made
             if not used and len(order) == self.count:
                 raise DataError(f"none of the {self.count} {self.split} pictures can be used")
-        finally:
-            atexit.unregister(close)
-            close()
+        except BaseException:
+            reader.close()
+            raise
+        self.idle.append(reader)
 
-    def _batch(self, found: Packed | tuple[Tensor, Tensor]) -> Batch:
-        if isinstance(found, Packed):
-            found = Packed(*(t.to(self.device, non_blocking=True) for t in found))
-            cut = cut_patches(found, self.recipe, windows_of(self.net))
-            return Batch(Prepared(patches, (cut,)), found.labels)
-        cut, labels = found
-        return Batch(Prepared(patches, (cut,)), labels)
+    def close(self) -> None:
+        """End the workers, which wait for the next epoch."""
+        while self.idle:
+            self.idle.pop().close()
+
+    def _batch(self, found: Packed) -> Batch:
+        packed = Packed(*(tensor.to(self.device, non_blocking=True) for tensor in found))
+        cut = cut_patches(packed, self.recipe, windows_of(self.net))
+        return Batch(Prepared(patches, (cut,)), packed.labels)
 
     def _skip(self, missing: list[tuple[int, str]]) -> None:
         """Note pictures that were left out."""
@@ -138,36 +138,59 @@ class PhotoBatches(Batches):
             name = self.images.where(self.split, index).removeprefix("image ")
             self.skipped[self.split, name] = reason
 
-    def _loader(self, groups: list[list[int]], draws: Draws) -> DataLoader[Sample]:
+    def _reader(self, batch: int) -> "_Reader":
         assert isinstance(self.images, Shards) and isinstance(self.net, ScaleChannels)
-        net, workers = self.net, min(self.workers, len(groups))
-        size = 4 * net.size**2 * 3 * len(net.scales) * max(map(len, groups), default=0)
-        ahead = 2 if 2 * workers * size <= AHEAD else 1
-        remedy = "use a smaller batch, a smaller model.size or fewer workers"
-        check_memory(size * (1 + ahead * workers), "batches of patches", remedy)
+        size = 4 * self.net.size**2 * 3 * len(self.net.scales) * batch
+        remedy = "use a smaller batch or a smaller model.size"
+        check_memory(2 * size, "a batch of patches and the next one", remedy)
+        dataset = PhotoDataset(self.images, self.split, self.recipe, self.bad)
+        workers = min(self.workers, math.ceil(self.count / batch))
+        return _Reader(dataset, workers, pinned=self.device.type != "cpu")
+
+
+class _Reader:
+    """A `DataLoader` whose workers stay for the next epoch: to start them takes half a second."""
+
+    def __init__(self, dataset: "PhotoDataset", workers: int, pinned: bool) -> None:
+        self.groups: list[list[Item]] = []
         forked = workers > 0 and sys.platform == "linux"
-        on_cpu = self.device.type == "cpu"
-        return DataLoader(
-            PhotoDataset(self.images, self.split, self.recipe, draws, self.bad),
-            batch_sampler=[group for group in groups if group],
-            collate_fn=partial(_collate, self.recipe, windows_of(net) if on_cpu else None),
+        self.loader = DataLoader(
+            dataset,
+            batch_sampler=self.groups,
+            collate_fn=_pack,
             num_workers=workers,
-            prefetch_factor=ahead if workers else None,
-            pin_memory=not on_cpu,
+            persistent_workers=workers > 0,
+            pin_memory=pinned,
             worker_init_fn=_begin_worker,
             multiprocessing_context="fork" if forked else None,
             generator=torch.Generator(),  # its own: the state of the run's stays as it is
         )
+        atexit.register(self.close)
+
+    def read(self, groups: list[list[int]], draws: Draws) -> Iterator[tuple[Packed, Missing]]:
+        """Read groups of pictures, augmented by seed and epoch."""
+        self.groups[:] = [[(*draws, index) for index in group] for group in groups if group]
+        with _signals_blocked():  # until the workers have handlers of their own
+            iterator = iter(self.loader)
+        while (found := _next(iterator)) is not None:
+            yield found
+
+    def close(self) -> None:
+        """End the workers now; the garbage collector may come late, after an error."""
+        atexit.unregister(self.close)
+        if shut_down := getattr(self.loader._iterator, "_shutdown_workers", None):
+            shut_down()
 
 
 class PhotoDataset(Dataset[Sample]):
     """The pictures of a split, resized, with the centre of their windows and their labels.
 
+    An item is a seed, an epoch and the index of a picture; augmentation depends on nothing else.
+
     Args:
         images: Pictures of any sizes, grey or in colour.
         split: One of the splits; pictures of `train` are augmented.
         recipe: A recipe with a transform.
-        draws: Seed and epoch, on which augmentation depends together with the index of a picture.
         bad: Whether a batch with a picture that cannot be used is an error, or lacks the picture.
     """
 
@@ -176,39 +199,39 @@ class PhotoDataset(Dataset[Sample]):
         images: Shards,
         split: SplitName,
         recipe: Recipe,
-        draws: Draws = (0, 0),
         bad: Bad = "stop",
     ) -> None:
         self.images, self.split, self.recipe = images, split, recipe
-        self.draws, self.bad, self.labels = draws, bad, images.labels(split)
+        self.bad, self.labels = bad, images.labels(split)
         self.training = split == "train"
         self.resize = recipe.resize(self.training)
 
     def __len__(self) -> int:
         return len(self.labels)
 
-    def __getitem__(self, index: int) -> Sample:
+    def __getitem__(self, item: Item) -> Sample:
+        seed, epoch, index = item
         picture = torch.from_numpy(np.array(self.images.read(self.split, index)))  # writable
         with torch.random.fork_rng([]):
-            torch.default_generator.manual_seed(_seed(*self.draws, index))
+            torch.default_generator.manual_seed(_seed(seed, epoch, index))
             resized = self._resized(picture, index)
             y, x = self.recipe.draw_shift().tolist() if self.training else (0.0, 0.0)
         height, width = resized.shape[-2:]
         return Sample(resized, (height / 2 + y, width / 2 + x), int(self.labels[index]))
 
-    def __getitems__(self, indices: list[int]) -> tuple[list[Sample], Missing] | FoveateError:
+    def __getitems__(self, items: list[Item]) -> tuple[list[Sample], Missing] | FoveateError:
         """Return the samples of a batch, or the error of the first that cannot be used.
 
         An error that a worker raises would arrive with the text of its traceback.
         """
         samples, missing = [], []
-        for index in indices:
+        for item in items:
             try:
-                samples.append(self[index])
+                samples.append(self[item])
             except DataError as error:
                 if self.bad == "stop":
                     return DataError(f"{error}, or leave it out with --bad skip")
-                missing.append((index, str(error)))
+                missing.append((item[-1], str(error)))
             except FoveateError as error:
                 return error
         return samples, missing
@@ -222,15 +245,48 @@ class PhotoDataset(Dataset[Sample]):
 
 @torch.no_grad()
 def cut_patches(packed: Packed, recipe: Recipe, windows: ScaleChannels) -> Tensor:
-    """Normalise pictures and cut their patches (B, S, C, P, P), those of one shape at a time."""
-    pictures, shapes = packed.pictures(), packed.shapes.tolist()
-    size = (len(windows.scales), 3, windows.size, windows.size)
-    found = torch.empty(len(pictures), *size, device=packed.values.device)
-    for shape in set(map(tuple, shapes)):
-        alike = [i for i, other in enumerate(shapes) if tuple(other) == shape]
-        images = recipe.normalise(torch.stack([pictures[i] for i in alike]))
-        found[alike] = windows.patches(images, packed.centres[alike])
+    """Normalise pictures and cut their patches (B, S, C, P, P).
+
+    On a GPU, pictures of one shape are cut together. On a CPU each is cut alone, while it is in the
+    cache, and by one thread: several would wait for each other, as workers need the cores too.
+    """
+    pictures, shapes = packed.pictures(), list(map(tuple, packed.shapes.tolist()))
+    size = (len(pictures), len(windows.scales), 3, windows.size, windows.size)
+    on_cpu = packed.values.device.type == "cpu"
+    if on_cpu:
+        found, groups = _empty_pages(*size), [[i] for i in range(len(pictures))]
+    else:
+        found = torch.empty(size, device=packed.values.device)
+        groups = [[i for i, other in enumerate(shapes) if other == one] for one in set(shapes)]
+    with _one_thread() if on_cpu else nullcontext():
+        for alike in groups:
+            images = recipe.normalise(torch.stack([pictures[i] for i in alike]))
+            found[alike] = windows.patches(images, packed.centres[alike])
     return found
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _empty_pages(*size: int) -> Tensor:
+    """Allocate float32 on a CPU, in huge pages where the system has them.
+
+    The first write to 70 MB of small pages takes longer than to cut the patches that fill them.
+    """
+    count = math.prod(size)
+    if count == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(size)
+    pages = mmap.mmap(-1, 4 * count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # a kernel without them
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.float32).view(size)
 
 
 def windows_of(net: nn.Module) -> ScaleChannels:
@@ -285,24 +341,30 @@ def _seed(seed: int, epoch: int, index: int) -> int:
     return int(np.random.SeedSequence([seed, epoch, index]).generate_state(1, np.uint64)[0])
 
 
-def _collate(
-    recipe: Recipe,
-    windows: ScaleChannels | None,
-    found: tuple[list[Sample], Missing] | FoveateError,
-) -> Any:
-    """Pack pictures, and cut their patches if `windows` are given; an error stays as it is."""
+def _pack(found: Any) -> tuple[Packed, Missing] | FoveateError:
+    """Pack what `PhotoDataset.__getitems__` returns; an error stays as it is."""
     if isinstance(found, FoveateError):
         return found
     samples, missing = found
+    shapes = torch.tensor([s.picture.shape[1:] for s in samples], dtype=torch.int64).reshape(-1, 2)
     packed = Packed(
-        torch.cat([torch.empty(0, dtype=torch.uint8), *(s.picture.flatten() for s in samples)]),
-        torch.tensor([s.picture.shape[1:] for s in samples], dtype=torch.int64).reshape(-1, 2),
+        _empty(3 * int(shapes.prod(1).sum())),
+        shapes,
         torch.tensor([s.centre for s in samples], dtype=torch.float64).reshape(-1, 2),
         torch.tensor([s.label for s in samples], dtype=torch.int64),
     )
-    if windows is None:
-        return packed, missing
-    return (cut_patches(packed, recipe, windows), packed.labels), missing
+    for place, sample in zip(packed.pictures(), samples, strict=True):
+        place.copy_(sample.picture)
+    return packed, missing
+
+
+def _empty(count: int) -> Tensor:
+    """Allocate bytes; those of a worker in shared memory, where the run reads them."""
+    if get_worker_info() is None:
+        return torch.empty(count, dtype=torch.uint8)
+    storage: Any = torch.UntypedStorage._new_shared(count)
+    shared: Tensor = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (count,))  # type: ignore[call-overload]
+    return shared
 
 
 def _next(iterator: Iterator[Any]) -> Any:
@@ -352,9 +414,3 @@ def _signals_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _close(iterator: Iterator[Any]) -> None:
-    """End the workers now; the garbage collector may come late, after an error."""
-    if shut_down := getattr(iterator, "_shutdown_workers", None):
-        shut_down()

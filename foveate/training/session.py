@@ -95,6 +95,8 @@ class Session:
                 raise
             finally:
                 work.close()  # processes that read for it end with it
+                for batches in self.shared.batches.values():
+                    batches.close()
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
