@@ -149,7 +149,7 @@ class PhotoBatches(Batches):
 
 
 class _Reader:
-    """A `DataLoader` whose workers stay for the next epoch: to start them takes half a second."""
+    """A `DataLoader` whose workers stay for the next epoch."""
 
     def __init__(self, dataset: "PhotoDataset", workers: int, pinned: bool) -> None:
         self.groups: list[list[Item]] = []
