@@ -4,8 +4,7 @@
 
 `clothes` has the sub-folders `train` and `test`, each with a sub-folder of photographs per class.
 The same backbone is trained twice, on photographs of one size: on the whole frame, as usual, and in
-scale channels. The table shows the accuracy at other sizes. `foveate train finetune` adds
-checkpoints, validation, several GPUs and any aspect ratio without cropping.
+scale channels. The table shows the accuracy at other sizes.
 """
 
 import argparse
@@ -16,6 +15,7 @@ import timm
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR
 from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
@@ -53,14 +53,12 @@ def pretrained(name: str, weights: str, classes: int) -> Any:
 
 def train(net: nn.Module, batches: DataLoader[Any], epochs: int, device: torch.device) -> None:
     optimiser = torch.optim.AdamW(net.parameters(), lr=6e-4, weight_decay=0.01)
-    steps = max(4, epochs * len(batches))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, 6e-4, total_steps=steps)
+    schedule = OneCycleLR(optimiser, 6e-4, total_steps=epochs * len(batches))
     for _ in range(epochs):
         for images, labels in batches:
-            logits = net.train()(images.to(device))
-            loss = F.cross_entropy(logits, labels.to(device), label_smoothing=0.1)
+            images, labels = images.to(device), labels.to(device)
             optimiser.zero_grad()
-            loss.backward()
+            F.cross_entropy(net.train()(images), labels, label_smoothing=0.1).backward()
             optimiser.step()
             schedule.step()
 
@@ -89,13 +87,12 @@ def main() -> None:
         torch.manual_seed(0)
         backbone = pretrained(given.backbone, given.weights, classes)
         net = foveate.wrap(backbone, smallest, largest, size=size, pool="logsumexp").to(device)
-        config = backbone.pretrained_cfg
-        data = photographs(given.folder / "train", given.base, config, given.batch)
-        train(net, data, given.epochs, device)
-        sides = [round(scale * given.base) for scale in SIZES]
-        tests = [photographs(given.folder / "test", s, config, given.batch) for s in sides]
-        cells = [f"{100 * accuracy(net, test, device):8.1f}" for test in tests]
-        print("".join(cells), f" % right, {name}: {net.extra_repr()}")
+        options = (backbone.pretrained_cfg, given.batch)
+        train(net, photographs(given.folder / "train", given.base, *options), given.epochs, device)
+        for scale in SIZES:
+            test = photographs(given.folder / "test", round(scale * given.base), *options)
+            print(f"{100 * accuracy(net, test, device):8.1f}", end="", flush=True)
+        print(f"  % right, {name}: {net.extra_repr()}")
 
 
 if __name__ == "__main__":
