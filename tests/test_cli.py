@@ -64,8 +64,8 @@ def test_show_draws_photographs_of_mixed_sizes_by_their_recipe(capsys, tmp_path)
     (small, large), titles = _from_photographs(SOURCE, 3, (0.5, 2.0), 32, "replicate")
     assert titles == ["0.5", "2"] and small.shape == large.shape == (3, 3, 32, 32)
     # A short side of 8 pixels: on both sides of it, or above and below, the border is repeated.
-    assert all(min(x[..., :9].std(-1).max(), x[..., :9, :].std(-2).max()) < 1e-6 for x in small)
-    assert all(min(x[..., :9].std(-1).max(), x[..., :9, :].std(-2).max()) > 1e-3 for x in large)
+    assert all(min(x[..., :12].std(-1).max(), x[..., :12, :].std(-2).max()) < 1e-6 for x in small)
+    assert all(min(x[..., :12].std(-1).max(), x[..., :12, :].std(-2).max()) > 1e-3 for x in large)
     assert run([*command, "--border", "zero"]) == 2
     assert "leave out --border zero" in capsys.readouterr().err
 
