@@ -240,7 +240,8 @@ def test_what_a_model_may_not_answer():
         raise ValueError("mat1 and mat2\ncannot be multiplied")
 
     wanted = "must give logits of the shape (30, 3), one for each class; got (30, 4)"
-    assert wanted in refused(classes="abc", labels=torch.zeros(30).long())
+    told = refused(classes="abc", labels=torch.zeros(30).long())
+    assert wanted in told and "list all with --classes" in told
     assert "got (1, 4, 1)" in refused(lambda images: linear(images)[..., None])
     assert "got tuple" in refused(lambda images: (linear(images),))
     assert "shape (1, classes), one for each class; got (2, 4)" in refused(

@@ -5,9 +5,11 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from photo_runs import SOURCE
 
 import foveate
 from foveate.cli.app import run
+from foveate.cli.data import _from_photographs
 from foveate.data.store import ScaledFile
 
 GENERATE = ["generate", "mnist-large-scale", "--source", "mnist-5k"]
@@ -52,6 +54,20 @@ def test_generate_makes_multi_scale_training_files(capsys, tmp_path):
     )
     assert path.stem == expected
     assert ScaledFile(path).counts == {"train": 3500, "val": 500, "test": 1000}
+
+
+def test_show_draws_photographs_of_mixed_sizes_by_their_recipe(capsys, tmp_path):
+    pytest.importorskip("torchvision", reason="pip install 'foveate[photos]'")
+    command = ["show", SOURCE, "--scales", "0.5,2", "--samples", "3", "--size", "32"]
+    assert run([*command, "--out", str(tmp_path / "photos.png")]) == 0
+    assert (tmp_path / "photos.png").read_bytes().startswith(b"\x89PNG")
+    (small, large), titles = _from_photographs(SOURCE, 3, (0.5, 2.0), 32, "replicate")
+    assert titles == ["0.5", "2"] and small.shape == large.shape == (3, 3, 32, 32)
+    # A short side of 8 pixels: on both sides of it, or above and below, the border is repeated.
+    assert all(min(x[..., :12].std(-1).max(), x[..., :12, :].std(-2).max()) < 1e-6 for x in small)
+    assert all(min(x[..., :12].std(-1).max(), x[..., :12, :].std(-2).max()) > 1e-3 for x in large)
+    assert run([*command, "--border", "zero"]) == 2
+    assert "leave out --border zero" in capsys.readouterr().err
 
 
 def test_show_draws_a_source_and_a_file(capsys, tmp_path):

@@ -9,9 +9,25 @@ from pathlib import Path
 
 import pytest
 import torch
-from doc_pages import ALL, COMMANDS, PAGES, ROOT, SHELL, SHOWN, blocks, check_command, perform
+from doc_pages import (
+    ALL,
+    COMMANDS,
+    PAGES,
+    ROOT,
+    SHELL,
+    SHOWN,
+    blocks,
+    check_command,
+    made_tiny,
+    perform,
+)
+from photo_runs import PHOTOGRAPHS
 
 import foveate
+from foveate.evaluation.models import load_model
+from foveate.evaluation.predict import predict
+from foveate.scales import as_scales
+from foveate.training.checkpoint import RunFolder
 
 DOCS = ROOT / "docs"
 NOT_RUN = 12  # blocks that may be left out, at most
@@ -33,17 +49,30 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
 def test_commands_and_snippets_run(page, here):
     names = {"__name__": "page"}
+    if photos := page.name == "photographs.md":
+        pytest.importorskip("torchvision", reason="pip install 'foveate[photos]'")
+        lay_out_photographs()
     for block in blocks(page):
         if not block.reason:
-            perform(block, names)
+            perform(made_tiny(block) if photos else block, names)
             assert_pools(block, names)
     SAID.get(page.name, lambda names: None)(names)
+
+
+def lay_out_photographs():
+    """What the reader of photographs.md has: a folder, and two photographs beside it."""
+    for split in ("train", "validation", "test"):
+        shutil.copytree(PHOTOGRAPHS / split, Path("clothes") / split)
+    for name in ("shoe.jpg", "scene.jpg"):
+        shutil.copy(PHOTOGRAPHS / "test" / "shoes" / "0.jpg", name)
 
 
 def assert_pools(block, names):
     """What a block shows of the channels pools to the logits that it shows."""
     if "net.channels(" in block.code:
         assert not names["net"].training, f"{block.place}: call .eval()"
+    if "foveate.json" in block.code:
+        names["net"] = load_model("runs/clothes").net
     if found := re.search(r"^(?:logits, )?(answers|channels) = ", block.code, re.M):
         logits, channels = (torch.as_tensor(names[key]) for key in ("logits", found[1]))
         torch.testing.assert_close(names["net"].combine(channels), logits)
@@ -73,7 +102,19 @@ def recipes(names):
     assert names["windows"] == [40, 57, 80, 113]
 
 
+def photographs(names):
+    said = predict(load_model("runs/clothes"), Path("shoe.jpg"))
+    expected, found = torch.tensor(said.channels), torch.as_tensor(names["channels"][0])
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()  # of an even frame
+    assert list(accuracies(Path("runs/compared"), "runs/whole")) == list(as_scales("0.25:2:2"))
+    model = RunFolder(Path("runs/smaller")).config().model
+    assert model.size * model.scales[0] == 28
+    assert len(names["net"].scales) == 7 and torch.isfinite(names["loss"])
+    assert all(Path(name).stat().st_size for name in ("clothes.png", "found.png", "scene.png"))
+
+
 SAID = {"README.md": readme, "guide.md": guide, "recipes.md": recipes}
+SAID["photographs.md"] = photographs
 
 
 def accuracies(folder, run):

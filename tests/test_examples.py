@@ -60,3 +60,19 @@ def test_photographs_of_a_scene_are_found(tmp_path):
     assert inside >= 5
     with Image.open(tmp_path / "scenes.png") as sheet:
         assert sheet.size == (3 * 120 + 8, 3 * 120 + 8)
+
+
+def test_a_loop_of_ones_own_is_right_at_sizes_that_training_never_showed(tmp_path):
+    pytest.importorskip("torchvision", reason="pip install 'foveate[photos]'")
+    from photo_runs import PHOTOGRAPHS
+
+    for split in ("train", "test"):  # the same photographs: 24 are too few to learn about others
+        (tmp_path / split).symlink_to(PHOTOGRAPHS / "train")
+    options = ["--backbone", "test_efficientnet", "--weights", "none", "--base", "48"]
+    options += ["--patch", "32", "--epochs", "15", "--batch", "4"]
+    said = said_by("photographs.py", ".", *options, folder=tmp_path, program=("-c", PHOTOS))
+    rows = re.findall(r"^((?: +[\d.]+){4})  % right, (whole frame|channels): ", said, re.M)
+    right = {name: [float(cell) for cell in cells.split()] for cells, name in rows}
+    # Guessing gets 33 % of 24; above 60 % by luck has a chance of 1 in 300.
+    assert right["whole frame"][2] > 60  # at the training size
+    assert min(right["channels"]) > 60

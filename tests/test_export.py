@@ -241,9 +241,9 @@ def test_a_photo_run_is_exported_with_its_recipe(tmp_path, monkeypatch, backbone
 
 
 def documented_input():
-    """The lines of docs/training.md that make the input of an exported run."""
-    text = (Path(__file__).parent.parent / "docs" / "training.md").read_text()
-    return text.partition("runs it on one -->\n```python\n")[2].partition("```")[0]
+    """The lines of docs/photographs.md that make the input of an exported run."""
+    text = (Path(__file__).parent.parent / "docs" / "photographs.md").read_text()
+    return text.partition("```python\nimport json\n")[2].partition("```")[0]
 
 
 def test_the_frame_of_a_photo_run_holds_all_it_sees(tmp_path):

@@ -75,13 +75,19 @@ def show(
     """Draw samples over scales, from a source or a data set file.
 
     Example: foveate show mnist-5k --scales 0.5,1,2,4,8 --out digits.png
+
+    Photographs are shown as in 'foveate evaluate': scale s multiplies the short side, which at
+    scale 1 is half of --size, and the border is repeated.
     """
     from foveate.files import check_folder
     from foveate.report.plots import sample_grid, save
+    from foveate.training.data import has_colour_pictures
 
     check_folder(out.parent)
     if what.endswith((".h5", ".hdf5")):
         images, titles = _from_file(Path(what), samples)
+    elif has_colour_pictures(what):
+        images, titles = _from_photographs(what, samples, as_scales(scales), size, border)
     else:
         images, titles = _from_source(what, samples, as_scales(scales), size, border)
     OUTPUT.print(save(sample_grid(images, titles), out))
@@ -132,6 +138,32 @@ def _from_source(
     images, beyond = _load(name).train.images[:samples], check_border(border)
     drawn = [rescale(images, scale, size=size, border=beyond) for scale in scales]
     return drawn, [f"{scale:.3g}" for scale in scales]
+
+
+def _from_photographs(
+    name: str, samples: int, scales: tuple[float, ...], size: int, border: str
+) -> "tuple[list[Tensor], list[str]]":
+    import torch
+    from torch import nn
+
+    from foveate.data.large_scale import check_size
+    from foveate.data.recipes import Recipe
+    from foveate.errors import ConfigError
+    from foveate.evaluation.audit.run_recipe import PhotoTransform
+    from foveate.models.channels import ScaleChannels
+    from foveate.training.data import open_pictures
+
+    if border != "replicate":
+        raise ConfigError(f"photographs repeat their border: leave out --border {border}")
+    check_size(size)
+    frame = ScaleChannels(nn.Identity(), [1.0], size, antialias=True)
+    shown = PhotoTransform(recipe=Recipe(name="photo", base=max(1, size // 2)), windows=frame)
+    for scale in scales:
+        shown.check_scale(scale)
+    pictures = open_pictures(name)
+    count = min(samples, len(pictures.labels("train")))
+    images = [torch.from_numpy(pictures.read("train", i).copy()) for i in range(count)]
+    return [shown.show(images, s) for s in scales], [f"{s:.3g}" for s in scales]
 
 
 def _from_file(path: Path, samples: int) -> "tuple[list[Tensor], list[str]]":

@@ -233,8 +233,11 @@ def _checked(outputs: Any, count: int, classes: int | None) -> Tensor:
     fits = isinstance(outputs, Tensor) and outputs.ndim == 2 and len(outputs) == count
     if not fits or classes not in (None, outputs.shape[1]):
         wanted = f"({count}, {'classes' if classes is None else classes})"
+        more = fits and outputs.shape[1] > (classes or 0)
+        remedy = "; if it knows more classes than the images have, list all with --classes"
         raise ConfigError(
             f"the model must give logits of the shape {wanted}, one for each class; got {shape}"
+            f"{remedy if more else ''}"
         )
     return outputs  # type: ignore[no-any-return]
 

@@ -248,12 +248,12 @@ def _fitted_recipe(config: TrainConfig) -> Recipe | None:
     """The recipe of a configuration, or the one that its pictures call for."""
     if config.recipe is not None and is_photo(config):
         return config.recipe
-    if not _has_colour_pictures(config.source):
+    if not has_colour_pictures(config.source):
         return None
     return config.recipe or Recipe(name="photo")
 
 
-def _has_colour_pictures(source: str) -> bool:
+def has_colour_pictures(source: str) -> bool:
     """Whether a source is picture files, some in colour; of tars the first picture tells."""
     if not source.startswith(("folder:", "shards:")):
         return False
