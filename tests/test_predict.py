@@ -274,7 +274,8 @@ def test_pictures_that_cannot_be_shown_are_said_in_a_line(network, digit, tmp_pa
 
 def test_classes_have_names_where_they_are_known(network, tmp_path):
     def names(source, classes):
-        return other(network, source=source, config=replace(MODEL, classes=classes)).classes
+        config = replace(MODEL, classes=classes)
+        return other(network, source=source, config=config, class_names=()).classes
 
     assert names("fashion-mnist", 10)[9] == "Ankle boot"
     assert names("mnist", 3) == ("0", "1", "2")
@@ -284,7 +285,8 @@ def test_classes_have_names_where_they_are_known(network, tmp_path):
     assert names(f"folder:{tmp_path}", 2) == ("ant", "cat")
     assert names(f"folder:{tmp_path}/gone", 2) == ("0", "1")
     assert names("shards:x", 2) == names("", 2) == ("0", "1")
-    assert other(network, config=None).classes == ()
+    assert other(network, config=None, class_names=()).classes == ()
+    assert other(network, source="fashion-mnist").classes == tuple("0123456789")  # as recorded
 
 
 def test_networks_are_found_by_folder_and_by_name(folder, network, tmp_path, monkeypatch):
