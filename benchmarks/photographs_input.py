@@ -12,7 +12,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,10 +27,9 @@ from foveate.data.shards import Shards
 from foveate.training.photos import PhotoBatches, PhotoDataset, _pack
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-with suppress(ImportError):
-    import torchvision_ops
+import torchvision_ops  # type: ignore[import-not-found]
 
-    torchvision_ops.declare_missing()
+torchvision_ops.declare_missing()
 
 BATCH, WORKERS = 32, 2
 RECIPE = Recipe(name="photo", base=224)
@@ -65,8 +63,10 @@ def resized(images: Shards, order: torch.Tensor) -> Iterator[int]:
 def cut(images: Shards, order: torch.Tensor) -> Iterator[int]:
     """Read pictures as a run on a CPU does."""
     net = ScaleChannels(nn.Identity(), WINDOWS, 160, padding="border", antialias=True)
-    place = (images, "train", len(order), net, torch.device("cpu"), "float32")
-    batches = PhotoBatches(*place, recipe=RECIPE, workers=WORKERS)
+    batches = PhotoBatches(
+        images, "train", len(order), net, torch.device("cpu"), "float32", recipe=RECIPE,
+        workers=WORKERS,
+    )  # fmt: skip
     return (len(batch.labels) for batch in batches(order, BATCH))
 
 

@@ -313,10 +313,8 @@ def _seed(seed: int, epoch: int, index: int) -> int:
     return int(np.random.SeedSequence([seed, epoch, index]).generate_state(1, np.uint64)[0])
 
 
-def _pack(
-    found: tuple[list[Sample], Missing] | FoveateError,
-) -> tuple[Packed, Missing] | FoveateError:
-    """Pack the pictures of a batch; an error stays as it is."""
+def _pack(found: Any) -> tuple[Packed, Missing] | FoveateError:
+    """Pack what `PhotoDataset` returns for a batch; an error stays as it is."""
     if isinstance(found, FoveateError):
         return found
     samples, missing = found
@@ -337,7 +335,7 @@ def _empty(count: int) -> Tensor:
     if get_worker_info() is None:
         return torch.empty(count, dtype=torch.uint8)
     storage = torch.UntypedStorage._new_shared(count)
-    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (count,))
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (count,), (1,))
 
 
 def _next(iterator: Iterator[Any]) -> Any:
