@@ -22,7 +22,6 @@ from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.test_sets import open_test_set
 from foveate.sweeps.study import read_study
-from foveate.training import session
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import build_net
 from foveate.training.data import fitted, is_photo, open_batches
