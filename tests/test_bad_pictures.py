@@ -10,20 +10,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from photo_runs import PHOTOGRAPHS, command, photo_config
+from photo_runs import PHOTOGRAPHS, SETTINGS, command, photo_config
 from PIL import Image
+from test_shards import png, write_tar
 from tiny_runs import same_bits, timeless, tiny, weights
 
 from foveate.cli.app import run
 from foveate.data.pictures import PictureFolder
+from foveate.data.shards import open_shards
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.test_sets import open_test_set
+from foveate.sweeps.study import read_study
+from foveate.training.checkpoint import RunFolder
 from foveate.training.config import build_net
-from foveate.training.data import open_batches
+from foveate.training.data import fitted, is_photo, open_batches
 from foveate.training.distributed import Team
 from foveate.training.loop import train
+from foveate.training.presets import preset
 from foveate.training.skipped import read_skipped
+from foveate.training.unchanged import check_unchanged
 
 CPU = torch.device("cpu")
 BAD = ("train/hat/0.jpg", "train/hat/3.jpg", "train/pants/5.jpg", "train/shoes/2.jpg")
@@ -132,6 +138,23 @@ def test_a_batch_of_which_nothing_is_left_is_a_step_that_changes_nothing(damaged
     assert same_bits(weights(found.path), weights(again.path))
 
 
+def test_a_step_without_pictures_does_not_count_in_the_mean_loss(damaged, tmp_path, monkeypatch):
+    """With batches of one, four of 24 steps are empty, also where the run is interrupted."""
+    monkeypatch.setattr(
+        "foveate.training.session.make_step", lambda *made, **how: lambda batch: 2.0
+    )
+    config = config_of(damaged, batch="1", epochs="1")
+
+    def watch(config, progress, steps):
+        if progress.step == 20:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path, workers=0, bad="skip", watch=watch)
+    found = train(config, tmp_path, workers=0, bad="skip")
+    assert [entry["loss"] for entry in found.metrics()] == [2.0]
+
+
 def test_commands_warn_once_with_the_count(damaged, tmp_path, capsys):
     out = str(tmp_path / "run")
     options = ["--set", f"source=folder:{damaged}", "--set", "recipe.base=80", "--workers", "0"]
@@ -230,3 +253,84 @@ def test_a_bad_first_picture_does_not_hide_that_others_are_in_colour(tmp_path):
     options = ["--set", f"source=folder:{folder}", "--workers", "0", "--bad", "skip"]
     assert run(command(tmp_path / "run", *options)) == 0
     assert list(read_skipped(tmp_path / "run")) == [("train", str(first))]
+
+
+def test_a_link_that_leads_nowhere_is_skipped_like_a_bad_picture(tmp_path, capsys):
+    folder = Path(shutil.copytree(PHOTOGRAPHS, tmp_path / "pictures"))
+    link = folder / "train" / "hat" / "gone.jpg"
+    link.symlink_to(tmp_path / "nowhere.jpg")
+    options = ["--set", f"source=folder:{folder}", "--workers", "0"]
+    assert run(command(tmp_path / "run", *options)) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert str(link) in said and said.endswith("or leave it out with --bad skip")
+    assert run(command(tmp_path / "run", *options, "--bad", "skip")) == 0
+    assert list(read_skipped(tmp_path / "run")) == [("train", str(link))]
+    link.unlink()
+    with pytest.raises(DataError, match="changed since"):
+        check_unchanged(RunFolder(tmp_path / "run"), f"folder:{folder}", load_source)
+
+
+@pytest.mark.parametrize("grey", [False, True])
+def test_a_bad_first_picture_of_a_tar_does_not_decide_the_recipe(tmp_path, grey):
+    for split, name in (("train", "train"), ("validation", "val"), ("test", "test")):
+        paths = sorted((PHOTOGRAPHS / split).rglob("*.jpg"))
+        labels = sorted({path.parent.name for path in paths})
+        contents = [b"no picture" if split == "train" else paths[0].read_bytes()]
+        contents += [path.read_bytes() for path in paths[1:]]
+        if grey:
+            contents[1:] = [png(np.zeros((40, 60), np.uint8))] * len(paths[1:])
+        members = []
+        for i, (path, content) in enumerate(zip(paths, contents, strict=True)):
+            label = str(labels.index(path.parent.name)).encode()
+            members += [(f"{i:03}.jpg", content), (f"{i:03}.cls", label)]
+        write_tar(tmp_path / f"{name}-0.tar", members)
+    source = f"shards:{tmp_path}"
+    if grey:
+        assert not open_shards(source).in_colour
+        return
+    settings = {**SETTINGS, "source": source}
+    del settings["recipe"]
+    config = fitted(preset("fovavg").changed(settings), load_source)
+    assert is_photo(config)
+    found = train(config, tmp_path / "run", workers=0, bad="skip")
+    assert list(read_skipped(found.path)) == [("train", f"0 of {tmp_path / 'train-0.tar'}")]
+
+
+STUDY = """\
+name = "bad"
+test_scales = [0.5, 1]
+[defaults]
+preset = "fovavg"
+source = "folder:{folder}"
+epochs = 1
+batch = 10
+recipe.base = 80
+model.size = 16
+model.features = [4, 8]
+model.hidden = 8
+model.scales = [1, 4, 1]
+[[runs]]
+"""
+
+
+def test_a_study_skips_bad_pictures_in_training_and_tests(damaged, tmp_path, capsys):
+    path, out = tmp_path / "study.toml", tmp_path / "out"
+    path.write_text(STUDY.format(folder=damaged))
+    arguments = ["sweep", str(path), "--device", "cpu", "--out", str(out)]
+    assert run(arguments) == 1
+    assert "or leave it out with --bad skip" in capsys.readouterr().err.replace("\n", " ")
+    assert run([*arguments, "--bad", "ignore"]) == 2
+    assert "bad must be stop or skip" in capsys.readouterr().err
+    assert run([*arguments, "--bad", "skip"]) == 0
+    assert "7 pictures could not be used" in capsys.readouterr().err
+    (job,) = read_study(path, load_source).jobs
+    skipped = read_skipped(out / job.folder)
+    assert [name for _, name in sorted(skipped)] == sorted(str(damaged / name) for name in BAD)
+    assert {split for split, _ in skipped} == {"train", "val", "test"}
+
+
+def test_a_study_without_photographs_cannot_skip(tmp_path, capsys):
+    path = tmp_path / "study.toml"
+    path.write_text('name = "digits"\n[[runs]]\npreset = "cnn"\nsource = "mnist-5k"\n')
+    assert run(["sweep", str(path), "--device", "cpu", "--bad", "skip", "--dry-run"]) == 2
+    assert "--bad skip is for the recipe photo" in capsys.readouterr().err

@@ -184,8 +184,7 @@ def test_a_listing_of_a_folder_notices_names_and_sizes_alone(tmp_path, pictures)
     pictures.rename(tmp_path / "elsewhere")
     assert listing(f"folder:{tmp_path / 'elsewhere'}") == before
     (tmp_path / "elsewhere" / "0" / "gone.png").symlink_to("nowhere")
-    with pytest.raises(DataError, match=r"cannot read image .*gone\.png"):
-        listing(f"folder:{tmp_path / 'elsewhere'}")
+    assert listing(f"folder:{tmp_path / 'elsewhere'}") != before  # reading it is the error
 
 
 def test_a_listing_of_files_notices_labels_manifests_and_sizes(tmp_path):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foveate.cli.console import ERRORS, OUTPUT, TrustOption, interruptible
+from foveate.cli.training import BadOption, _warn_of_skipped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,6 +36,7 @@ def sweep(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the study, list its runs.")] = (
         False
     ),
+    bad: BadOption = "stop",
     trust: TrustOption = False,
 ) -> None:
     """Train and test the runs of a study: your own list, or a grid of settings.
@@ -50,10 +52,13 @@ def sweep(
     from foveate.files import check_folder
     from foveate.sweeps.runner import Study
     from foveate.sweeps.study import read_study
+    from foveate.training.data import is_photo
     from foveate.training.loop import find_device
+    from foveate.training.skipped import check_bad
 
     load = _loader()
     plan = read_study(study, load, trust=trust, dry_run=dry_run)
+    check_bad(bad, max((job.config for job in plan.jobs), key=is_photo))  # skip needs photographs
     folder = out or Path("runs") / plan.name
     check_folder(folder)
     if device == "auto" and plan.gpus is not None:
@@ -65,7 +70,7 @@ def sweep(
         {row: row[1] for job in plan.jobs for row in job.rows},
         dry_run=dry_run,
         name=engine, device=device, address=address, cpus=plan.cpus, gpus=plan.gpus or 0.0,
-        load=load,
+        load=load, bad=bad,
     )  # fmt: skip
 
 
@@ -109,7 +114,7 @@ class _Live:
     def __init__(self, study: "Study") -> None:
         self.left = len(study.left)
         self.names = {job.config.digest(): job.folder for job in study.jobs}
-        self.status = ERRORS.status("training")
+        self.status, self.folder = ERRORS.status("training"), study.folder
 
     def watch(self, config: "TrainConfig", progress: "Progress", steps: int) -> None:
         """Show how far a run is."""
@@ -120,6 +125,7 @@ class _Live:
     def follow(self, ended: "Iterator[Ended]") -> "list[Failure]":
         """Report every run as it ends; returns those that failed."""
         from foveate.sweeps.runner import Failure
+        from foveate.training.skipped import TABLE, read_skipped
 
         failures = []
         for one in ended:
@@ -133,6 +139,8 @@ class _Live:
                 mean = 100 * sum(found.accuracy for found in at) / len(at)
                 taken = f"{one.outcome.seconds:.1f} s"
                 OUTPUT.print(f"{name}: {mean:.2f} % over all scales, {taken}", markup=False)
+                if count := len(read_skipped(self.folder / one.job.folder)):
+                    _warn_of_skipped(count, self.folder / one.job.folder / TABLE)
         return failures
 
 

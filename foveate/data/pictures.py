@@ -103,15 +103,18 @@ class PictureFolder:
         return f"image {self.items[split][index][0]}"
 
     def listing(self) -> Iterator[list[Any]]:
-        """What identifies the pictures without decoding them: relative path and size."""
+        """What identifies the pictures without decoding them: relative path and size.
+
+        A file that is missing, as where a link leads nowhere, has no size: it is reported when the
+        picture is needed.
+        """
         for path, _ in itertools.chain.from_iterable(self.items.values()):
             name = unicodedata.normalize("NFC", path.relative_to(self.path).as_posix())
             try:
-                yield [name, path.stat().st_size]
-            except OSError as error:
-                raise DataError(
-                    f"cannot read image {path} ({error.strerror}); replace or remove it"
-                ) from None
+                size = path.stat().st_size
+            except OSError:
+                size = None
+            yield [name, size]
 
 
 def folder_state(folder: Path) -> tuple[tuple[int, int, int], ...]:

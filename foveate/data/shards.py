@@ -21,6 +21,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from io import BytesIO
 from pathlib import Path
@@ -183,6 +184,15 @@ class Shards:
     def shape(self) -> tuple[int, ...]:
         """Shape (C, H, W) of an image."""
         return self.first.shape
+
+    @cached_property
+    def in_colour(self) -> bool:
+        """Whether the first image that can be read has three channels."""
+        for split, count in self.counts.items():
+            for index in range(count):
+                with suppress(DataError):
+                    return len(self.read(split, index)) == 3
+        return False
 
     @property
     def num_classes(self) -> int:

@@ -20,9 +20,10 @@ from foveate.files import parse_json, read_text, write_text
 from foveate.sweeps.records import Record, Winners
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
-from foveate.training.data import Load
+from foveate.training.data import Load, is_photo
 from foveate.training.loop import train_together
 from foveate.training.session import Watch
+from foveate.training.skipped import Bad, add_skipped
 
 OUTCOME = "outcome.json"
 MAX_SEEDS = 1000  # of one configuration
@@ -87,6 +88,7 @@ def perform(
     at_once: int = 1,
     watch: Watch = lambda config, progress, steps: None,
     load: Load = load_source,
+    bad: Bad = "stop",
 ) -> list[Outcome]:
     """Train the runs side by side, test them, and write an outcome into the folder of each.
 
@@ -98,15 +100,18 @@ def perform(
         at_once: The number of processes that share the GPU, this one included.
         watch: Called after every training step.
         load: Loads a source by its name.
+        bad: Whether a photograph that cannot be used stops its run, or is left out of training and
+            tests and named in the run's skipped.csv.
     """
     load = lru_cache(maxsize=1)(load)
     with _using_threads(threads):
         if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats()
         runs = [(job.config, folder / job.folder) for job in jobs]
-        trained = train_together(runs, device=device, watch=watch, load=load)
+        trained = train_together(runs, device=device, watch=watch, load=load, bad=bad)
         return [
-            _finish(job, run, device, at_once, load) for job, run in zip(jobs, trained, strict=True)
+            _finish(job, run, device, at_once, load, bad)
+            for job, run in zip(jobs, trained, strict=True)
         ]
 
 
@@ -120,12 +125,12 @@ def _using_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load) -> Outcome:
+def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad: Bad) -> Outcome:
     """Test a trained run and write its outcome."""
     begun, last = time.perf_counter(), run.metrics()[-1]
     if (accuracy := run.validation()) is None:
         raise DataError(f"{run.path} has no validation accuracy; remove it and train again")
-    scales = _test(job, run, device, load)
+    scales = _test(job, run, device, load, bad)
     seconds = (last["share"] + time.perf_counter() - begun) / at_once
     outcome = Outcome(
         name=job.name,
@@ -178,10 +183,13 @@ def winners_of(job: Job, outcome: Outcome) -> list[Winners]:
     ]
 
 
-def _test(job: Job, run: RunFolder, device: str, load: Load) -> tuple[AtScale, ...]:
+def _test(job: Job, run: RunFolder, device: str, load: Load, bad: Bad) -> tuple[AtScale, ...]:
     # `claim` made sure that config.json is the job's.
     net = run.net(trust=bool(job.config.backbone)).to(device)
-    return open_test_set(run, load).measure(net, job.scales)
+    tests = open_test_set(run, load, bad=bad if is_photo(job.config) else "stop")
+    found = tests.measure(net, job.scales)
+    add_skipped(run.path, tests.skipped)
+    return found
 
 
 def _peak_memory(device: str) -> int:

@@ -30,13 +30,14 @@ from foveate.files import replacing, write_text
 from foveate.sweeps.jobs import OUTCOME, Job, outcome_of, perform
 from foveate.sweeps.runner import Done, Ended, Failure, reason_of
 from foveate.training.checkpoint import BusyError, RunFolder
+from foveate.training.skipped import TABLE, Bad
 from foveate.trust import ALONE
 
 IN_FLIGHT = 256  # tasks that Ray knows of at a time; more than 64 GPUs with three runs on each
 LOOK_EVERY = 120.0  # seconds without a result after which the nodes are looked at
 CONNECT = 10.0  # seconds for the cluster to answer
 GRACE = 20.0  # seconds for cancelled runs to save
-FILES = ("config.json", "metrics.jsonl", "weights.safetensors", OUTCOME)  # in this order
+FILES = ("config.json", "metrics.jsonl", TABLE, "weights.safetensors", OUTCOME)  # in this order
 
 
 class TaskFolder(NamedTuple):
@@ -65,6 +66,7 @@ class RayEngine:
     retries: int = 5
     shared: bool = True
     patience: float = 60.0
+    bad: Bad = "stop"
 
     def check(self) -> None:
         """Connect, and raise a ConfigError if no node has what a run asks for."""
@@ -88,6 +90,7 @@ class RayEngine:
         task = ray.remote(work).options(name="foveate", **options)
         at_once = round(1 / self.gpus) if self.gpus else 1
         how = {"device": self.device, "threads": self._threads, "at_once": at_once}
+        how["bad"] = self.bad
         with _marked(folder.resolve(), self.shared) as mark:
             place = TaskFolder(folder.resolve(), mark, Path.cwd(), self.patience)
             try:
@@ -168,7 +171,8 @@ def work(job: Job, place: TaskFolder, how: dict[str, Any]) -> tuple[Ended, dict[
             return Done(job, outcome), {}
         with tempfile.TemporaryDirectory(prefix="foveate-") as made:
             (outcome,) = perform([job], Path(made), load=_load, **how)
-            files = {name: (Path(made) / job.folder / name).read_bytes() for name in FILES}
+            paths = [Path(made) / job.folder / name for name in FILES]
+            files = {path.name: path.read_bytes() for path in paths if path.exists()}
             return Done(job, outcome), files
     except Exception as error:  # a user's backbone may raise anything
         return Failure(job, reason_of(error)), {}

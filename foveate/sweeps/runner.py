@@ -22,6 +22,7 @@ from foveate.training.checkpoint import RunFolder
 from foveate.training.data import Load
 from foveate.training.loop import find_device
 from foveate.training.session import Watch
+from foveate.training.skipped import Bad
 
 SIDE_BY_SIDE = 3  # runs that fill a GPU: one step at batch 32 cannot
 SPARE = 20  # writes of the table take a twentieth of the time; for 1,000 runs one takes 2 s
@@ -72,6 +73,7 @@ class LocalEngine:
     cpus: int = 0
     watch: Watch = field(default=lambda config, progress, steps: None)
     load: Load = load_source
+    bad: Bad = "stop"
 
     def check(self) -> None:
         """Raise a ConfigError if the device or the cores are not there."""
@@ -91,7 +93,7 @@ class LocalEngine:
 
     def _perform(self, group: Sequence[Job], folder: Path) -> Sequence[Ended]:
         """How a group ended; nothing if some run of several failed, and any could be the one."""
-        shown: dict[str, Any] = {"watch": self.watch, "load": self.load}
+        shown: dict[str, Any] = {"watch": self.watch, "load": self.load, "bad": self.bad}
         try:
             found = perform(group, folder, device=self.device, threads=self.cpus, **shown)
         except Exception as error:  # a backbone of one's own may fail in any way
@@ -107,6 +109,7 @@ def make_engine(
     address: str | None = None,
     cpus: int = 0,
     gpus: float = 0.0,
+    bad: Bad = "stop",
     **local: Any,
 ) -> Engine:
     """Make the engine `local`, this process, or `ray`, a Ray cluster.
@@ -118,6 +121,7 @@ def make_engine(
         address: Address of the Ray cluster.
         cpus: Threads of a run, 0 for torch's own choice.
         gpus: The part of a GPU that a run gets; 0 leaves it to `together`.
+        bad: What to do with photographs that cannot be used, see `perform`.
         local: `watch` and `load` of the local engine.
     """
     on_gpu = device.startswith("cuda")
@@ -125,12 +129,13 @@ def make_engine(
     if name == "local":
         if address is not None:
             raise ConfigError("--address is of a Ray cluster; add --engine ray")
-        return LocalEngine(device=device, together=together, cpus=cpus, **local)
+        return LocalEngine(device=device, together=together, cpus=cpus, bad=bad, **local)
     if name == "ray":
         from foveate.sweeps.ray_engine import RayEngine
 
         part = gpus or 1 / (together or SIDE_BY_SIDE)
-        return RayEngine(device=device, address=address, cpus=cpus, gpus=part if on_gpu else 0.0)
+        part = part if on_gpu else 0.0
+        return RayEngine(device=device, address=address, cpus=cpus, gpus=part, bad=bad)
     raise ConfigError(f"engine must be local or ray, got {name!r}")
 
 

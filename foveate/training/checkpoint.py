@@ -50,6 +50,7 @@ class Progress:
     epoch: int = 0
     step: int = 0
     loss: float = 0.0  # sum over the steps of this epoch
+    empty: int = 0  # steps of this epoch of whose pictures none could be used
     seconds: float = 0.0
     share: float = 0.0
     metrics: list[dict[str, float]] = field(default_factory=list)

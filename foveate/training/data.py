@@ -254,14 +254,14 @@ def _fitted_recipe(config: TrainConfig) -> Recipe | None:
 
 
 def has_colour_pictures(source: str) -> bool:
-    """Whether a source is picture files, some in colour; of tars the first picture tells."""
+    """Whether a source is picture files, some in colour; of tars the first readable one tells."""
     if not source.startswith(("folder:", "shards:")):
         return False
     found = open_source(source, stream=True)
     assert isinstance(found, Shards)
     if isinstance(folder := found.shards[0], PictureFolder):
         return folder.in_colour
-    return not found.scaled and found.shape[0] == PHOTO_SHAPE[0]
+    return not found.scaled and found.in_colour
 
 
 def open_pictures(source: str) -> Shards:

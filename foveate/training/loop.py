@@ -68,15 +68,18 @@ def train_together(
     watch: Watch = lambda config, progress, steps: None,
     load: Load = load_source,
     deterministic: bool = True,
+    bad: Bad = "stop",
 ) -> list[RunFolder]:
     """Train several networks side by side on one device, some steps of each in turn.
+
+    `bad` is for those of them that have the recipe `photo`; the other arguments are as in `train`.
 
     On a GPU every run has a stream and random states of its own, so that together they fill the
     GPU and each ends with the weights that it would have alone.
     """
     shared = Shared(find_device(device), stream, compiled, watch, load, {})
     workers = default_workers(len(runs))
-    return _train(runs, shared._replace(deterministic=deterministic, workers=workers))
+    return _train(runs, shared._replace(deterministic=deterministic, workers=workers, bad=bad))
 
 
 def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFolder]:

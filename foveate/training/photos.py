@@ -362,9 +362,8 @@ def _empty(count: int) -> Tensor:
     """Allocate bytes; those of a worker in shared memory, where the run reads them."""
     if get_worker_info() is None:
         return torch.empty(count, dtype=torch.uint8)
-    storage: Any = torch.UntypedStorage._new_shared(count)
-    shared: Tensor = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (count,))  # type: ignore[call-overload]
-    return shared
+    storage = torch.UntypedStorage._new_shared(count)
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (count,), (1,))
 
 
 def _next(iterator: Iterator[Any]) -> Any:

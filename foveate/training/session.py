@@ -221,8 +221,10 @@ class Session:
             self.team.seed(config.seed, progress.epoch, progress.step)
             if config.schedule != "steps":
                 set_rate(self.optimiser, config.rate(progress.epoch + progress.step / self.count))
-            if len(batch.labels):  # else all its pictures were left out
+            if len(batch.labels):
                 self.losses[progress.step] = self.step(batch)
+            else:  # all its pictures were left out
+                progress.empty += 1
             progress.step += 1
             now = time.perf_counter()
             progress.seconds = begun + now - start
@@ -260,7 +262,7 @@ class Session:
         progress = self.progress
         entry = {
             "epoch": progress.epoch + 1,
-            "loss": progress.loss / progress.step,
+            "loss": progress.loss / max(1, progress.step - progress.empty),
             "learning_rate": self.config.rate(progress.epoch),
             "seconds": progress.seconds,
         }
@@ -273,6 +275,7 @@ class Session:
                 self.best = {k: v.detach().clone() for k, v in self.net.state_dict().items()}
         progress.metrics.append({**entry, "share": progress.share})
         progress.epoch, progress.step, progress.loss = progress.epoch + 1, 0, 0.0
+        progress.empty = 0
         self.counted = 0
         if due:
             self._save()

@@ -1,8 +1,8 @@
 """Accuracy over size on photographs: scale channels against the whole frame, by the commands alone.
 
-python benchmarks/photographs.py run FOLDER --weights FILE --out DIR   train and test; or go on
-python benchmarks/photographs.py run CIFAR --suite cifar --out DIR     the same on CIFAR-10
-python benchmarks/photographs.py table DIR [--suite cifar]             the table in Markdown
+python benchmarks/photo_table.py run FOLDER --weights FILE --out DIR   train and test; or go on
+python benchmarks/photo_table.py run CIFAR --suite cifar --out DIR     the same on CIFAR-10
+python benchmarks/photo_table.py table DIR [--suite cifar]             the table in Markdown
 
 FOLDER has train, validation and test with a folder per class; FILE are the weights of timm's
 tf_efficientnet_lite0 (.safetensors). CIFAR is the same kind of folder, and its networks start with

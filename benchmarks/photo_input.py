@@ -1,6 +1,6 @@
 """Pictures per second that two worker processes read: foveate's and torchvision's, in turn.
 
-Usage: python benchmarks/photographs_input.py FOLDER [--pictures 600] [--passes 5]
+Usage: python benchmarks/photo_input.py FOLDER [--pictures 600] [--passes 5]
 
 FOLDER has a sub-folder of pictures per class. All three begin with JPEG files and hand over batches
 of 32: `torchvision` is ImageFolder with RandomResizedCrop(224), a flip and normalisation; `resized`
@@ -12,7 +12,6 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,10 +27,9 @@ from foveate.data.shards import Shards
 from foveate.training.photos import PhotoBatches, PhotoDataset, _pack
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-with suppress(ImportError):
-    import torchvision_ops  # type: ignore[import-not-found]
+import torchvision_ops  # type: ignore[import-not-found]
 
-    torchvision_ops.declare_missing()
+torchvision_ops.declare_missing()
 
 BATCH, WORKERS = 32, 2
 RECIPE = Recipe(name="photo", base=224)
