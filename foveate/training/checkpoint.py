@@ -50,10 +50,10 @@ class Progress:
     epoch: int = 0
     step: int = 0
     loss: float = 0.0  # sum over the steps of this epoch
-    empty: int = 0  # steps of this epoch of whose pictures none could be used
     seconds: float = 0.0
     share: float = 0.0
     metrics: list[dict[str, float]] = field(default_factory=list)
+    empty: int = 0  # steps of this epoch of whose pictures none could be used
 
     @property
     def reached(self) -> str:
