@@ -16,6 +16,7 @@ from foveate.evaluation.curve import AtScale
 from foveate.files import parse_json, read_text, write_text
 from foveate.provenance import commit
 from foveate.training.config import TrainConfig
+from foveate.training.data import is_photo
 from foveate.training.presets import model_name
 
 COLUMNS = ("run", "model", "trained_on", "seed", "scale", "accuracy", "count")
@@ -136,8 +137,14 @@ def _curve(label: str, group: list[RunResult]) -> Curve:
 
 
 def _labels(firsts: list[RunResult]) -> list[str]:
-    """Name each group by its network and training scales; by its run too where two are alike."""
-    names = [f"{r.model}, trained on {r.config.scales}" for r in firsts]
+    """Name each group by its network and training scales; by its run too where two are alike.
+
+    Photographs have no training scale: they are trained at the base size of their recipe.
+    """
+    names = [
+        r.model if is_photo(r.config) else f"{r.model}, trained on {r.config.scales}"
+        for r in firsts
+    ]
     return [
         name if names.count(name) == 1 else f"{name} ({result.run})"
         for name, result in zip(names, firsts, strict=True)
