@@ -1,6 +1,7 @@
 """Settings for all tests, and a server of the page that several files of tests attack."""
 
 import pytest
+from browsed_page import launched, visiting
 from hypothesis import settings
 from torchvision_ops import declare_missing
 
@@ -30,3 +31,21 @@ def server(server_folder, fovmax_run):
 
     with serving(server_folder, [fovmax_run]) as address:
         yield address.removeprefix("http://")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, for the pages of the demo; a module gives their `address`."""
+    with launched() as opened:
+        yield opened
+
+
+@pytest.fixture
+def open_page(browser, address):
+    with visiting(browser, address) as visit:
+        yield visit
+
+
+@pytest.fixture
+def page(open_page):
+    return open_page()

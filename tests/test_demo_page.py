@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from browsed_page import answered, answers, contrast, launched, visiting
+from browsed_page import answered, answers, contrast
 from demo_nets import BAD, GOOD, made_runs
 from served_page import serving, written
 
@@ -47,23 +47,6 @@ def address(tmp_path_factory, specs):
     with serving(folder, specs) as found:
         yield found
     assert written(folder) == []
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with launched() as opened:
-        yield opened
-
-
-@pytest.fixture
-def open_page(browser, address):
-    with visiting(browser, address) as visit:
-        yield visit
-
-
-@pytest.fixture
-def page(open_page):
-    return open_page()
 
 
 def said(page):

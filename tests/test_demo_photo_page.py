@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from browsed_page import answered, answers, contrast, launched, visiting
+from browsed_page import answered, answers, contrast
 from photo_runs import PHOTOGRAPHS, photo_config
 from served_page import PHOTOS, serving, written
 
@@ -25,23 +25,6 @@ def address(tmp_path_factory):
     with serving(folder, [str(run)], program=("-c", PHOTOS)) as found:
         yield found
     assert written(folder) == []
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with launched() as opened:
-        yield opened
-
-
-@pytest.fixture
-def open_page(browser, address):
-    with visiting(browser, address) as visit:
-        yield visit
-
-
-@pytest.fixture
-def page(open_page):
-    return open_page()
 
 
 def upload(page, path=HAT):

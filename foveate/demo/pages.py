@@ -27,7 +27,7 @@ def open_page(
     """
     check_room(refs)
     if pretrained and not any(ref.startswith(TIMM) for ref in refs):
-        raise ConfigError("--pretrained is for models of timm: add --model timm:NAME")
+        raise ConfigError("--pretrained applies to timm models only: add --model timm:NAME")
     for ref in refs:
         if ref.startswith(TIMM) and not pretrained:
             raise ConfigError(f"{ref} has no trained weights here: add --pretrained")

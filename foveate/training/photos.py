@@ -29,6 +29,7 @@ from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import Recipe
 from foveate.data.shards import Shards
 from foveate.data.splits import SplitName
+from foveate.data.store import one_thread
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.execution import patches
 from foveate.execution.captured import Batch
@@ -258,21 +259,11 @@ def cut_patches(packed: Packed, recipe: Recipe, windows: ScaleChannels) -> Tenso
     else:
         found = torch.empty(size, device=packed.values.device)
         groups = [[i for i, other in enumerate(shapes) if other == one] for one in set(shapes)]
-    with _one_thread() if on_cpu else nullcontext():
+    with one_thread() if on_cpu else nullcontext():
         for alike in groups:
             images = recipe.normalise(torch.stack([pictures[i] for i in alike]))
             found[alike] = windows.patches(images, packed.centres[alike])
     return found
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _empty_pages(*size: int) -> Tensor:
