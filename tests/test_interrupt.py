@@ -91,6 +91,60 @@ def test_a_signal_while_the_arguments_are_parsed_ends_with_a_line(place, name, c
     assert (process.returncode, out, err) == (code, "", f"{word}: run the same command again\n")
 
 
+# Calls `main` again and again, with the signal at a later line each time, and a command that does
+# nothing, so that the lines are those before and after it. Lines count once the handlers are set.
+AROUND = """
+import itertools, os, signal, sys
+import foveate.cli, foveate.cli.app as app
+app.app = lambda *a, **b: 0
+number = int(sys.argv[1])
+
+def at(line):
+    seen = 0
+    def trace(frame, event, argument):
+        nonlocal seen
+        if event == "line" and signal.getsignal(signal.SIGTERM) is foveate.cli._stop:
+            seen += 1
+            if seen == line:
+                os.kill(os.getpid(), number)
+        return trace
+    sys.settrace(trace)
+    try:
+        foveate.cli.main()
+    except SystemExit as error:
+        sys.settrace(None)
+        os._exit(99 if seen < line else error.code)
+
+for line in itertools.count(1):
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.dup2(write, 2)
+        at(line)
+    os.close(write)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print(line, code, os.read(read, 4096).decode(), flush=True)
+    if code == 99:  # `main` has no such line
+        break
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no fork")
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_signal_at_any_line_around_a_command_ends_with_a_line(number, code, word):
+    out, err = python("-c", AROUND, str(int(number))).communicate()
+    lines = [line.split(maxsplit=2) for line in out.splitlines() if line]
+    assert err == "" and lines.pop()[1] == "99"
+    while lines[-1][1:] == ["0"]:  # the exit code was decided, and signals are ignored
+        lines.pop()
+    assert len(lines) > 10
+    for line, ended, *said in lines:
+        assert (ended, said) == (str(code), [f"{word}: run the same command again"]), line
+
+
 def test_a_signal_while_data_is_prepared_ends_with_a_line(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("foveate.data.sources.load_source", interrupting(lambda *a, **b: 1 / 0, 1))
     assert command_line([*AS_TINY, "--out", str(tmp_path / "run")]) == 130

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
 
 from foveate.training.interrupt import SIGNALS, stop
@@ -24,17 +25,24 @@ def main() -> None:
     sys.exit(code)
 
 
+def guarded(command: Callable[[], int]) -> int:
+    """Call a command: only in here does a signal raise an exception, which the caller handles."""
+    return command()
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Raise as `stop` does, but end at once if a module is being imported.
+    """Raise as `stop` does inside a command; anywhere else, and while importing, end at once.
 
     Some packages swallow an exception that is raised while they are imported, or print it.
     """
-    while frame is not None:
-        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
-            terminated = number == signal.SIGTERM
-            if os.environ.get("RANK", "0") == "0":  # of torchrun's processes one says it
-                word = "terminated" if terminated else "interrupted"
-                os.write(2, f"{word}: run the same command again\n".encode())
-            os._exit(143 if terminated else 130)
+    frame, raises = frame or sys._getframe(), False
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        raises = raises or frame.f_code is guarded.__code__
         frame = frame.f_back
-    stop(number, None)
+    if raises and frame is None:
+        stop(number, None)
+    terminated = number == signal.SIGTERM
+    if os.environ.get("RANK", "0") == "0":  # torchrun: the first process prints for all
+        word = "terminated" if terminated else "interrupted"
+        os.write(2, f"{word}: run the same command again\n".encode())
+    os._exit(143 if terminated else 130)

@@ -13,6 +13,7 @@ from foveate.cli import (
     data,
     demo,
     export,
+    guarded,
     predict,
     quickstart,
     report,
@@ -86,7 +87,7 @@ def options(
 def run(arguments: list[str]) -> int:
     """Run the command line; its exit code is 2 for an error, 130 for Ctrl-C, 143 for SIGTERM."""
     try:
-        return int(app(arguments, prog_name="foveate", standalone_mode=False) or 0)
+        return guarded(lambda: int(app(arguments, prog_name="foveate", standalone_mode=False) or 0))
     except UsageError as problem:
         usage = cast(Any, problem)
         where = usage.ctx.command_path if usage.ctx else "foveate"
