@@ -114,8 +114,10 @@ class Model:
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        """Class names as the run recorded them, or of the training source if that is known, else
-        numbers; empty if their count is not known either."""
+        """Class names: those that the run recorded, those of its source, or numbers.
+
+        Empty if the number of classes is not known.
+        """
         source, count = self.source, self.config.classes if self.config else 0
         if self.class_names and len(self.class_names) == count:
             return self.class_names

@@ -176,8 +176,11 @@ def _pair(
 
 
 def usual_scales(transform: AnyTransform) -> ScaleGrid:
-    """The paper's 17 scales for MNIST Large Scale, 1/4 to 4 for other images; 1/8 to 1 for the view
-    "resolution"."""
+    """Return the default scales of an audit.
+
+    They are the paper's 17 for MNIST Large Scale and 1/4 to 4 for other images, or 1/8 to 1 for the
+    view "resolution".
+    """
     if transform.view == "resolution":
         return RESOLUTIONS
     large_scale = isinstance(transform, Transform) and transform.recipe == "large-scale"

@@ -24,7 +24,7 @@ class Blobs:
     deviations: Tensor
 
     def values(self, ys: Tensor, xs: Tensor) -> Tensor:
-        """f on the grid of ys (H,) and xs (W,)."""
+        """F on the grid of ys (H,) and xs (W,)."""
         rows, columns = self.profiles(0, ys), self.profiles(1, xs)
         return torch.einsum("m,hm,wm->hw", self.amplitudes, rows, columns)
 
