@@ -406,10 +406,10 @@ def test_tied_weights_can_be_saved(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("nonsense", "written as package.module:factory, got 'nonsense'"),
+        ("nonsense", "must be given as package.module:factory, got 'nonsense'"),
         ("no_such_module:net", "cannot import 'no_such_module'"),
-        ("test_checkpoint:Nothing", "'Nothing' is not there in 'test_checkpoint'"),
-        ("foveate:__version__", "'__version__' is no function in 'foveate'"),
+        ("test_checkpoint:Nothing", "'Nothing' does not exist in 'test_checkpoint'"),
+        ("foveate:__version__", "'__version__' is not a function in 'foveate'"),
         ("torch:device", "torch:device failed with channels=1, classes=10"),
         ("builtins:dict", "builtins:dict must give a torch module, got dict"),
         ("torch.nn:Identity", "gives a module without weights"),
