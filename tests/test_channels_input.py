@@ -51,7 +51,7 @@ def test_a_backbone_for_another_size_or_other_channels_is_named():
     ):
         with pytest.raises(ConfigError) as error:
             net(wrong)
-        assert "the backbone refused patches of the shape (6, 1, " in one_line(error)
+        assert "the backbone rejected patches of shape (6, 1, " in one_line(error)
 
 
 class Failing(nn.Module):
@@ -94,7 +94,7 @@ def test_a_size_that_the_backbone_asserts_is_named():
         ({"pool": "sum"}, "max, avg, logsumexp, concat, probabilities, got 'sum'"),
         ({"pool": "concat", "classes": 0}, "classes must be a whole number of at least 1, got 0"),
         ({"classes": "ten"}, "got 'ten'"),
-        ({"recompute": 1.5}, "recompute must be a number of channels, or 0, got 1.5"),
+        ({"recompute": 1.5}, "recompute must be a number of channels from 0 to 1,000, got 1.5"),
         ({"scales": [1.0, -2.0]}, "above 0"),
         ({"scales": [1.0, math.inf]}, "finite"),
         ({"scales": (1 + k / 1e6 for k in itertools.count())}, "the limit is 1,000"),

@@ -256,7 +256,9 @@ def test_a_run_trains_as_without(tmp_path):
 
 
 def test_what_cannot_be_recomputed_is_said(tmp_path, capsys):
-    with pytest.raises(ConfigError, match="recompute must be a number of channels, or 0, got -1"):
+    with pytest.raises(
+        ConfigError, match="recompute must be a number of channels from 0 to 1,000, got -1"
+    ):
         ScaleChannels(conv_net()(), SCALES, SIZE, recompute=-1)
     options = ["--source", "mnist-5k", "--device", "cpu", "--out"]
     assert run(["train", "cnn", "--recompute", "1", *options, str(tmp_path / "a")]) == 2

@@ -235,9 +235,9 @@ def test_half_precision_and_gradients_are_no_problem():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"step": 0}, "step must be a number of pixels above 0, got 0"),
+        ({"step": 0}, "step must be a positive number of pixels, got 0"),
         ({"step": float("nan")}, "step must be a number"),
-        ({"step": "4"}, "step must be a number of pixels above 0, got '4'"),
+        ({"step": "4"}, "step must be a positive number of pixels, got '4'"),
         ({"step": 0.01}, "use a larger step"),
         ({"refine": -1}, "refine must be a whole number from 0 to 20, got -1"),
         ({"beam": 0}, "beam must be a whole number from 1"),
