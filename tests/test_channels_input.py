@@ -81,7 +81,7 @@ def test_a_size_that_the_backbone_asserts_is_named():
 
     with pytest.raises(ConfigError) as error:
         ScaleChannels(Reshaped(sized), FEW, 4)(torch.zeros(1, 1, 8, 8))
-    assert "(3, 1, 4, 4) (made for 5 pixels)" in one_line(error)
+    assert "(3, 1, 4, 4): made for 5 pixels" in one_line(error)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_an_error_without_words_is_named_too():
 
     with pytest.raises(ConfigError) as error:
         ScaleChannels(Reshaped(fail), FEW, 4)(torch.zeros(1, 1, 8, 8))
-    assert "refused" in one_line(error)
+    assert "rejected" in one_line(error)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_backbone_with_another_output_is_named(form):
         ({"scales": [2.0, 1.0]}, "out of order"),
         ({"scales": [1.0, 1.0]}, "out of order"),
         ({"scales": [0.0, 1.0]}, "above 0"),
-        ({"scales": 2.0}, "[1.0] for one"),
+        ({"scales": 2.0}, "such as [1.0], got 2.0"),
         ({"pool": "median"}, "max, avg, logsumexp, concat"),
         ({"pool": "concat"}, "classes="),
     ],

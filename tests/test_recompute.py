@@ -361,5 +361,5 @@ def test_torchscript_is_refused():
         nn.Sequential(nn.Flatten(), nn.Linear(144, 3)), torch.zeros(2, 1, 12, 12)
     )
     net = ScaleChannels(script, SCALES, SIZE, recompute=1)
-    with pytest.raises(ConfigError, match="recompute cannot run TorchScript"):
+    with pytest.raises(ConfigError, match="recompute does not support TorchScript"):
         net(data(torch.float32)[0])
