@@ -103,9 +103,14 @@ def prepare(net: nn.Module, images: Tensor, precision: Precision = "float32") ->
     Example:
         >>> import torch
         >>> from foveate import create_model
-        >>> net, images = create_model("fovavg").eval(), torch.zeros(2, 1, 112, 112)
-        >>> torch.allclose(logits(net, prepare(net, images)), net(images), atol=1e-5)
-        True
+        >>> net, images = create_model("fovavg"), torch.zeros(4, 1, 112, 112)
+        >>> labels = torch.tensor([0, 1, 2, 3])
+        >>> prepared = prepare(net, images)
+        >>> for chosen in torch.randperm(4).split(2):
+        ...     loss = torch.nn.functional.cross_entropy(
+        ...         logits(net, prepared[chosen]), labels[chosen]
+        ...     )
+        ...     loss.backward()
     """
     plan = choose(net, images)
     return Prepared(plan, plan.prepare(net, images, dtype_of(precision)))
