@@ -1,6 +1,6 @@
 """The rule for when a faster implementation can replace the modules of a network.
 
-Faster implementations support exact modules of PyTorch only. A subclass, a parametrisation, a hook
+Faster implementations support unmodified PyTorch modules only. A subclass, a parametrisation, a hook
 or a replaced `forward` can change the result of a module, so each of them rules out replacement.
 """
 

@@ -168,7 +168,7 @@ def fold_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return weights (O, C, 3, 3) and bias (O,) of the first convolution with its norm folded in.
 
-    In training mode, `moments` computes the moments of the batch's `count` windows of 3 × 3 pixels.
+    In training mode, `moments()` returns the moments of the `count` 3 × 3 windows of the batch.
     """
     first, norm = trunk[0], trunk[1]
     assert isinstance(first, nn.Conv2d) and first.bias is not None

@@ -153,7 +153,7 @@ class ScaleChannels(nn.Module):
         return self.forward_patches(self.patches(images, centres))
 
     def forward_patches(self, patches: Tensor) -> Tensor:
-        """Run the backbone on patches from `patches`.
+        """Run the backbone on the patches that `patches` returns.
 
         Args:
             patches: Patches of all channels, shape ``(B, S, C, P, P)``.

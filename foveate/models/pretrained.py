@@ -184,7 +184,7 @@ def load_weights(net: nn.Module, weights: dict[str, Tensor], path: Path) -> None
 def find_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
     """Return the name of the first tensor with a NaN or infinite value, or None."""
     finite = [tensor.isfinite().all() for tensor in tensors.values()]
-    if not finite or torch.stack(finite).all():  # one synchronisation with the GPU
+    if not finite or torch.stack(finite).all():  # a single GPU synchronisation
         return None
     return next(name for name, fine in zip(tensors, finite, strict=True) if not fine)
 

@@ -50,7 +50,7 @@ class Statistics(NamedTuple):
 def batch_sums(values: Tensor) -> Tensor:
     """Return sums (2 C + 1,) over a part of a batch (N, C, ...): values, squares and their count.
 
-    The sums of parts can be added. They are float64 to limit cancellation in `statistics`.
+    Sums of several parts can be added up. They are float64 to limit cancellation in `statistics`.
     """
     over = [0, *range(2, values.ndim)]
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
@@ -115,7 +115,7 @@ def by_batch(module: nn.Module) -> bool:
 
 
 def answer_in_groups(backbone: nn.Module, ask: Ask, patches: Tensor, size: int) -> Tensor:
-    """Map patches (B, S, ...) to logits (B, S, K), with activations of `size` channels at a time.
+    """Map patches (B, S, ...) to logits (B, S, K), in groups of `size` channels to save memory.
 
     Dropout is independent for each group, with seeds drawn from PyTorch's random state. The random
     state advances only if the backbone uses random numbers.
@@ -219,7 +219,7 @@ class _Passes(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Intercept batch norm in training mode; raise for other batch statistics."""
+        """Intercept batch norm in training mode; raise for other operations over the batch."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if func is batch_norm or (func is F.batch_norm and kwargs["training"]):
@@ -238,7 +238,7 @@ class _Passes(TorchFunctionMode):
         return _normed(norm, self.known[at])
 
     def _look(self, patches: Tensor, group: int) -> Tensor:
-        """Return the sums at the first unknown norm, or the logits (B, S, K) if all are known."""
+        """Return the sums at the first norm without known statistics, or else logits (B, S, K)."""
         end = len(self.known)
         values = self._run(patches, group, end)
         if len(self.sums) > end:

@@ -60,8 +60,8 @@ static void statistics(const struct job *j, int64_t seen, const float *map, doub
     }
 }
 
-/* Add sums (9 C,) and products (9 C, 9 C) of the 3 x 3 windows of one image, lane by lane. Rows
-   are processed without a gap; `inside` masks the two incomplete windows at the end of each. */
+/* Add sums (9 C,) and products (9 C, 9 C) of the 3 x 3 windows of one image, lane by lane. All
+   pixels of a row start a window; `inside` masks the two incomplete windows at its end. */
 static void add_moments(const struct job *j, const float *planes, int64_t plane, const int32_t *inside,
                     double *sums, double *products) {
     int64_t taps = 9 * j->colours, wide = j->width + 2, length = j->height * wide;
@@ -127,7 +127,7 @@ static void make_norm(const struct job *j) {
     }
 }
 
-/* Compute the factors of `unnormed` for the input map, and the gradients of its norm. */
+/* Compute the factors that `unnormed` applies to the input map, and the gradients of its norm. */
 static void make_unnorm(const struct job *j) {
     const float *mean = j->below_norm, *gain = mean + j->from, *spread = mean + 3 * j->from;
     double values = (double)(j->count * j->height * j->width);

@@ -306,7 +306,7 @@ def axis_matrices(
     offsets = torch.arange(view.size, dtype=torch.float64, device=device) + (0.5 - view.size / 2)
     at = offsets * _column(view.scales, device)  # (S, P)
     if centres is None:
-        at = at + (length / 2 - 0.5)  # in pixel indices: half a pixel less
+        at = at + (length / 2 - 0.5)  # the centre of pixel i is at i + 0.5
     else:
         at = at + (centres.detach().to(at)[:, None, None] - 0.5)
     taps, weights = _taps(at, [_half_width(scale, view.antialias) for scale in view.scales])

@@ -146,7 +146,7 @@ class Backward:
     def _convolution(self, at: int, read: Fields) -> Fields:
         """Return the fields for the backward pass of a block's convolution.
 
-        `read` are the fields of the block's output map, from `_below`.
+        `read` contains the fields of the block's output map, from `_below`.
         """
         weight, parts = self.parameters[at][0].contiguous(), parts_of(self.images.shape[0])
         fields: Fields = {
