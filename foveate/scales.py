@@ -124,8 +124,8 @@ class ScaleGrid:
         """Build the grid whose windows range from ``smallest`` to ``largest`` image pixels.
 
         The channel of scale s sees a window of ``size * s`` pixels. The smallest window is exactly
-        ``smallest``. The number of steps is rounded up. If ``largest`` is not a whole number of steps above
-        ``smallest``, the largest window is therefore up to one step larger than ``largest``.
+        ``smallest``. The number of steps is rounded up. If ``largest`` is not a whole number of
+        steps above ``smallest``, the largest window is therefore up to one step larger.
 
         Args:
             smallest: Side of the smallest window in pixels.

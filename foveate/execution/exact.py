@@ -1,7 +1,7 @@
 """The rule for when a faster implementation can replace the modules of a network.
 
-Faster implementations support unmodified PyTorch modules only. A subclass, a parametrisation, a hook
-or a replaced `forward` can change the result of a module, so each of them rules out replacement.
+Faster implementations support unmodified PyTorch modules only. A subclass, a parametrisation, a
+hook or a replaced `forward` can change the result of a module, so each of them rules it out.
 """
 
 from collections.abc import Iterable

@@ -32,7 +32,7 @@ class Outputs(NamedTuple):
 
 
 def plain_outputs(net: nn.Module, images: Tensor) -> Outputs:
-    """Run any network on images (B, C, H, W) by its own methods."""
+    """Run any network on images (B, C, H, W) without a faster plan."""
     if not isinstance(net, ScaleChannels | SlidingChannels):
         return Outputs(net(images))
     channels = net.channels(images)

@@ -12,10 +12,11 @@ Pool = Literal["max", "avg", "logsumexp", "concat", "probabilities"]
 
 
 def pool_scales(outputs: Tensor, pool: Pool) -> Tensor:
-    """Pool the logits of scale channels by an operation that is symmetric in the channels.
+    """Pool the logits of scale channels, independently of the order of the channels.
 
-    Symmetry in the channels makes the result invariant to scale. ``"probabilities"`` averages the
-    softmax probabilities of the channels and returns the logarithm of this mean.
+    Rescaling an image shifts its responses from channel to channel, so the result is invariant to
+    scale. ``"probabilities"`` averages the softmax probabilities of the channels and returns the
+    logarithm of this mean.
 
     Args:
         outputs: Logits of the channels, shape ``(B, S, K)``.

@@ -157,7 +157,7 @@ class _Grouped(torch.autograd.Function):
 
 
 def _cast_as_now(kind: str) -> Callable[[], AbstractContextManager[object]]:
-    """Return the current autocast settings without the weight cache, whose casts have no graph."""
+    """Return the current autocast settings without the cache, whose weights have no graph."""
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     return lambda: torch.autocast(kind, dtype, enabled=enabled, cache_enabled=False)
 
