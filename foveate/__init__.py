@@ -1,6 +1,6 @@
-"""Vision networks that recognise things at sizes they were never trained on."""
+"""Vision networks that recognise objects at sizes they were never trained on."""
 
-# No imports: `python -m foveate` runs this with the current folder first on sys.path.
+# No imports here: `python -m foveate` runs this file with the current folder first on sys.path.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Names are imported on first use, so that `foveate --help` does not wait for torch.
+# Names are imported on first use, so that `foveate --help` does not import torch.
 _HOMES = {
     "ScaleChannels": "foveate.models.channels",
     "ScaleGrid": "foveate.scales",

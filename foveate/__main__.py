@@ -1,10 +1,10 @@
-"""Run the command line as `python -m foveate`, without the current folder on `sys.path`."""
+"""Run the command line with `python -m foveate`, without the current folder on `sys.path`."""
 
 import os
 import sys
 
-# Python puts the current folder first, so any file in it could pass for an installed package. In a
-# checkout that is not installed it holds foveate too, which other processes must still find.
+# Python puts the current folder first, so any file in it could shadow an installed package. In a
+# checkout that is not installed, that folder also contains foveate, which worker processes import.
 HERE = os.path.dirname(os.path.abspath(__file__))
 try:
     added = not sys.flags.safe_path and sys.path[0] == os.getcwd()

@@ -1,4 +1,4 @@
-"""Checks that configurations and commands share: the types of fields, and the memory needed."""
+"""Validation shared by configurations and commands: field types, keys and available memory."""
 
 import math
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from foveate.errors import ConfigError
 
-NOTICED = 1 << 28  # bytes; smaller requests are not compared with the memory that is free
+NOTICED = 1 << 28  # bytes; smaller requests are not checked against the free memory
 NAMES = {
     int: "a whole number",
     float: "a finite number",
-    str: "a text",
+    str: "a string",
     bool: "true or false",
     tuple: "a list of whole numbers",
     Mapping: "a table",
@@ -23,9 +23,9 @@ NAMES = {
 
 
 def check_fields(config: Any) -> None:
-    """Raise a ConfigError for the first field of a dataclass whose value is not of its type.
+    """Raise a ConfigError for the first dataclass field whose value does not match its type.
 
-    Numbers must be finite, and a literal one of its values.
+    Numbers must be finite. A field with a `Literal` type accepts the listed values only.
     """
     hints = _hints(config.__class__)
     for field in fields(config):
@@ -36,36 +36,38 @@ def check_fields(config: Any) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` is an int or a float, finite and within the range of a float."""
+    """Whether `value` is a finite int or float within the range of a float."""
     with suppress(OverflowError):
         return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
     return False
 
 
 def check_keys(what: str, values: object, known: set[str]) -> None:
-    """Raise a ConfigError unless `values` is a mapping of `known` keys only."""
+    """Raise a ConfigError unless `values` is a mapping whose keys are all in `known`."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{what} must be a table of settings, got {type(values).__name__}")
     if unknown := sorted(map(str, set(values) - known)):
-        raise ConfigError(f"{what} has no {unknown[0]!r}; it has {', '.join(sorted(known))}")
+        raise ConfigError(
+            f"{what} has no setting {unknown[0]!r}; valid settings are {', '.join(sorted(known))}"
+        )
 
 
 def check_memory(needed: float, what: str, remedy: str) -> None:
-    """Raise a ConfigError if `needed` bytes are more than this machine has free."""
+    """Raise a ConfigError if `needed` bytes exceed the free memory of this machine."""
     if needed > NOTICED and needed > (free := free_memory()):
         raise ConfigError(
-            f"{what} need about {needed / 1e9:.1f} GB of memory and {free / 1e9:.1f} GB are free; "
+            f"{what} need about {needed / 1e9:.1f} GB of memory, but {free / 1e9:.1f} GB are free; "
             f"{remedy}"
         )
 
 
 def free_memory() -> float:
-    """Bytes of memory that a new allocation can have; infinite where the system does not say."""
+    """Return the number of free bytes, or infinity if the system does not report it."""
     free = math.inf
     with suppress(OSError, IndexError, ValueError):
         text = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2]
         free = int(text.split()[0]) * 1024
-    with suppress(OSError, ValueError):  # a container may have less
+    with suppress(OSError, ValueError):  # the limit of a container can be lower
         group = Path("/sys/fs/cgroup")
         used = int((group / "memory.current").read_text())
         free = min(free, int((group / "memory.max").read_text()) - used)
@@ -105,7 +107,7 @@ def _described(kind: Any) -> str:
 
 
 def check_names(found: Any) -> tuple[str, ...]:
-    """Return the names of classes that a file lists; a TypeError if they are no texts."""
+    """Return the class names in a file as a tuple; raise a TypeError if they are not strings."""
     if not isinstance(found, list) or not all(isinstance(name, str) for name in found):
         raise TypeError("classes")
     return tuple(found)

@@ -1,13 +1,13 @@
-"""What goes wrong for a user: one line that names the value and the remedy."""
+"""Exceptions for user errors; each message is one line with the value and the remedy."""
 
 
 class FoveateError(Exception):
-    """Base of every error a user can cause and mend; the command line prints it in one line."""
+    """Base class of all errors that a user can fix; the command line prints them in one line."""
 
 
 class ConfigError(FoveateError):
-    """An option or argument that cannot work."""
+    """An invalid option or argument."""
 
 
 class DataError(FoveateError):
-    """A data set or file that is missing, damaged or not what it should be."""
+    """A dataset or file that is missing, damaged or of the wrong kind."""

@@ -1,4 +1,4 @@
-"""Where files are kept, and writing one so that it is either whole and in place or not there."""
+"""The cache folder, atomic writes, and reading files with clear errors."""
 
 import errno
 import json
@@ -22,45 +22,46 @@ SPECIAL = {
 
 
 def cache_dir() -> Path:
-    """Return where fetched files are kept: FOVEATE_CACHE, or else the user's cache folder."""
+    """Return the folder for downloaded files: FOVEATE_CACHE, or the user's cache folder."""
     if chosen := os.environ.get("FOVEATE_CACHE"):
         return Path(os.path.expanduser(chosen))
     try:
         import platformdirs
     except ImportError as error:
         raise ConfigError(
-            "no cache folder: set FOVEATE_CACHE to a folder, or install platformdirs"
+            "cannot find a cache folder; set FOVEATE_CACHE to a folder, or install platformdirs"
         ) from error
     return platformdirs.user_cache_path("foveate")
 
 
 def regular(path: Path) -> Path:
-    """Return `path`, or refuse a FIFO, socket or device: opening one may block or never end.
+    """Return `path`; raise a DataError for a FIFO, socket or device, which could block on open.
 
-    Links are followed. A missing file or a folder passes, for opening it to report.
+    Symbolic links are followed. Missing files and folders pass: opening them raises a clear error.
     """
     try:
         kind = SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
     except (OSError, ValueError):
         return path
     if kind:
-        raise DataError(f"{path} is {kind}, not a regular file; remove it or name another file")
+        raise DataError(f"{path} is {kind}, not a regular file; remove it or pass another file")
     return path
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a temporary path beside `path`; on success it becomes `path`, on failure it is removed.
+    """Yield a temporary path in the folder of `path`; rename it to `path` on success.
 
-    The data reaches the disk before the name does, so a crash cannot leave a short file under the
-    final name. What a killed process left behind is swept away by the next writer on that machine.
+    If the block raises, the temporary file is removed. The data is flushed to disk before the
+    rename, so a crash cannot leave a truncated file at `path`. Temporary files of killed processes
+    are removed by the next call for the same path on the same machine.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path)
     temporary = path.with_name(f"{_prefix(path)}{os.getpid()}.tmp")
     try:
         yield temporary
-        with open(temporary, "rb+") as file:  # Windows flushes only what is open for writing
+        with open(temporary, "rb+") as file:  # Windows requires write access for fsync
             os.fsync(file.fileno())
         os.replace(temporary, path)
         _flush_folder(path.parent)
@@ -73,7 +74,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path`, whole or not at all."""
+    """Write `text` to `path` atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -84,34 +85,34 @@ def read_text(path: Path) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of an error's message, or its type if it has none."""
+    """Return the first line of an error message, or the error type if the message is empty."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn whatever a decoder raises in the block into a one-line DataError that names `path`."""
+    """Convert any error raised in the block into a one-line DataError that names `path`."""
     try:
         yield
     except DataError:
         raise
     except FileNotFoundError:
-        raise DataError(f"no such file: {path}") from None
+        raise DataError(f"no such file: {path}; check the path") from None
     except Exception as error:  # h5py and tarfile raise anything from KeyError to MemoryError
         reason = reason_of(error)
-        raise DataError(f"cannot read {path} ({reason}); make or download it again") from None
+        raise DataError(f"cannot read {path}: {reason}; create or download it again") from None
 
 
 def parse_json(text: str) -> Any:
-    """Read JSON; text that is not JSON, or nested too deeply, raises a ValueError."""
+    """Parse JSON; raise a ValueError if the text is invalid or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("JSON is nested too deeply") from None
 
 
 def check_folder(path: Path) -> None:
-    """Raise an OSError if `path` is not a folder and no folder can be made there."""
+    """Raise an OSError if `path` is not a folder and a folder cannot be created there."""
     for place in (path, *path.absolute().parents):
         try:
             mode = os.stat(place).st_mode
@@ -138,9 +139,9 @@ def _sweep(path: Path) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether this machine has a process of that number, whoever's it is.
+    """Whether a process with this id exists on this machine, owned by any user.
 
-    On Windows it is always True: os.kill, which only asks elsewhere, would end the process there.
+    Always True on Windows, where ``os.kill(pid, 0)`` would terminate the process.
     """
     if sys.platform == "win32":
         return True
@@ -154,7 +155,7 @@ def is_alive(pid: int) -> bool:
 
 
 def _flush_folder(path: Path) -> None:
-    with suppress(OSError):  # Windows cannot open a folder, some file systems cannot sync one
+    with suppress(OSError):  # Windows cannot open folders, some file systems cannot sync them
         handle = os.open(path, os.O_RDONLY)
         try:
             os.fsync(handle)

@@ -1,4 +1,4 @@
-"""What a result was made with: the commit of the checkout, and the hardware."""
+"""Provenance of a result: the git commit of the code, and the hardware."""
 
 import os
 import platform
@@ -9,16 +9,17 @@ import torch
 
 
 def commit() -> str:
-    """The commit of the checkout that runs, with -dirty if it was changed, or nothing.
+    """Return the git commit of this checkout, or an empty string outside a checkout.
 
-    FOVEATE_COMMIT says it for a copy that came without its history.
+    The suffix ``-dirty`` marks uncommitted changes. The environment variable FOVEATE_COMMIT
+    overrides the result, for copies without git history.
     """
     if "FOVEATE_COMMIT" in os.environ:
         return os.environ["FOVEATE_COMMIT"]
     here = Path(__file__)
-    if not (here.parents[1] / ".git").exists():  # git would search the folders around it
+    if not (here.parents[1] / ".git").exists():  # git would search the parent folders
         return ""
-    tracked = _git(here.parent, "ls-files", here.name)  # else installed inside another checkout
+    tracked = _git(here.parent, "ls-files", here.name)  # empty if installed inside another checkout
     return _git(here.parent, "describe", "--always", "--dirty", "--exclude", "*") if tracked else ""
 
 
@@ -32,7 +33,7 @@ def _git(folder: Path, *arguments: str) -> str:
 
 
 def hardware(device: torch.device) -> str:
-    """What the run was computed on."""
+    """Return a description of the device and the torch version."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
     return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"

@@ -1,13 +1,14 @@
-"""Scale factors: geometric grids, ranges to draw from, and the text that commands take for them.
+"""Scale factors: geometric grids, ranges for random sampling, and their text format.
 
-A text of scales lists items separated by commas:
+Scales as text are a comma-separated list of these items:
 
 - ``2``: one scale;
-- ``1-4``: a range, drawn from log-uniformly, or four scales per octave where a list is needed;
-- ``0.5:8:4``: a grid from 0.5 to 8, four scales per octave;
+- ``1-4``: a range for log-uniform sampling; it stands for four scales per octave where a list of
+  scales is required;
+- ``0.5:8:4``: a grid from 0.5 to 8 with four scales per octave;
 - ``all``: the paper's grid, 0.5:8:4.
 
-A text of windows, ``56-448``, gives the smallest and the largest window in pixels of the image.
+Windows as text, such as ``56-448``, are the smallest and the largest window in image pixels.
 """
 
 from __future__ import annotations
@@ -23,20 +24,40 @@ from typing import Any
 from foveate.checks import check_keys
 from foveate.errors import ConfigError
 
-WHOLE = 1e-6  # how far from a whole number of steps a grid may end
+WHOLE = 1e-6  # tolerance in steps when testing for a whole number of steps
 MAX_SCALES = 1000
-"""The largest number of scales, and so of scale channels."""
-SMALLEST, LARGEST = 1 / 16, 64.0  # scales at which images can be made
-PER_OCTAVE = 4  # of the paper's grid, and of a range where single scales are needed
+"""The maximum number of scales, and therefore of scale channels."""
+SMALLEST, LARGEST = 1 / 16, 64.0  # range of scales at which images can be generated
+PER_OCTAVE = 4  # density of the paper's grid, and of a range that is expanded to a list
 SCALES_HELP = "A list 0.5,1,2, a range 1-4, a grid 0.5:8:4 (4 per octave), or all: 0.5:8:4."
 
 
 @dataclass(frozen=True)
 class ScaleGrid:
-    """The scales low · 2^(k / per_octave), k = 0, 1, …, up to and including high.
+    """Geometric grid of scales: ``low * 2 ** (k / per_octave)`` from ``low`` to ``high``.
 
-    `ScaleGrid(0.5, 8, per_octave=4)` is the paper's set of 17 scale channels. Whole octaves
-    above `low` are exact floats, so that grid holds exactly 0.5, 1.0, 2.0, 4.0 and 8.0.
+    ``ScaleGrid(0.5, 8, per_octave=4)`` is the paper's set of 17 scale channels. Whole octaves
+    above ``low`` are exact floats, so this grid contains exactly 0.5, 1.0, 2.0, 4.0 and 8.0. A grid
+    can be indexed and iterated over like a tuple of floats.
+
+    Args:
+        low: Smallest scale.
+        high: Largest scale, a whole number of steps above ``low``.
+        per_octave: Number of steps per factor of 2.
+
+    Attributes:
+        values: The scales as a tuple of floats, smallest first.
+
+    Raises:
+        ConfigError: If an argument is not a positive finite number, ``high`` is below ``low`` or
+            not on the grid, or the grid has more than 1,000 scales.
+
+    Example:
+        >>> grid = ScaleGrid(0.5, 8, per_octave=4)
+        >>> len(grid), grid[0], grid[-1]
+        (17, 0.5, 8.0)
+        >>> list(ScaleGrid(1, 4, per_octave=1))
+        [1.0, 2.0, 4.0]
     """
 
     low: float
@@ -48,35 +69,51 @@ class ScaleGrid:
         for name in ("low", "high", "per_octave"):
             object.__setattr__(self, name, _positive(name, getattr(self, name)))
         if self.high < self.low:
-            raise ConfigError(f"high must be at least low, got {self.low:g} to {self.high:g}: swap")
+            raise ConfigError(
+                f"high must be at least low, got {self.low:g} to {self.high:g}; swap them"
+            )
         if self.per_octave == int(self.per_octave):
             object.__setattr__(self, "per_octave", int(self.per_octave))
         count = self._steps() + 1
         object.__setattr__(self, "values", tuple(self._scale(k) for k in range(count)))
 
     def _steps(self) -> int:
-        """The number of steps from low to high, which must be whole."""
+        """Return the number of steps from low to high; raise unless it is whole."""
         steps = (math.log2(self.high) - math.log2(self.low)) * self.per_octave
         _check_count(steps + 1)
         if abs(steps - round(steps)) > WHOLE:
             fitting = self._scale(round(steps))
             raise ConfigError(
                 f"high={self.high:g} is not a whole number of steps above low={self.low:g} "
-                f"with per_octave={self.per_octave:g}: the nearest high that fits is {fitting!r}"
+                f"with per_octave={self.per_octave:g}; the nearest valid high is {fitting!r}"
             )
         return round(steps)
 
     def _scale(self, step: int) -> float:
-        """Scale number `step`, its whole octaves applied by exponent so that they are exact."""
+        """Return scale number `step`; whole octaves change only the exponent, so they are exact."""
         octaves = step / self.per_octave
         whole = math.floor(octaves)
         return math.ldexp(self.low * 2.0 ** (octaves - whole), whole)
 
     @classmethod
     def parse(cls, text: str) -> ScaleGrid:
-        """Read one grid: ``0.5:8:4``, ``all``, a range with 4 scales per octave, or one scale."""
+        """Parse one grid from text.
+
+        Args:
+            text: A grid ``0.5:8:4``, ``all``, a range ``1-4`` (4 scales per octave), or one scale.
+
+        Returns:
+            The grid.
+
+        Raises:
+            ConfigError: If the text is a list or has another format, or the numbers are invalid.
+
+        Example:
+            >>> ScaleGrid.parse("0.5:8:4")
+            ScaleGrid(low=0.5, high=8.0, per_octave=4)
+        """
         if "," in text:
-            raise ConfigError(f"a scale grid is low:high:per_octave, as 0.5:8:4, got {text!r}")
+            raise ConfigError(f"a scale grid is low:high:per_octave, such as 0.5:8:4, got {text!r}")
         low, *rest = _numbers(text)
         return cls(low, *(rest or [low]))
 
@@ -84,11 +121,11 @@ class ScaleGrid:
     def windows(
         cls, smallest: float, largest: float, size: int, per_octave: float = 2
     ) -> ScaleGrid:
-        """Build the grid whose windows reach from `smallest` to `largest` pixels of the image.
+        """Build the grid whose windows range from ``smallest`` to ``largest`` image pixels.
 
-        The channel of scale s sees a window of ``size * s`` pixels. The smallest window is exact.
-        The number of steps is rounded up, so the largest window is `largest` or, if that is not a
-        whole number of steps above `smallest`, less than one step larger.
+        The channel of scale s sees a window of ``size * s`` pixels. The smallest window is exactly
+        ``smallest``. The number of steps is rounded up. If ``largest`` is not a whole number of
+        steps above ``smallest``, the largest window is therefore up to one step larger.
 
         Args:
             smallest: Side of the smallest window in pixels.
@@ -100,8 +137,8 @@ class ScaleGrid:
             The grid of scales, from ``smallest / size`` upwards.
 
         Raises:
-            ConfigError: If an argument is not a positive number, `largest` is below `smallest`, or
-                there would be more than 1,000 windows.
+            ConfigError: If an argument is not a positive number, ``largest`` is below
+                ``smallest``, or the grid would have more than 1,000 windows.
 
         Example:
             >>> [160 * scale for scale in ScaleGrid.windows(40, 160, size=160, per_octave=1)]
@@ -110,14 +147,16 @@ class ScaleGrid:
         given = {"smallest": smallest, "largest": largest, "size": size, "per_octave": per_octave}
         low, high, side, density = (_positive(name, value) for name, value in given.items())
         if high < low:
-            raise ConfigError(f"largest must be at least smallest, got {low:g} to {high:g}: swap")
+            raise ConfigError(
+                f"largest must be at least smallest, got {low:g} to {high:g}; swap them"
+            )
         steps = math.ceil((math.log2(high) - math.log2(low)) * density - WHOLE)
         _check_count(steps + 1)
         return cls(low / side, low / side * 2.0 ** (steps / density), per_octave)
 
     @property
     def spacing(self) -> float:
-        """The ratio of two neighbouring scales."""
+        """Ratio of two neighbouring scales."""
         return float(2.0 ** (1 / self.per_octave))
 
     def __iter__(self) -> Iterator[float]:
@@ -130,7 +169,7 @@ class ScaleGrid:
         return self.values[index]
 
     def __contains__(self, scale: object) -> bool:
-        """Whether `scale` is one of these, up to the rounding of a float."""
+        """Whether the grid contains `scale`, up to float rounding."""
         return isinstance(scale, Real) and any(
             math.isclose(float(scale), value, rel_tol=1e-12) for value in self.values
         )
@@ -142,21 +181,47 @@ class ScaleGrid:
         return f"{len(self)} scales {ends}, {self.per_octave:g} per octave"
 
     def to_dict(self) -> dict[str, float]:
-        """The three numbers that make this grid, ready for JSON."""
+        """Return the three constructor arguments as a dict for JSON.
+
+        Returns:
+            Dict with the keys ``low``, ``high`` and ``per_octave``.
+        """
         return {"low": self.low, "high": self.high, "per_octave": self.per_octave}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> ScaleGrid:
-        """The grid that `to_dict` wrote down."""
+        """Build a grid from the result of `to_dict`.
+
+        Args:
+            values: Dict with the keys ``low`` and ``high``, and optionally ``per_octave``.
+
+        Returns:
+            The grid.
+
+        Raises:
+            ConfigError: If a key is missing or unknown, or a value is invalid.
+        """
         check_keys("a scale grid", values, {"low", "high", "per_octave"})
         if missing := sorted({"low", "high"} - set(values)):
-            raise ConfigError(f"a scale grid needs low and high: {missing[0]} is missing")
+            raise ConfigError(f"a scale grid requires low and high; {missing[0]} is missing")
         return cls(**values)
 
 
 @dataclass(frozen=True)
 class ScaleRange:
-    """Scales drawn log-uniformly from low to high, or one scale if the two are equal."""
+    """Range of scales for log-uniform sampling; one fixed scale if both ends are equal.
+
+    Args:
+        low: Smallest scale, at least 1/16.
+        high: Largest scale, at most 64.
+
+    Raises:
+        ConfigError: If a scale is outside 1/16 to 64, or ``low`` is above ``high``.
+
+    Example:
+        >>> str(ScaleRange(1, 4))
+        '1-4'
+    """
 
     low: float
     high: float
@@ -165,26 +230,41 @@ class ScaleRange:
         check_scale(self.low)
         check_scale(self.high)
         if self.low > self.high:
-            raise ConfigError(f"scale range {self.low:g}-{self.high:g} is reversed, swap the two")
+            raise ConfigError(f"scale range {self.low:g}-{self.high:g} is reversed; swap its ends")
 
     def __str__(self) -> str:
         return f"{self.low:g}" if self.low == self.high else f"{self.low:g}-{self.high:g}"
 
     def values(self) -> tuple[float, ...]:
-        """Four scales per octave from low to high, both included."""
+        """Expand the range to single scales.
+
+        Returns:
+            Four scales per octave from ``low`` to ``high``, both included.
+        """
         steps = math.ceil(PER_OCTAVE * math.log2(self.high / self.low) - WHOLE)
         return (*(self.low * 2.0 ** (k / PER_OCTAVE) for k in range(steps)), self.high)
 
 
 def check_scale(scale: float) -> float:
-    """Return `scale` if images can be made at it, otherwise raise a ConfigError."""
-    if not SMALLEST <= scale <= LARGEST:  # also refuses NaN
+    """Return `scale` if images can be generated at it, otherwise raise a ConfigError."""
+    if not SMALLEST <= scale <= LARGEST:  # also rejects NaN
         raise ConfigError(f"scale must lie between 1/16 and {LARGEST:g}, got {scale:g}")
     return scale
 
 
 def parse_scales(text: str) -> tuple[ScaleRange, ...]:
-    """Parse scales to draw from; a grid is expanded to the list of its scales.
+    """Parse a comma-separated list of scales, ranges and grids.
+
+    Args:
+        text: Items such as ``2``, ``1-4``, ``0.5:8:4`` or ``all``, separated by commas. The
+            [module][foveate.scales] describes the format.
+
+    Returns:
+        One range per item. Single scales have equal ends, and a grid is expanded to its scales.
+
+    Raises:
+        ConfigError: If an item has another format, a scale is outside 1/16 to 64, or there are more
+            than 1,000 scales.
 
     Example:
         >>> [str(item) for item in parse_scales("0.5,1-4,1:4:1")]
@@ -200,15 +280,18 @@ def parse_scales(text: str) -> tuple[ScaleRange, ...]:
 
 
 def parse_windows(text: str, size: int, per_octave: float = 2) -> ScaleGrid:
-    """Read windows in pixels, ``56-448`` or one window ``112``, as `ScaleGrid.windows` does.
+    """Parse windows in pixels, ``56-448`` or a single window ``112``, into a grid of scales.
 
     Args:
-        text: The smallest and the largest window, or the only one.
+        text: The smallest and the largest window in image pixels, or one window.
         size: Side of the patches that the backbone receives, in pixels.
         per_octave: Number of windows per factor of 2.
 
+    Returns:
+        The grid that `ScaleGrid.windows` builds.
+
     Raises:
-        ConfigError: If the text has another form, or `ScaleGrid.windows` refuses the numbers.
+        ConfigError: If the text has another format, or `ScaleGrid.windows` rejects the numbers.
 
     Example:
         >>> parse_windows("40-160", size=160, per_octave=1).values
@@ -218,7 +301,7 @@ def parse_windows(text: str, size: int, per_octave: float = 2) -> ScaleGrid:
     found = re.fullmatch(rf"{number}(?:-{number})?", text.strip())
     if found is None:
         raise ConfigError(
-            "windows must look like 56-448 (pixels of the smallest and the largest window), "
+            "windows must look like 56-448 (the smallest and the largest window in pixels), "
             f"got {text!r}"
         )
     smallest, largest = found[1], found[2] or found[1]
@@ -226,7 +309,7 @@ def parse_windows(text: str, size: int, per_octave: float = 2) -> ScaleGrid:
 
 
 def _numbers(item: str) -> tuple[float, ...]:
-    """The numbers of one item: (scale,), (low, high) of a range, (low, high, per_octave)."""
+    """Parse one item to (scale,), (low, high) of a range, or (low, high, per_octave)."""
     if item.strip() == "all":
         return (0.5, 8.0, PER_OCTAVE)
     grid = item.split(":")
@@ -241,10 +324,18 @@ def _numbers(item: str) -> tuple[float, ...]:
 
 
 def as_scales(scales: str | ScaleGrid | Iterable[float]) -> tuple[float, ...]:
-    """The scales as a tuple of positive floats in strictly increasing order.
+    """Convert scales to a tuple of positive floats in strictly increasing order.
 
     Args:
-        scales: A grid, numbers, or text as described above, where a range means 4 per octave.
+        scales: A grid, numbers, or text in the format of this module. A range in the text is
+            expanded to 4 scales per octave.
+
+    Returns:
+        The scales, smallest first.
+
+    Raises:
+        ConfigError: If a scale is not a positive number, the scales do not increase, or there are
+            none or more than 1,000.
     """
     if isinstance(scales, str):
         ranges = parse_scales(scales)
@@ -252,11 +343,11 @@ def as_scales(scales: str | ScaleGrid | Iterable[float]) -> tuple[float, ...]:
     if isinstance(scales, ScaleGrid):
         return scales.values
     if isinstance(scales, Real) or not isinstance(scales, Iterable):
-        raise ConfigError(f"scales must be a list of numbers, got {scales!r}: write [1.0] for one")
+        raise ConfigError(f"scales must be a list of numbers such as [1.0], got {scales!r}")
     values = tuple(_positive("each scale", scale) for scale in islice(scales, MAX_SCALES + 1))
     _check_count(len(values))
     if not values:
-        raise ConfigError("no scales given: name at least one, such as [1.0]")
+        raise ConfigError("no scales given; pass at least one, such as [1.0]")
     for before, after in pairwise(values):
         if after <= before:
             raise ConfigError(
@@ -268,11 +359,11 @@ def as_scales(scales: str | ScaleGrid | Iterable[float]) -> tuple[float, ...]:
 
 def _check_count(count: float) -> None:
     if count > MAX_SCALES:
-        raise ConfigError(f"{count:,.0f} scales are too many; the limit is {MAX_SCALES:,}")
+        raise ConfigError(f"too many scales: got {count:,.0f}, the limit is {MAX_SCALES:,}")
 
 
 def _positive(name: str, value: object) -> float:
-    """`value` as a float, if it is a finite number above zero."""
+    """Return `value` as a float if it is a finite number above zero, otherwise raise."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ConfigError(f"{name} must be a number above 0, got {value!r}")
     try:
@@ -285,7 +376,7 @@ def _positive(name: str, value: object) -> float:
 
 
 def _readable(scale: float) -> str:
-    """A scale for people: 1/2 for 0.5, otherwise its shortest usual form."""
+    """Format a scale for display: 1/2 for 0.5, otherwise the shortest decimal form."""
     inverse = 1 / scale
     if scale < 1 and inverse == round(inverse):
         return f"1/{round(inverse)}"

@@ -1,4 +1,4 @@
-"""Whether PyTorch runs a function or records it."""
+"""Detect whether PyTorch runs, traces or transforms the current call."""
 
 import torch
 from torch import Tensor
@@ -8,22 +8,22 @@ from torch.utils._device import DeviceContext
 
 
 def exporting() -> bool:
-    """Whether the call becomes part of an exported program, which must hold common operations.
+    """Whether the call is traced by `torch.export`, so that only standard operators can be used.
 
-    `is_exporting` alone does not do: under `torch.compile` it is True in torch 2.11.
+    `is_exporting` alone is not sufficient: in torch 2.11 it is True under `torch.compile` as well.
     """
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
 def watched(tensor: Tensor) -> bool:
-    """Whether each operation on a tensor must be one of PyTorch's own.
+    """Whether PyTorch must see every operation on a tensor, which rules out compiled kernels.
 
-    A compiler, a transform such as `vmap`, a tangent or a mode that counts operations would not
-    see what compiled code does. The mode of `torch.set_default_device` changes nothing here.
+    True under a compiler, a transform such as `vmap`, forward-mode differentiation, or a mode that
+    counts operations. The mode of `torch.set_default_device` has no effect on kernels.
     """
     if torch.compiler.is_compiling() or type(tensor) is not Tensor:
         return True
-    if torch._C._functorch.is_legacy_batchedtensor(tensor):  # `is_grads_batched` of autograd
+    if torch._C._functorch.is_legacy_batchedtensor(tensor):  # set by `is_grads_batched` of autograd
         return True
     traced = torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0
     modes = torch._C._len_torch_dispatch_stack() > 0 or any(

@@ -1,7 +1,7 @@
-"""What may run code: only what the user names in this call, or trusts in this call.
+"""Rules for running foreign code: only code that the user names or trusts in this call runs.
 
-A `package.module:factory` that the user types or passes is imported. Everything else that can run
-code (TorchScript, `torch.export` programs, a backbone that a run or a study names) needs `trust`.
+A `package.module:factory` that the user passes directly is imported. Everything else that can run
+code (TorchScript, `torch.export` programs, a backbone named in a run or a study) requires `trust`.
 """
 
 import os
@@ -15,51 +15,53 @@ from typing import Any
 from foveate.errors import ConfigError
 
 ALONE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "alone")
-"""A folder for `sys.path` in which this package can be found, and nothing else."""
+"""Folder for `sys.path` that makes this package importable and nothing else."""
 
 
 def require_trust(trust: bool, what: str) -> None:
-    """Refuse `what`, a sentence that names the thing and what it could do, unless it is trusted."""
+    """Raise a ConfigError unless `trust` is set; `what` names the object and its risk."""
     if not trust:
-        raise ConfigError(
-            f"{what}; pass --trust (trust=True in Python) if you know where it comes from"
-        )
+        raise ConfigError(f"{what}; pass --trust (trust=True in Python) if you trust its origin")
 
 
 def find_factory(spec: str, what: str = "backbone") -> Callable[..., Any]:
-    """Import the function that `spec` names as package.module:factory.
+    """Import the function named by ``package.module:factory``.
 
-    Installed packages come first. If there is none of that name, the current folder is searched
-    for that one module or package; other files there cannot be imported.
+    Installed packages take precedence. If none has this name, the module or package is searched in
+    the current folder. Other files in that folder cannot be imported.
 
     Args:
         spec: Name of the function, as ``package.module:factory``.
-        what: What the function makes, for error messages.
+        what: Kind of object that the function returns, for error messages.
+
+    Returns:
+        The function.
+
+    Raises:
+        ConfigError: If the name has another format, the import fails, or there is no such function.
     """
     module, colon, name = spec.partition(":")
     if not (module and colon and name):
-        raise ConfigError(f"a {what} is written as package.module:factory, got {spec!r}")
+        raise ConfigError(f"{what} must be given as package.module:factory, got {spec!r}")
     top = module.partition(".")[0]
     try:
         with _from_current_folder(top):
             found = import_module(module)
-    except Exception as error:  # a user's module may fail in any way
+    except Exception as error:  # the user's module can raise anything
         reason, remedy = f"{type(error).__name__}: {error}", _remedy(error, top)
-        raise ConfigError(
-            f"cannot import {module!r} for the {what} ({reason}); {remedy}"
-        ) from error
+        raise ConfigError(f"cannot import {module!r} for the {what}: {reason}; {remedy}") from error
     factory = getattr(found, name, None)
     if not callable(factory):
-        state = "is no function" if hasattr(found, name) else "is not there"
+        state = "is not a function" if hasattr(found, name) else "does not exist"
         place = getattr(found, "__file__", None) or "built into Python"
         raise ConfigError(
-            f"{name!r} {state} in {module!r} ({place}); name a function that makes the {what}"
+            f"{name!r} {state} in {module!r} ({place}); pass a function that returns the {what}"
         )
     return factory  # type: ignore[no-any-return]
 
 
 class _CurrentFolder:
-    """Finds one top-level module in the current folder, and no other."""
+    """Import finder for a single top-level module in the current folder."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -70,7 +72,7 @@ class _CurrentFolder:
 
 @contextmanager
 def _from_current_folder(name: str) -> Iterator[None]:
-    """Let the top-level module `name` be found in the current folder, after all other places."""
+    """Search the current folder for the top-level module `name`, after all other locations."""
     finder = _CurrentFolder(name)
     sys.meta_path.append(finder)
     try:
@@ -80,11 +82,11 @@ def _from_current_folder(name: str) -> Iterator[None]:
 
 
 def _remedy(error: Exception, top: str) -> str:
-    """What to do about a failed import, which differs for a neighbour in the current folder."""
+    """Return the remedy for a failed import, which differs for modules in the current folder."""
     missing = (getattr(error, "name", None) or top).partition(".")[0]
     if missing == top or PathFinder.find_spec(missing, [""]) is None:
-        return "install it, or run in its folder"
+        return "install it, or run from its folder"
     return (
-        f"of the current folder only {top!r} is imported, not {missing!r}: move both into a "
+        f"only {top!r} is imported from the current folder, not {missing!r}; move both into a "
         "package, or set PYTHONPATH=."
     )

@@ -259,7 +259,7 @@ def test_what_a_model_may_not_answer():
 def test_what_data_may_not_be():
     images, labels = some()
     assert "(B, C, H, W), got (2, 8, 8)" in refused(images=images[0])
-    assert "must be real floats, got torch.uint8" in refused(images=images.byte())
+    assert "must have a floating-point dtype, got torch.uint8" in refused(images=images.byte())
     assert "one for each of 30 images, got (29,)" in refused(labels=labels[1:])
     assert "labels must lie from 0 to 3" in refused(labels=labels + 1)
     assert "labels must lie from 0 to 3" in refused(labels=labels - 1)

@@ -112,9 +112,9 @@ def message(spec, kind=(ConfigError, DataError)):
 
 def test_models_that_cannot_be_found_are_said(tmp_path):
     assert "cannot import 'no_such_module' for the model" in message("no_such_module:net")
-    assert "'missing' is not there in 'audited_nets'" in message("audited_nets:missing")
-    assert "'NAMES' is no function in 'audited_nets'" in message("audited_nets:NAMES")
-    assert "a model is written as package.module:factory" in message("audited_nets:")
+    assert "'missing' does not exist in 'audited_nets'" in message("audited_nets:missing")
+    assert "'NAMES' is not a function in 'audited_nets'" in message("audited_nets:NAMES")
+    assert "model must be given as package.module:factory" in message("audited_nets:")
     assert "needs 2 arguments" in message("audited_nets:with_two")
     assert "must return a callable model, got int" in message("audited_nets:number")
     failed = "audited_nets:failing failed (RuntimeError: no weights here)"

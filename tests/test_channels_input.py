@@ -51,7 +51,7 @@ def test_a_backbone_for_another_size_or_other_channels_is_named():
     ):
         with pytest.raises(ConfigError) as error:
             net(wrong)
-        assert "the backbone refused patches of the shape (6, 1, " in one_line(error)
+        assert "the backbone rejected patches of shape (6, 1, " in one_line(error)
 
 
 class Failing(nn.Module):
@@ -81,7 +81,7 @@ def test_a_size_that_the_backbone_asserts_is_named():
 
     with pytest.raises(ConfigError) as error:
         ScaleChannels(Reshaped(sized), FEW, 4)(torch.zeros(1, 1, 8, 8))
-    assert "(3, 1, 4, 4) (made for 5 pixels)" in one_line(error)
+    assert "(3, 1, 4, 4): made for 5 pixels" in one_line(error)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_a_size_that_the_backbone_asserts_is_named():
         ({"pool": "sum"}, "max, avg, logsumexp, concat, probabilities, got 'sum'"),
         ({"pool": "concat", "classes": 0}, "classes must be a whole number of at least 1, got 0"),
         ({"classes": "ten"}, "got 'ten'"),
-        ({"recompute": 1.5}, "recompute must be a number of channels, or 0, got 1.5"),
+        ({"recompute": 1.5}, "recompute must be a number of channels from 0 to 1,000, got 1.5"),
         ({"scales": [1.0, -2.0]}, "above 0"),
         ({"scales": [1.0, math.inf]}, "finite"),
         ({"scales": (1 + k / 1e6 for k in itertools.count())}, "the limit is 1,000"),
@@ -112,7 +112,7 @@ def test_an_error_without_words_is_named_too():
 
     with pytest.raises(ConfigError) as error:
         ScaleChannels(Reshaped(fail), FEW, 4)(torch.zeros(1, 1, 8, 8))
-    assert "refused" in one_line(error)
+    assert "rejected" in one_line(error)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_backbone_with_another_output_is_named(form):
         ({"scales": [2.0, 1.0]}, "out of order"),
         ({"scales": [1.0, 1.0]}, "out of order"),
         ({"scales": [0.0, 1.0]}, "above 0"),
-        ({"scales": 2.0}, "[1.0] for one"),
+        ({"scales": 2.0}, "such as [1.0], got 2.0"),
         ({"pool": "median"}, "max, avg, logsumexp, concat"),
         ({"pool": "concat"}, "classes="),
     ],

@@ -177,13 +177,13 @@ def test_a_checkpoint_of_another_architecture_is_named(tmp_path):
     folder = stopped(tmp_path / "run")
     folder.resume.write_bytes(other.resume.read_bytes())
     said = error_of(lambda: train(tiny(), folder.path))
-    assert "resume.safetensors is of another architecture" in said
+    assert "resume.safetensors has a different architecture" in said
 
 
 def test_weights_of_another_architecture_are_named(finished, tmp_path):
     other = train(tiny(epochs=1, model=replace(MODEL, hidden=9)), tmp_path / "other")
     finished.weights.write_bytes(other.weights.read_bytes())
-    assert "weights.safetensors is of another architecture" in error_of(finished.net)
+    assert "weights.safetensors has a different architecture" in error_of(finished.net)
     # The same shapes, but shown the image in another way:
     like = train(tiny(epochs=1, model=replace(MODEL, pool="max")), tmp_path / "like")
     finished.weights.write_bytes(like.weights.read_bytes())
@@ -358,7 +358,7 @@ def test_no_command_uses_weights_that_are_not_finite(finished, key, value, write
     weights, note = read_tensors(finished.weights)
     weights[key].view(-1)[3] = value
     finished.weights.write_bytes(write(weights, note))
-    words = f"weights.safetensors has a value that is not finite in {key}; train again"
+    words = f"weights.safetensors contains non-finite values in {key}; train again"
     assert words in error_of(finished.net)
     folder, picture = str(finished.path), str(tmp_path / "digit.png")
     commands = {
@@ -406,10 +406,10 @@ def test_tied_weights_can_be_saved(tmp_path):
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("nonsense", "written as package.module:factory, got 'nonsense'"),
+        ("nonsense", "must be given as package.module:factory, got 'nonsense'"),
         ("no_such_module:net", "cannot import 'no_such_module'"),
-        ("test_checkpoint:Nothing", "'Nothing' is not there in 'test_checkpoint'"),
-        ("foveate:__version__", "'__version__' is no function in 'foveate'"),
+        ("test_checkpoint:Nothing", "'Nothing' does not exist in 'test_checkpoint'"),
+        ("foveate:__version__", "'__version__' is not a function in 'foveate'"),
         ("torch:device", "torch:device failed with channels=1, classes=10"),
         ("builtins:dict", "builtins:dict must give a torch module, got dict"),
         ("torch.nn:Identity", "gives a module without weights"),

@@ -53,7 +53,7 @@ def test_what_is_no_configuration_is_a_config_error(values):
         (lambda: ScaleGrid(1e-300, 1e300, per_octave=1e308), "the limit is 1,000"),
         (lambda: ModelConfig(classes=10_000_000), "classes must be 1 to 100,000"),
         (lambda: ModelConfig(hidden=10**6), "hidden must be 1 to 65,536"),
-        (lambda: ModelConfig(features=(5000,)), "numbers of 1 to 4,096"),
+        (lambda: ModelConfig(features=(5000,)), "numbers from 1 to 4,096"),
         (lambda: ModelConfig(features=(1,) * 65), "features must be 1 to 64 numbers"),
         (lambda: ModelConfig(size=4096, hidden=65_536), "the limit is 1,073,741,824"),
         (lambda: tiny(batch=10**6), "batch must be 1 to 65,536"),

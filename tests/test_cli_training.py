@@ -153,7 +153,7 @@ def test_a_data_set_file_resident_and_streamed(tmp_path, capsys):
         ([*AS_TINY, "--source", "none.h5", "--scales", "1"], "are made already"),
         ([*AS_TINY, "--samples", "9999"], "samples=9999, but there are 3500"),
         ([*AS_TINY, "--device", "abacus"], "no device is called 'abacus'"),
-        ([*AS_TINY, "--backbone", "nonsense"], "written as package.module:factory"),
+        ([*AS_TINY, "--backbone", "nonsense"], "must be given as package.module:factory"),
         ([*AS_TINY, "--backbone", "nowhere:net"], "cannot import 'nowhere'"),
         ([*AS_TINY, "--set", "learning_rate=1e30"], "the loss is no number in epoch 1, step"),
     ],

@@ -164,7 +164,7 @@ def test_a_file_that_gives_other_shapes_is_not_kept(tmp_path, monkeypatch):
     message = one_line(
         DataError, lambda: export(tiny_net(), tmp_path / "net.pt2", shape=(1, 24, 24))
     )
-    assert "the file gives" in message and list(tmp_path.iterdir()) == []
+    assert "the file returns" in message and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
@@ -182,7 +182,7 @@ def test_formats_and_shapes_that_cannot_work(tmp_path):
 
     assert "neither .onnx nor .pt2" in one_line(ConfigError, made("net.bin"))
     assert "format must be one of onnx, torch" in one_line(ConfigError, made("x", format="h5"))
-    assert "cannot be exported for images of the shape (1, 64, 64)" in one_line(
+    assert "cannot export this network for images of shape (1, 64, 64)" in one_line(
         ConfigError, made("cnn.pt2", net=create_model("cnn"), shape=(1, 64, 64))
     )
     assert "refused patches" in one_line(ConfigError, made("net.pt2", shape=(3, 24, 24)))

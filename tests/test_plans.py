@@ -212,7 +212,7 @@ def test_a_network_that_changed_after_its_images_were_prepared_is_refused(name):
     ready = [plan.prepare(net, images, torch.float32) for plan in EXPECTED[name] - {patches}]
     trunk_of(net)[0].register_forward_hook(lambda *_: None)
     for plan, inputs in zip(EXPECTED[name] - {patches}, ready, strict=True):
-        with pytest.raises(ConfigError, match="prepare them again"):
+        with pytest.raises(ConfigError, match="call prepare again"):
             logits(net, Prepared(plan, inputs))
 
 
@@ -221,7 +221,7 @@ def test_images_that_do_not_fit_are_refused_as_by_the_definition():
         (made("fovmax"), torch.zeros(1, 3, 61, 90)),
         (ScaleChannels(made("fovmax").backbone, SCALES, 32), torch.zeros(1, 1, 61, 90)),
     ):
-        with pytest.raises(ConfigError, match="refused patches"):
+        with pytest.raises(ConfigError, match="rejected patches"):
             predict(net, images)
 
 

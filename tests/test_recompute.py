@@ -256,7 +256,9 @@ def test_a_run_trains_as_without(tmp_path):
 
 
 def test_what_cannot_be_recomputed_is_said(tmp_path, capsys):
-    with pytest.raises(ConfigError, match="recompute must be a number of channels, or 0, got -1"):
+    with pytest.raises(
+        ConfigError, match="recompute must be a number of channels from 0 to 1,000, got -1"
+    ):
         ScaleChannels(conv_net()(), SCALES, SIZE, recompute=-1)
     options = ["--source", "mnist-5k", "--device", "cpu", "--out"]
     assert run(["train", "cnn", "--recompute", "1", *options, str(tmp_path / "a")]) == 2
@@ -359,5 +361,5 @@ def test_torchscript_is_refused():
         nn.Sequential(nn.Flatten(), nn.Linear(144, 3)), torch.zeros(2, 1, 12, 12)
     )
     net = ScaleChannels(script, SCALES, SIZE, recompute=1)
-    with pytest.raises(ConfigError, match="recompute cannot run TorchScript"):
+    with pytest.raises(ConfigError, match="recompute does not support TorchScript"):
         net(data(torch.float32)[0])

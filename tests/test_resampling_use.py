@@ -89,10 +89,10 @@ def test_it_holds_at_most_one_output_more(native, antialias, shape, scales, size
     [
         (
             {"images": torch.zeros(1, 8, 8)},
-            r"got \(1, 8, 8\): add a batch axis with images\[None\]",
+            r"got \(1, 8, 8\); add a batch axis with images\[None\]",
         ),
         ({"images": torch.zeros(8, 8)}, r"shape \(B, C, H, W\), got \(8, 8\)"),
-        ({"images": torch.zeros(1, 1, 8, 8).byte()}, r"got torch\.uint8: pass images\.float\(\)"),
+        ({"images": torch.zeros(1, 1, 8, 8).byte()}, r"got torch\.uint8; pass images\.float\(\)"),
         ({"images": torch.zeros(1, 1, 0, 8)}, "at least one pixel"),
         ({"size": 0}, "at least 1 pixel, got 0"),
         ({"size": 2.5}, "got 2.5"),

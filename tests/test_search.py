@@ -235,9 +235,9 @@ def test_half_precision_and_gradients_are_no_problem():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"step": 0}, "step must be a number of pixels above 0, got 0"),
-        ({"step": float("nan")}, "step must be a number"),
-        ({"step": "4"}, "step must be a number of pixels above 0, got '4'"),
+        ({"step": 0}, "step must be a positive number of pixels, got 0"),
+        ({"step": float("nan")}, "step must be a positive number of pixels, got nan"),
+        ({"step": "4"}, "step must be a positive number of pixels, got '4'"),
         ({"step": 0.01}, "use a larger step"),
         ({"refine": -1}, "refine must be a whole number from 0 to 20, got -1"),
         ({"beam": 0}, "beam must be a whole number from 1"),
@@ -255,7 +255,10 @@ def test_the_network_must_be_in_evaluation_and_get_images():
     with pytest.raises(ConfigError) as error:
         small_net().train().search(noise(1, 1, 20, 20))
     assert "call net.eval()" in one_line(error)
-    for wrong, says in ((noise(0, 1, 20, 20), "no images"), (noise(1, 20, 20), "images[None]")):
+    for wrong, says in (
+        (noise(0, 1, 20, 20), "got an empty batch"),
+        (noise(1, 20, 20), "images[None]"),
+    ):
         with pytest.raises(ConfigError) as error:
             small_net().eval().search(wrong)
         assert says in one_line(error)

@@ -271,7 +271,7 @@ def test_a_place_does_not_change_when_the_image_is_scaled_about_it(place):
         ),
         (
             lambda: local_maps(ScaleChannels(nn.Flatten()), torch.zeros(1, 1, 28, 28)),
-            "dense",
+            "requires a ConvNet as backbone, got Flatten",
         ),
         (lambda: local_maps(ScaleChannels(ConvNet()), torch.zeros(1, 1, 28, 28), step=0), "step"),
         (lambda: local_maps(ScaleChannels(ConvNet()), torch.zeros(1, 1, 28, 28), step=29), "step"),

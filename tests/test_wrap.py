@@ -58,7 +58,7 @@ def test_the_state_dict_stays_the_backbones():
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({}, "Sequential does not state its input size: pass size="),
+        ({}, "Sequential does not state its input size; pass size="),
         ({"size": 0}, "size must be"),
         ({"size": 2.5}, "size must be a whole number"),
         ({"size": 16, "pool": "median"}, "pool must be one of"),

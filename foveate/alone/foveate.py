@@ -1,4 +1,4 @@
-"""Stands in for the package on `sys.path` where nothing beside it may be found, and loads it."""
+"""Load the package from a `sys.path` folder that makes nothing else importable."""
 
 import sys
 from importlib.util import module_from_spec, spec_from_file_location

@@ -1,1 +1,1 @@
-"""Faster forms of the networks in `models`: the same numbers, one rule for when they apply."""
+"""Faster implementations of the networks in `models`, with equal results."""

@@ -1,8 +1,8 @@
-"""Sliding windows over one canvas that shows the image at all scales, in one pass of the network.
+"""Plan for sliding windows: one pass over a canvas that contains the image at all scales.
 
-A sliding window over 17 grids is 17 small networks' worth of kernels; over one canvas it is one.
-Windows that straddle two grids are computed too and left out afterwards. Batch norm would see the
-seams between the grids, so networks with it are computed grid by grid.
+A sliding window over 17 grids launches the kernels of 17 small networks; over one canvas it
+launches them once. Windows that overlap two grids are computed as well and discarded. Batch norm
+would include the seams between grids, so networks with batch norm are computed grid by grid.
 """
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P window pixels, K classes,
 # h w positions.
@@ -24,10 +24,10 @@ MOST_LAYOUTS = 256
 
 
 def fits(net: nn.Module, images: Tensor) -> bool:
-    """Whether this is an exact sliding network without batch norm.
+    """Whether this is an unmodified sliding network without batch norm.
 
-    On a CPU the canvas pays in training alone. In evaluation it leaves the cache: SWMax, 16 images
-    of 112 pixels, one core: 1,070 ms, grid by grid 600 ms.
+    On a CPU the canvas is faster in training only. In evaluation it exceeds the cache: SWMax on 16
+    images of 112 pixels takes 1,070 ms on one core, and 600 ms grid by grid.
     """
     backbone = exact_convnet(net)
     if backbone is None or not isinstance(net, SlidingChannels):
@@ -39,7 +39,7 @@ def fits(net: nn.Module, images: Tensor) -> bool:
 
 
 def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Paint the canvas; the shape (B, 0, H, W) of an empty tensor holds the size of the images."""
+    """Fill the canvas; an empty tensor (B, 0, H, W) carries the image size in its shape."""
     assert isinstance(net, SlidingChannels)
     canvas = paint(list(net.grids(images)), layout_of(net, *images.shape[-2:]))
     size = images.new_empty(len(images), 0, *images.shape[2:])
@@ -59,11 +59,11 @@ def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
 
 
 def _winners(net: SlidingChannels, canvas: Tensor, layout: "Layout", mask: Tensor | None) -> Tensor:
-    """Return the logits (B, K) with gradients that cost next to nothing.
+    """Return the logits (B, K), with gradients at almost no extra cost.
 
-    A maximum over space and scale is the logit of one window, and has its gradient. So all windows
-    are computed with nothing kept for the backward pass, and then the one that won for each class
-    is computed again.
+    A maximum over space and scale is the logit of one window and has the gradient of that window.
+    All windows are therefore computed without a graph. Then the strongest window of each class is
+    recomputed with gradients.
     """
     backbone = net.backbone
     size, stride = backbone.size, backbone.stride
@@ -75,7 +75,7 @@ def _winners(net: SlidingChannels, canvas: Tensor, layout: "Layout", mask: Tenso
 
 
 class Place(NamedTuple):
-    """Where a grid lies on the canvas, in pixels."""
+    """Position and size of a grid on the canvas, in pixels."""
 
     top: int
     left: int
@@ -84,19 +84,19 @@ class Place(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """A canvas and the places of all grids on it."""
+    """Size of a canvas and the places of all grids on it."""
 
     height: int
     width: int
     places: tuple[Place, ...]
 
 
-# By all that decides a layout. A dictionary, because a compiler cannot look into an lru_cache.
+# Keyed by everything that determines a layout; torch.compile cannot trace an lru_cache.
 _layouts: dict[tuple[object, ...], Layout] = {}
 
 
 def layout_of(net: SlidingChannels, height: int, width: int) -> Layout:
-    """Return the places on the canvas of images of `height` by `width` pixels."""
+    """Return the layout of the canvas for images of `height` by `width` pixels."""
     sides, size, stride = (index(height), index(width)), net.backbone.size, net.backbone.stride
     key = (sides, net.scales, size, stride)
     if key not in _layouts:
@@ -108,10 +108,10 @@ def layout_of(net: SlidingChannels, height: int, width: int) -> Layout:
 
 
 def arrange(sides: Sequence[tuple[int, int]]) -> Layout:
-    """Place grids of (height, width) side by side, small ones below each other.
+    """Arrange grids of (height, width) in columns, small ones below each other.
 
-    Largest first, each goes under the first column that has room. Sides that are multiples of a
-    stride get places that are multiples of it.
+    Grids are placed largest first, each at the bottom of the first column with enough space. If all
+    sides are multiples of a stride, so are all positions.
     """
     canvas = max(height for height, _ in sides)
     columns: list[list[int]] = []  # left, width, height used
@@ -130,7 +130,7 @@ def arrange(sides: Sequence[tuple[int, int]]) -> Layout:
 
 
 def paint(grids: Sequence[Tensor], layout: Layout) -> Tensor:
-    """Put grids (B, C, height, width) onto one canvas; between them it is 0."""
+    """Copy grids (B, C, height, width) onto one canvas, with zeros between them."""
     canvas = grids[0].new_zeros(*grids[0].shape[:2], layout.height, layout.width)
     for grid, (top, left, height, width) in zip(grids, layout.places, strict=True):
         canvas[..., top : top + height, left : left + width] = grid
@@ -138,12 +138,12 @@ def paint(grids: Sequence[Tensor], layout: Layout) -> Tensor:
 
 
 def cut(maps: Tensor, layout: Layout, size: int, stride: int) -> list[Tensor]:
-    """Give each grid its positions (B, K, h, w) of the maps of windows over the whole canvas."""
+    """Return the part (B, K, h, w) of the canvas maps that belongs to each grid."""
     return [maps[..., rows, columns] for rows, columns in _positions(layout, size, stride)]
 
 
 def strongest(maps: Tensor, layout: Layout, size: int, stride: int) -> Tensor:
-    """Find the window with the highest value of each map: (B, K) positions in h · w."""
+    """Return the position (B, K), in h · w, of the window with the largest value of each map."""
     row, column = (torch.arange(n, device=maps.device) for n in maps.shape[-2:])
     inside = torch.zeros(maps.shape[-2:], dtype=torch.bool, device=maps.device)
     for rows, columns in _positions(layout, size, stride):
@@ -154,7 +154,7 @@ def strongest(maps: Tensor, layout: Layout, size: int, stride: int) -> Tensor:
 
 
 def windows_at(canvas: Tensor, chosen: Tensor, size: int, stride: int) -> Tensor:
-    """Cut windows (B, K, C, P, P) out of a canvas, at positions (B, K) of its maps."""
+    """Cut windows (B, K, C, P, P) from a canvas at positions (B, K) of its maps."""
     width = canvas.shape[-1]
     across = (width - size) // stride + 1
     corner = (chosen // across) * stride * width + (chosen % across) * stride
@@ -167,7 +167,7 @@ def windows_at(canvas: Tensor, chosen: Tensor, size: int, stride: int) -> Tensor
 
 
 def _positions(layout: Layout, size: int, stride: int) -> list[tuple[slice, slice]]:
-    """Rows and columns of the maps whose windows lie within one grid."""
+    """Return the rows and columns of the maps whose windows lie within each grid."""
     return [
         (
             slice(top // stride, (top + height - size) // stride + 1),

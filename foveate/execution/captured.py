@@ -1,7 +1,7 @@
-"""The training step, and on a GPU the same step compiled and captured as a graph.
+"""The training step, on a GPU compiled and captured as a CUDA graph.
 
-The step itself is three lines in `plain_step`. On a GPU it is compiled, captured and replayed on a
-stream of its own, so that several runs fill the GPU side by side: `CapturedStep`.
+`plain_step` is the ordinary training step. `CapturedStep` compiles, captures and replays it on its
+own CUDA stream, so that several runs can share a GPU.
 """
 
 import warnings
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from foveate.execution.plan import Prepared, logits
 from foveate.execution.precision import Precision, cast
 
-CHUNK = 1000  # images prepared or evaluated at a time
-NETWORKS = 256  # kinds of networks that one process may compile; runs of one kind share the code
+CHUNK = 1000  # images to prepare or evaluate at a time
+NETWORKS = 256  # networks that one process can compile; runs of one kind share the code
 
 
 def loss_of(
@@ -32,21 +32,21 @@ def loss_of(
 
 
 class Batch(NamedTuple):
-    """Prepared images with their labels; `chosen` (B,) are the indices of a batch, if not all."""
+    """Prepared images and labels; `chosen` (B,) selects a batch, None means all images."""
 
     images: Prepared
     labels: Tensor
     chosen: Tensor | None = None
 
     def pick(self) -> tuple[Prepared, Tensor]:
-        """Return the images and labels of the batch alone."""
+        """Return the selected images and labels."""
         if self.chosen is None:
             return self.images, self.labels
         return self.images[self.chosen], self.labels[self.chosen]
 
 
 class Step(Protocol):
-    """One step of training: takes a batch, changes the weights, gives the loss."""
+    """One training step: updates the weights with a batch and returns the loss."""
 
     def __call__(self, batch: Batch) -> Tensor:
         """Train on one batch."""
@@ -58,7 +58,7 @@ def plain_step(
     precision: Precision,
     smoothing: float = 0.0,
 ) -> Step:
-    """The step as one reads it in a textbook."""
+    """Return the plain PyTorch training step: forward, backward, optimiser."""
 
     def step(batch: Batch) -> Tensor:
         optimiser.zero_grad(set_to_none=True)
@@ -71,7 +71,7 @@ def plain_step(
 
 
 class Recording(NamedTuple):
-    """A captured step: where it reads what changes from batch to batch, and leaves its loss."""
+    """A captured step: the graph, its input tensors (copied to for each batch) and its loss."""
 
     graph: torch.cuda.CUDAGraph
     held: tuple[Tensor, ...]
@@ -79,12 +79,12 @@ class Recording(NamedTuple):
 
 
 class CapturedStep:
-    """The same step, compiled and recorded once as a CUDA graph, then replayed.
+    """The training step, compiled and captured once as a CUDA graph, then replayed.
 
-    The graph is made from the first full `batch`; the last of an epoch may be shorter and takes
-    the plain step. Where images are chosen from all that lie on the device, the graph picks them
-    itself, so these may not move. Warming up must not train, so weights, running statistics, the
-    optimiser's state and the random state are put back afterwards.
+    The graph is captured for the first batch of size `batch`. Smaller batches, such as the last of
+    an epoch, use the plain step. If all images are on the device, the graph selects the batch
+    itself, so the tensors of images and labels must not be replaced. The warm-up must not train:
+    weights, running statistics, optimiser state and random state are restored afterwards.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class CapturedStep:
         self.recorded: Recording | None = None
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Copy what is new to where the graph reads it, and replay."""
+        """Copy the batch to the graph's inputs and replay the graph."""
         images, labels, chosen = batch
         if len(labels if chosen is None else chosen) != self.batch:
             return self.plain(batch)
@@ -129,12 +129,12 @@ class CapturedStep:
                 self._step(batch)
             graph = torch.cuda.CUDAGraph()
             torch.cuda.synchronize()
-            # On the run's own stream: graphs captured on one stream share the workspace of cuBLAS,
-            # and side by side they spoil each other's products. FovAvg at scale 8: 68 % right, not
-            # 88 %.
+            # On a separate stream per run: graphs captured on one stream share a cuBLAS workspace
+            # and corrupt each other's products when they run concurrently. Accuracy of FovAvg at
+            # scale 8 with a shared stream: 68 % instead of 88 %.
             with torch.cuda.graph(graph, stream=_own_stream()):
                 loss = self._step(batch)
-        if len(before) < len(list(self._state())):  # the optimiser had no state before: zeros
+        if len(before) < len(list(self._state())):  # the new optimiser state starts at zero
             before += [torch.zeros_like(t) for t in list(self._state())[len(before) :]]
         for tensor, value in zip(self._state(), before, strict=True):
             tensor.data.copy_(value)
@@ -151,7 +151,7 @@ class CapturedStep:
         return loss.detach()
 
     def _state(self) -> Iterator[Tensor]:
-        """All that a step changes: weights, running statistics, Adam's moments and counts."""
+        """Yield everything that a step changes: weights, running statistics, optimiser state."""
         yield from self.net.parameters()
         yield from self.net.buffers()
         for parameter in self.net.parameters():
@@ -160,9 +160,9 @@ class CapturedStep:
 
 
 def wake_compiler() -> None:
-    """Start torch's compiling processes, which take seconds to begin, while images are prepared.
+    """Start the worker processes of torch.compile in advance, because they take seconds to start.
 
-    They only save time, so a torch that has them elsewhere starts them later, by itself.
+    This is optional: versions of torch without this function start the workers on first use.
     """
     with suppress(ImportError):
         from torch._inductor.async_compile import maybe_warm_pool
@@ -172,9 +172,9 @@ def wake_compiler() -> None:
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Compile every kind of network, the ninth too, without torch's remarks to its developers.
+    """Raise torch's recompile limit (8 by default) and suppress its developer warnings.
 
-    Unless results must be repeatable, cuDNN times its ways to convolve and takes the fastest.
+    cuDNN benchmarks its convolution algorithms unless deterministic results are required.
     """
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = not torch.backends.cudnn.deterministic
@@ -189,7 +189,7 @@ def _compiling() -> Iterator[None]:
 
 @contextmanager
 def _short_products(precision: Precision) -> Iterator[None]:
-    """With bf16, take float32 products on tensor cores too: 10 bits of each factor, not 7."""
+    """With bf16, allow TF32 for float32 products, which keeps 10 mantissa bits against 7."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = before or precision == "bf16"
     try:
@@ -199,7 +199,7 @@ def _short_products(precision: Precision) -> Iterator[None]:
 
 
 def _own_stream() -> torch.cuda.Stream:
-    """The current stream, or a new one if that is the default, on which nothing can be captured."""
+    """Return the current stream, or a new one if it is the default, which cannot be captured."""
     current = torch.cuda.current_stream()
     return torch.cuda.Stream() if current == torch.cuda.default_stream() else current
 
@@ -214,7 +214,7 @@ def make_step(
     compiled: bool = True,
     smoothing: float = 0.0,
 ) -> Step:
-    """The fastest step for that device."""
+    """Return the fastest training step for a device."""
     if device.type == "cuda":
         return CapturedStep(net, optimiser, precision, batch, compiled, smoothing)
     return plain_step(net, optimiser, precision, smoothing)

@@ -1,4 +1,4 @@
-"""Networks on an exact `ConvNet`, its convolutions in the fastest form that applies."""
+"""Plan for networks with an unmodified `ConvNet`: fast convolutions where available."""
 # Shape letters: B batch, N patches, S scale channel, C image channel, H W pixels, K classes.
 
 from typing import TypeAlias
@@ -17,23 +17,23 @@ from foveate.models.sliding import SlidingChannels
 
 DEVICES: tuple[str, ...] = ("cpu", "cuda")
 FORMS = (native, windows)
-"""Forms of a trunk, in order of preference."""
+"""Implementations of a trunk in order of preference."""
 
 Channels: TypeAlias = ScaleChannels | SlidingChannels
 
 
 def fits(net: nn.Module, images: Tensor) -> bool:
-    """Whether all modules are those of a `ConvNet` that accepts these images."""
+    """Whether the network has an unmodified `ConvNet` and accepts these images."""
     return accepts(net, images) is not None
 
 
 def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor]:
-    """Cut the patches of scale channels; other networks keep the images."""
+    """Cut the patches of scale channels; other networks use the images."""
     return (net.patches(images) if isinstance(net, ScaleChannels) else images,)
 
 
 def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
-    """Run the network."""
+    """Run the network on prepared inputs."""
     backbone, (images,) = unchanged_convnet(net), inputs
     if isinstance(net, ScaleChannels):
         logits = backbone.classify(features(backbone, images.flatten(0, 1)), net.draw_mask(images))
@@ -47,7 +47,7 @@ def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
 
 
 def features(backbone: ConvNet, images: Tensor) -> Tensor:
-    """Run the convolutions on images (N, C, H, W)."""
+    """Run the convolutions on images (N, C, H, W) by the fastest implementation."""
     for form in FORMS:
         if form.applies(backbone.trunk, images):
             found: Tensor = form.run(backbone.trunk, images)

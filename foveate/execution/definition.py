@@ -1,4 +1,4 @@
-"""The plan that fits every network: the network itself."""
+"""The fallback plan for every network: call the network itself."""
 
 import torch
 from torch import Tensor, nn
@@ -8,20 +8,20 @@ from foveate.models.channels import ScaleChannels
 from foveate.models.outputs import Outputs, plain_outputs
 from foveate.models.sliding import SlidingChannels
 
-DEVICES: tuple[str, ...] = ()  # it needs none: it is what remains
+DEVICES: tuple[str, ...] = ()  # the fallback is not selected by device
 
 
 def fits(net: nn.Module, images: Tensor) -> bool:
-    """Always."""
+    """Return True for every network."""
     return True
 
 
 def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor]:
-    """Keep the images (B, C, H, W)."""
+    """Return the images (B, C, H, W) unchanged."""
     return (images,)
 
 
 def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
-    """Call the network; a `forward` of its own or with hooks does not tell about channels."""
+    """Call the network; channels are None if `forward` is overridden or has hooks."""
     own = type(net) in (ScaleChannels, SlidingChannels) and untouched([net])
     return plain_outputs(net, *inputs) if own else Outputs(net(*inputs))

@@ -1,7 +1,7 @@
-"""The one rule for when a faster form may replace the modules of a network.
+"""The rule for when a faster implementation can replace the modules of a network.
 
-A faster form knows the exact modules of torch and nothing else. A subclass, a parametrisation, a
-hook or a replaced `forward` may change what a module computes, so any of them rules it out.
+Faster implementations support unmodified PyTorch modules only. A subclass, a parametrisation, a
+hook or a replaced `forward` can change the result of a module, so each of them rules it out.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ Block: TypeAlias = tuple[nn.Conv2d, nn.BatchNorm2d | None]
 
 
 def untouched(modules: Iterable[nn.Module]) -> bool:
-    """Whether calling each module runs the `forward` of its class on plain tensors, and no hook."""
+    """Whether each module runs the `forward` of its class on plain tensors, without hooks."""
     if _has_any_global_hook():
         return False
     return all(map(_untouched, modules))
@@ -34,7 +34,7 @@ def _untouched(module: nn.Module) -> bool:
 
 
 def exact_convnet(net: nn.Module) -> ConvNet | None:
-    """Return the `ConvNet` of one of our networks if every module is what it was built of."""
+    """Return the `ConvNet` of a network if all modules are unmodified, otherwise None."""
     if type(net) not in (ConvNet, ScaleChannels, SlidingChannels) or not untouched([net]):
         return None
     backbone = convnet_of(net)
@@ -46,7 +46,7 @@ def exact_convnet(net: nn.Module) -> ConvNet | None:
 
 
 def accepts(net: nn.Module, images: Tensor) -> ConvNet | None:
-    """Return the exact `ConvNet` of a network if the network accepts these images (B, C, H, W)."""
+    """Return the unmodified `ConvNet` of a network if it accepts these images (B, C, H, W)."""
     backbone = exact_convnet(net)
     if backbone is None or images.shape[1] != backbone.trunk[0].in_channels:
         return None
@@ -59,25 +59,25 @@ def accepts(net: nn.Module, images: Tensor) -> ConvNet | None:
 
 
 def unchanged_convnet(net: nn.Module) -> ConvNet:
-    """Return the `ConvNet` of a network for which inputs were prepared, if it is still exact."""
+    """Return the `ConvNet` of a network with prepared inputs; raise if it was modified since."""
     if not torch.compiler.is_compiling() and exact_convnet(net) is None:
         raise ConfigError(
-            f"the modules of this {type(net).__name__} changed after its inputs were prepared; "
-            "prepare them again"
+            f"modules of this {type(net).__name__} changed after its inputs were prepared; "
+            "call prepare again"
         )
     return convnet_of(net)
 
 
 def convnet_of(net: Any) -> ConvNet:
-    """Return the network itself, or the backbone of scale channels."""
+    """Return a `ConvNet` itself, or the backbone of scale channels."""
     return net if isinstance(net, ConvNet) else net.backbone
 
 
 def plain_blocks(trunk: nn.Module) -> tuple[Block, ...]:
-    """Return the convolutions of a trunk, each with the norm behind it if there is one.
+    """Return the convolutions of a trunk, each with the batch norm that follows it, or None.
 
-    The result is empty unless the trunk is a sequence of exactly these: an unpadded 3 × 3
-    convolution of stride 1 or 2, a batch norm with running statistics or none, a ReLU.
+    The result is empty unless the trunk is a sequence of blocks of exactly this form: an unpadded
+    3 × 3 convolution of stride 1 or 2, an optional batch norm with running statistics, and a ReLU.
     """
     if type(trunk) is not nn.Sequential or not untouched(trunk.modules()):
         return ()

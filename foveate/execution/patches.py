@@ -1,4 +1,4 @@
-"""Scale channels around any backbone: the patches are cut once, the rest is the network's own."""
+"""Plan for scale channels around any backbone: patches are cut once, the backbone runs as is."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels.
 
 import torch
@@ -12,7 +12,7 @@ DEVICES: tuple[str, ...] = ("cpu", "cuda")
 
 
 def fits(net: nn.Module, images: Tensor) -> bool:
-    """Whether `forward` is that of `ScaleChannels`; the backbone may be anything."""
+    """Whether `forward` is that of `ScaleChannels`; every backbone is supported."""
     return type(net) is ScaleChannels and untouched([net])
 
 

@@ -1,7 +1,7 @@
-"""One door to speed: the plan by which a network is computed, chosen by one rule.
+"""Choose and run the fastest implementation (plan) of a network.
 
-`outputs(net, prepare(net, images))` equals `net(images)` for every network. A plan is a module with
-the functions of `Plan`, and one line in `PLANS`. Deleting both removes it.
+`outputs(net, prepare(net, images)).logits` equals `net(images)` for every network. A plan is a
+module with the functions of `Plan` and an entry in `PLANS`. Deleting both removes it.
 """
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, K classes.
 
@@ -26,42 +26,57 @@ Inputs = tuple[Tensor, ...]
 
 
 class Plan(Protocol):
-    """One way to compute networks."""
+    """One implementation of a class of networks."""
 
     DEVICES: tuple[str, ...]
-    """Types of devices on which it is faster than the plans after it."""
+    """Device types on which the plan is faster than the plans after it."""
 
     def fits(self, net: nn.Module, images: Tensor) -> bool:
-        """Whether it gives the numbers of `net(images)` for images (B, C, H, W)."""
+        """Whether the plan reproduces `net(images)` for images (B, C, H, W)."""
 
     def prepare(self, net: nn.Module, images: Tensor, dtype: torch.dtype) -> Inputs:
-        """Compute what does not depend on the weights: tensors with an entry for each image."""
+        """Compute everything that is independent of the weights: tensors with B entries."""
 
     def outputs(self, net: nn.Module, inputs: Inputs) -> Outputs:
         """Run the network on prepared images."""
 
 
 PLANS: tuple[Plan, ...] = (canvas, windows, convnet, patches)
-"""In order of preference; a network that none fits takes the `definition`."""
+"""Plans in order of preference; networks that none of them supports use `definition`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Images made ready for a network: the plan, and the tensors that it reads."""
+    """Preprocessed images for one network, as `prepare` returns them.
+
+    Everything that does not depend on the weights is computed once, for example the patches of
+    scale channels. Index with a tensor of B indices to select images.
+
+    Attributes:
+        plan: Implementation that reads the inputs.
+        inputs: Tensors with one entry per image.
+
+    Example:
+        >>> import torch
+        >>> from foveate import create_model
+        >>> net = create_model("fovmax").eval()
+        >>> prepared = prepare(net, torch.zeros(4, 1, 112, 112))
+        >>> logits(net, prepared[torch.tensor([0, 2])]).shape
+        torch.Size([2, 10])
+    """
 
     plan: Plan
     inputs: Inputs
 
     def __getitem__(self, chosen: Tensor) -> "Prepared":
-        """Return the images at the indices `chosen` (B,)."""
+        """Select images by the indices `chosen` (B,)."""
         return replace(self, inputs=tuple(tensor[chosen] for tensor in self.inputs))
 
 
 def choose(net: nn.Module, images: Tensor) -> Plan:
-    """Return the first plan that gives the numbers of `net(images)`.
+    """Return the first plan that reproduces `net(images)`.
 
-    Images that need a gradient, and operations that a transform or an export records, take the
-    definition.
+    The plan is `definition` for images that require a gradient, and under tracers and transforms.
     """
     wanted = images.requires_grad and torch.is_grad_enabled()
     if wanted or watched(images) or images.ndim != 4:
@@ -72,7 +87,31 @@ def choose(net: nn.Module, images: Tensor) -> Plan:
 
 
 def prepare(net: nn.Module, images: Tensor, precision: Precision = "float32") -> Prepared:
-    """Compute, once, what the network needs of images (B, C, H, W)."""
+    """Compute everything about images that is independent of the weights of a network.
+
+    Training loops call this once and `logits` in every step.
+
+    Args:
+        net: Any network from images to logits.
+        images: Batch of images, shape ``(B, C, H, W)``.
+        precision: ``"float32"`` or ``"bf16"``, the dtype of convolutions and matrix products.
+
+    Returns:
+        The prepared images. They stay valid while the weights change, but not if modules of the
+        network are replaced.
+
+    Example:
+        >>> import torch
+        >>> from foveate import create_model
+        >>> net, images = create_model("fovavg"), torch.zeros(4, 1, 112, 112)
+        >>> labels = torch.tensor([0, 1, 2, 3])
+        >>> prepared = prepare(net, images)
+        >>> for chosen in torch.randperm(4).split(2):
+        ...     loss = torch.nn.functional.cross_entropy(
+        ...         logits(net, prepared[chosen]), labels[chosen]
+        ...     )
+        ...     loss.backward()
+    """
     plan = choose(net, images)
     return Prepared(plan, plan.prepare(net, images, dtype_of(precision)))
 
@@ -83,28 +122,63 @@ def outputs(net: nn.Module, prepared: Prepared) -> Outputs:
 
 
 def logits(net: nn.Module, prepared: Prepared) -> Tensor:
-    """Return the logits (B, K) of prepared images."""
+    """Compute the logits of prepared images, with gradients for the weights.
+
+    Args:
+        net: The network for which the images were prepared.
+        prepared: Result of `prepare`.
+
+    Returns:
+        Logits, shape ``(B, K)``.
+
+    Raises:
+        ConfigError: If modules of the network changed after `prepare`.
+
+    Example:
+        >>> import torch
+        >>> from foveate import create_model
+        >>> net = create_model("fovmax").eval()
+        >>> logits(net, prepare(net, torch.zeros(2, 1, 112, 112))).shape
+        torch.Size([2, 10])
+    """
     return outputs(net, prepared).logits
 
 
 @torch.no_grad()
 def predict(net: nn.Module, images: Tensor, precision: Precision = "float32") -> Outputs:
-    """Run a network on images (B, C, H, W), without gradients."""
+    """Run a network on images without gradients, by the fastest implementation.
+
+    Args:
+        net: Any network from images to logits, in evaluation mode.
+        images: Batch of images, shape ``(B, C, H, W)``.
+        precision: ``"float32"`` or ``"bf16"``, the dtype of convolutions and matrix products.
+
+    Returns:
+        Logits ``(B, K)``, and the logits ``(B, S, K)`` of the scale channels if the network has
+        any, as [`Outputs`][foveate.models.outputs.Outputs].
+
+    Example:
+        >>> import torch
+        >>> from foveate import create_model
+        >>> outputs = predict(create_model("swmax").eval(), torch.zeros(1, 1, 64, 64))
+        >>> outputs.logits.shape, outputs.channels.shape
+        (torch.Size([1, 10]), torch.Size([1, 17, 10]))
+    """
     with cast(precision, images.device):
         return outputs(net, prepare(net, images, precision))
 
 
 @torch.no_grad()
 def local_maps(net: convnet.Channels, images: Tensor, step: int = 4) -> LocalMaps:
-    """Run `foveate.local_maps` without gradients, in a fast form where one applies."""
+    """Compute `foveate.local_maps` without gradients, by the fastest implementation."""
     fast = exact_convnet(net) is not None and not watched(images)
     return plain_local_maps(net, images, step, dense=convnet.dense if fast else None)
 
 
 def search(net: ScaleChannels, images: Tensor, step: float | None = None) -> SearchResult:
-    """Run `net.search`, in a fast form where one applies.
+    """Compute `net.search` by the fastest implementation.
 
-    The shipped digit networks take 0.2 to 0.35 of the time of `net.search` on a CPU.
+    On a CPU, the included digit networks take 0.2 to 0.35 of the time of `net.search`.
     """
 
     def forward(patches: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Networks: the base network, scale channels around it, and the paper's five by name."""
+"""Networks: the base network, scale channels around any backbone, the paper's networks."""

@@ -10,21 +10,39 @@ from foveate.errors import ConfigError
 
 
 class ConvNet(nn.Module):
-    """The paper's base network: 3 × 3 convolutions, every second of stride 2, two linear layers.
+    """The paper's base network: unpadded 3 × 3 convolutions and two linear layers.
+
+    Every second convolution has stride 2. ``features=(16, 16, 32, 32)`` with ``size=28`` is the
+    paper's backbone of a scale channel. ``features=(16, 16, 16, 16, 32, 32, 32, 32)`` with
+    ``size=112`` is its plain CNN.
 
     Args:
-        features: Number of filters of each convolution. (16, 16, 32, 32) on 28 pixels is the
-            network of a scale channel, (16, 16, 16, 16, 32, 32, 32, 32) on 112 pixels the CNN.
+        features: Number of filters of each convolution.
         size: Width and height P of the input in pixels.
         channels: Number of image channels C.
         classes: Number of classes K.
-        hidden: Number of hidden units of the first linear layer.
-        batch_norm: Whether batch norm follows each convolution.
-        dropout: Probability with which dropout leaves out a hidden unit.
+        hidden: Number of hidden units between the two linear layers.
+        batch_norm: Whether batch norm follows each convolution. Without it, weights are
+            initialised with Xavier's uniform distribution.
+        dropout: Dropout probability of the hidden units.
+
+    Attributes:
+        size: Width and height of the input in pixels.
+        stride: Total stride of the convolutions in pixels.
+        side: Width and height of the last feature map.
 
     Shape:
         - Input: ``(N, C, P, P)``.
         - Output: ``(N, K)``.
+
+    Raises:
+        ConfigError: If ``size`` is too small for the number of convolutions.
+
+    Example:
+        >>> import torch
+        >>> net = ConvNet(features=(16, 16, 32, 32), size=28, classes=10).eval()
+        >>> net(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
     """
 
     def __init__(
@@ -56,21 +74,27 @@ class ConvNet(nn.Module):
             self.apply(_balance)
 
     def forward(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Map images of exactly `size` pixels to logits (N, K).
+        """Compute the logits of images with exactly ``size`` pixels.
 
         Args:
-            images: Images or patches, (N, C, P, P).
-            mask: Dropout mask, see `classify`.
+            images: Images or patches, shape ``(N, C, P, P)``.
+            mask: Dropout mask from `draw_mask`, as in `classify`.
+
+        Returns:
+            Logits, shape ``(N, K)``.
         """
         return self.classify(self.trunk(images), mask)
 
     def classify(self, features: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Run the fully connected layers: the last feature map to logits (N, K).
+        """Apply the linear layers to the last feature map.
 
         Args:
-            features: Output of the trunk, (N, F, side, side).
-            mask: Dropout mask (n, hidden) from `draw_mask`; each row holds for N / n consecutive
-                features. By default, dropout draws for each.
+            features: Output of the convolutions, shape ``(N, F, side, side)``.
+            mask: Dropout mask from `draw_mask`, shape ``(n, hidden)``. Each row applies to N / n
+                consecutive entries of ``features``. By default, dropout is independent for each.
+
+        Returns:
+            Logits, shape ``(N, K)``.
         """
         hidden = F.relu(self.hidden(features.flatten(1)))
         if mask is None:
@@ -80,19 +104,33 @@ class ConvNet(nn.Module):
         return self.head(hidden)  # type: ignore[no-any-return]
 
     def draw_mask(self, images: Tensor) -> Tensor | None:
-        """Draw a dropout mask (N, hidden) to share among all windows of an image.
+        """Draw a dropout mask that all windows of an image share.
 
-        Returns None where dropout is off.
+        Args:
+            images: Batch of N images; only its length, dtype and device are used.
+
+        Returns:
+            Mask of shape ``(N, hidden)``, or None if dropout is inactive.
         """
         if not self.dropout.training:
             return None
         return self.dropout(images.new_ones(images.shape[0], self.hidden.out_features))  # type: ignore[no-any-return]
 
     def dense(self, images: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Classify every window of `size` pixels, `stride` pixels apart: logits (N, K, h, w).
+        """Classify every window of ``size`` pixels, ``stride`` pixels apart.
 
-        The convolutions are computed once for all windows. Dropout leaves out the same units
-        everywhere in an image: those of `mask`, or of a new one.
+        The convolutions are computed once for all windows. Dropout removes the same hidden units
+        in all windows of an image.
+
+        Args:
+            images: Images of at least ``size`` pixels, shape ``(N, C, H, W)``.
+            mask: Dropout mask from `draw_mask`; by default a new one.
+
+        Returns:
+            Logits, shape ``(N, K, h, w)``.
+
+        Raises:
+            ConfigError: If the images are smaller than ``size`` pixels.
         """
         features = self.trunk(self.covered(images))
         mask = self.draw_mask(images) if mask is None else mask
@@ -102,19 +140,32 @@ class ConvNet(nn.Module):
         return outputs.unflatten(0, (count, tall, wide)).permute(0, 3, 1, 2)  # type: ignore[no-any-return]
 
     def covered(self, images: Tensor) -> Tensor:
-        """Crop images to the pixels that whole windows, `stride` pixels apart, cover."""
+        """Crop images at the bottom and right to the pixels covered by complete windows.
+
+        Args:
+            images: Images of at least ``size`` pixels, shape ``(N, C, H, W)``.
+
+        Returns:
+            The cropped images, whose windows of ``size`` pixels are ``stride`` pixels apart.
+
+        Raises:
+            ConfigError: If the images are smaller than ``size`` pixels.
+        """
         sides = []
         for length in images.shape[-2:]:
             if length < self.size:
-                raise ConfigError(f"no window of {self.size} pixels fits into {length} pixels")
+                raise ConfigError(
+                    f"images must have at least {self.size} pixels a side, got {length}"
+                )
             sides.append(length - (length - self.size) % self.stride)
         return images[..., : sides[0], : sides[1]]
 
 
 def _balance(layer: nn.Module) -> None:
-    """Draw weights that keep the size of activations and gradients, which no norm will restore.
+    """Initialise weights to preserve the variance of activations and gradients without a norm.
 
-    SWMax, 16,000 images at scale 2, one epoch: 93 % of validation right, with torch's own 56 %.
+    SWMax after one epoch on 16,000 images at scale 2: 93 % validation accuracy, against 56 % with
+    PyTorch's default initialisation.
     """
     if isinstance(layer, nn.Conv2d | nn.Linear):
         nn.init.xavier_uniform_(layer.weight)
@@ -123,10 +174,10 @@ def _balance(layer: nn.Module) -> None:
 
 
 def _side(size: int, depth: int) -> int:
-    """Width of the feature map that `depth` unpadded convolutions leave of `size` pixels."""
+    """Return the side of the feature map after `depth` unpadded convolutions on `size` pixels."""
     side = size
     for index in range(depth):
         side = (side - 3) // (1 + index % 2) + 1
         if side < 1:
-            raise ConfigError(f"size {size} is too small for {depth} convolutions, enlarge it")
+            raise ConfigError(f"size={size} is too small for {depth} convolutions; increase it")
     return side

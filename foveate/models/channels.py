@@ -17,37 +17,45 @@ from foveate.scales import MAX_SCALES, ScaleGrid, as_scales
 from foveate.tracing import watched
 
 PAPER_SCALES = ScaleGrid(0.5, 8, per_octave=4)
-CACHED = 1 << 19  # values of the patches that a CPU evaluates at a time
+CACHED = 1 << 19  # patch values that a CPU evaluates at a time
 
 
 class ScaleChannels(nn.Module):
-    """Apply a backbone, with shared weights, to windows of many sizes, and pool its logits.
+    """Apply one backbone to windows of many sizes and pool the logits over scale.
 
-    Channel s shows the backbone a window of ``size * s`` pixels about the image centre, resampled
-    to `size` pixels. The state dict holds the weights of the backbone (and of the mixture for
-    "concat"); scales are not part of it. Pooling is over logits, so softmax belongs to the loss.
-    A NaN in the window of a channel makes all logits of its image NaN.
+    The channel of scale s resamples a window of ``size * s`` pixels about the image centre to a
+    patch of ``size`` pixels. All channels share the weights of the backbone. Pooling acts on
+    logits, so softmax belongs to the loss. A NaN in the window of a channel makes all logits of its
+    image NaN.
+
+    The state dict contains the weights of the backbone, and those of the mixing layer for
+    ``pool="concat"``. It does not contain the scales, so weights can be loaded into a network with
+    other scales.
 
     Args:
         backbone: Module from patches ``(N, C, P, P)`` to logits ``(N, K)``.
         scales: Scales of the channels, increasing.
         size: Width and height P of a patch in pixels.
-        pool: "max", "avg", "logsumexp" and "probabilities" (the logarithm of their mean) are
-            invariant to scale; "concat" learns a mixture of all channels and is not.
-        padding: What windows see outside the image: "border", "reflect" or a constant.
-        antialias: Whether to filter before downsampling. It is slower and suits photographs.
-        classes: Number of classes K; needed for "concat" only.
-        recompute: Number of channels to train at a time where the activations of all do not fit in
-            memory, or 0. The gradients are the same; training takes longer.
+        pool: ``"max"``, ``"avg"``, ``"logsumexp"`` or ``"probabilities"`` (the logarithm of the
+            mean probability) make the network scale-invariant. ``"concat"`` applies a learned
+            linear layer to the logits of all channels, which is not invariant.
+        padding: Values outside the image: ``"border"``, ``"reflect"`` or a constant.
+        antialias: Whether to low-pass filter before downsampling. This is slower and suits
+            photographs.
+        classes: Number of classes K, required for ``pool="concat"`` only.
+        recompute: Number of channels whose activations are in memory at a time during training, or
+            0 for all. A small number saves memory and costs time; the gradients are the same.
 
     Shape:
         - Input: ``(B, C, H, W)``, any height and width.
         - Output: ``(B, K)``.
 
     Raises:
-        ConfigError: If an argument cannot work; the message names it with its value.
+        ConfigError: If an argument is invalid; the message contains its name and value.
 
     Example:
+        >>> import torch
+        >>> from foveate import ScaleChannels, ScaleGrid, create_model
         >>> backbone = create_model("cnn", size=28, features=(16, 16), num_classes=10)
         >>> net = ScaleChannels(backbone, ScaleGrid(0.5, 8, per_octave=4), size=28).eval()
         >>> net(torch.zeros(2, 1, 112, 112)).shape
@@ -78,36 +86,46 @@ class ScaleChannels(nn.Module):
         self.mixing: Mixing | None = None
         if pool == "concat":
             if classes is None:
-                raise ConfigError("pool 'concat' learns weights per class: pass classes=")
+                raise ConfigError("pool='concat' requires the number of classes; pass classes=")
             self.mixing = Mixing(len(self._scales), classes)
 
     @property
     def scales(self) -> tuple[float, ...]:
-        """The scales of the channels; may be set, also after training, for all pools but concat."""
+        """Scales of the channels; can be set at any time, except with ``pool="concat"``."""
         return self._scales
 
     @scales.setter
     def scales(self, scales: ScaleGrid | Sequence[float]) -> None:
         if self.mixing is not None:
-            raise ConfigError("pool 'concat' has learned weights for its scales: build a new net")
+            raise ConfigError(
+                "cannot set scales with pool='concat', which has weights per scale; build a new net"
+            )
         self._scales = as_scales(scales)
 
     @property
     def recompute(self) -> int:
-        """Channels to train at a time, or 0 for all; may be set."""
+        """Number of channels in memory at a time in training, or 0 for all; can be set."""
         return self._recompute
 
     @recompute.setter
     def recompute(self, channels: int) -> None:
         if not isinstance(channels, int) or not 0 <= channels <= MAX_SCALES:
             raise ConfigError(
-                f"recompute must be a number of channels, or 0, got {channels!r}; "
-                f"the limit is {MAX_SCALES:,}"
+                f"recompute must be a number of channels from 0 to {MAX_SCALES:,}, got {channels!r}"
             )
         self._recompute = channels
 
     def patches(self, images: Tensor, centres: Tensor | None = None) -> Tensor:
-        """Cut images (B, C, H, W) into the patches of the channels, (B, S, C, P, P)."""
+        """Cut images into the patches of the channels.
+
+        Args:
+            images: Batch of images, shape ``(B, C, H, W)``.
+            centres: Centres (y, x) of the windows in pixels, shape ``(B, 2)``; by default the
+                image centre.
+
+        Returns:
+            Patches, shape ``(B, S, C, P, P)``.
+        """
         return foveate(
             images,
             self._scales,
@@ -118,17 +136,34 @@ class ScaleChannels(nn.Module):
         )
 
     def channels(self, images: Tensor, centres: Tensor | None = None) -> Tensor:
-        """Compute the logits (B, S, K) of every channel.
+        """Compute the logits of every channel.
 
         Args:
             images: Batch of images, shape ``(B, C, H, W)``.
             centres: Centres (y, x) of the windows in pixels, shape ``(B, 2)``; by default the
                 image centre.
+
+        Returns:
+            Logits of the channels, shape ``(B, S, K)``.
+
+        Raises:
+            ConfigError: If the images have the wrong shape or dtype, or the backbone rejects the
+                patches or does not return logits ``(N, K)``.
         """
         return self.forward_patches(self.patches(images, centres))
 
     def forward_patches(self, patches: Tensor) -> Tensor:
-        """Run the backbone on patches (B, S, C, P, P) that were cut before: logits (B, S, K)."""
+        """Run the backbone on the patches that `patches` returns.
+
+        Args:
+            patches: Patches of all channels, shape ``(B, S, C, P, P)``.
+
+        Returns:
+            Logits of the channels, shape ``(B, S, K)``.
+
+        Raises:
+            ConfigError: If the backbone rejects the patches or does not return logits ``(N, K)``.
+        """
         mask, flat = self.draw_mask(patches), patches.flatten(0, 1)
         ask = partial(self._ask, mask=mask)
         if mask is None and self._is_separable(patches):
@@ -141,30 +176,54 @@ class ScaleChannels(nn.Module):
         return outputs.unflatten(0, patches.shape[:2])  # type: ignore[no-any-return]
 
     def draw_mask(self, images: Tensor) -> Tensor | None:
-        """Draw a dropout mask that all channels of an image share.
+        """Draw a dropout mask that all channels of an image share, for ``pool="avg"``.
 
-        An average over channels would undo dropout that each channel draws anew. A backbone may
-        offer `draw_mask(images)` and take its result as the second argument of `forward`, as
-        `ConvNet` does. Returns None for other backbones and other pools: they apply their own
-        dropout.
+        Averaging over channels would cancel dropout that is independent per channel. A backbone
+        opts in as `ConvNet` does: with a method ``draw_mask(images)``, and a second argument of
+        ``forward`` that receives the result. Other backbones apply their own dropout.
+
+        Args:
+            images: Batch of B images or their patches.
+
+        Returns:
+            The mask, or None for other pools, for backbones without ``draw_mask``, or if dropout
+            is inactive.
         """
         if self.pool != "avg" or not hasattr(self.backbone, "draw_mask"):
             return None
         return self.backbone.draw_mask(images)  # type: ignore[no-any-return, operator]
 
     def combine(self, outputs: Tensor) -> Tensor:
-        """Pool the outputs (B, S, K) of the channels into logits (B, K)."""
+        """Pool the logits of the channels.
+
+        Args:
+            outputs: Logits of the channels, shape ``(B, S, K)``.
+
+        Returns:
+            Logits, shape ``(B, K)``.
+
+        Raises:
+            ConfigError: If ``pool="concat"`` and the shape differs from the number of scales and
+                classes given to the constructor.
+        """
         if self.mixing is None:
             return pool_scales(outputs, self.pool)
         if outputs.shape[1:].numel() != self.mixing.in_features:
             raise ConfigError(
-                f"classes={self.mixing.out_features} does not fit a backbone with "
+                f"classes={self.mixing.out_features} does not match a backbone with "
                 f"{outputs.shape[2]} outputs"
             )
         return self.mixing(outputs)  # type: ignore[no-any-return]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the logits (B, K) of images (B, C, H, W)."""
+        """Compute the logits of images.
+
+        Args:
+            images: Batch of images, shape ``(B, C, H, W)``.
+
+        Returns:
+            Logits, shape ``(B, K)``.
+        """
         return self.combine(self.channels(images))
 
     def select_scale(self, images: Tensor) -> Tensor:
@@ -178,6 +237,13 @@ class ScaleChannels(nn.Module):
 
         Returns:
             Estimated scale per image, shape ``(B,)``, in units of the channel scales.
+
+        Example:
+            >>> import torch
+            >>> from foveate import create_model
+            >>> net = create_model("fovmax").eval()
+            >>> net.select_scale(torch.zeros(2, 1, 112, 112)).shape
+            torch.Size([2])
         """
         outputs = self.channels(images)
         label = self.combine(outputs).argmax(1)
@@ -194,26 +260,30 @@ class ScaleChannels(nn.Module):
         maps: bool = False,
         batch_size: int | None = None,
     ) -> SearchResult:
-        """Find the most strongly responding object of each image, wherever it is.
+        """Find the position, scale and class with the strongest response in each image.
 
-        The network is evaluated about a grid of centres at all scales, without gradients. The grid
-        has the middle of the image as one of its places, so ``net(images)`` is one candidate.
-        Places about the best ones are then evaluated with half the step, `refine` times. The place
-        and class with the largest logit win, pooled over scale as in `forward`; the window is that
-        of the channel with the largest logit of this class. Any backbone can be searched with.
-        With pool ``max`` and `refine` 0 this is the maximum over all centres, scales and classes.
+        The network is evaluated at a coarse grid of centres and at all scales, without gradients.
+        The image centre is part of the grid, so ``net(images)`` is one of the candidates. The
+        neighbourhoods of the best ``beam`` positions are then evaluated with half the step,
+        ``refine`` times.
 
-        The network may have been trained on centred objects only. Its predictions between objects
-        and on parts of them are then less reliable than on centred objects.
+        The result is the position and class with the largest logit after pooling over scale as in
+        `forward`. Its window is that of the channel with the largest logit of this class. With
+        ``pool="max"`` and ``refine=0`` this is the maximum over all grid positions, scales and
+        classes. Every backbone is supported.
+
+        A network that was trained on centred objects only is less reliable between objects and on
+        parts of objects than on centred objects.
 
         Args:
             images: Batch of images of any size, shape ``(B, C, H, W)``.
-            step: Pixels between the centres of the coarse grid; the smallest window if None.
-            refine: Number of times that the step is halved. 0 evaluates the coarse grid only.
-            beam: Number of places that are refined.
-            maps: Whether to return the logits of the coarse grid as well. Place ``(i, j)`` of
-                ``(h, w)`` is ``(i - h // 2, j - w // 2)`` steps from the middle of the image.
-            batch_size: Centres evaluated at a time; about 64 MB of patches if None.
+            step: Distance between centres of the coarse grid in pixels; by default the side of the
+                smallest window.
+            refine: Number of times the step is halved. 0 evaluates the coarse grid only.
+            beam: Number of positions to refine.
+            maps: Whether to also return the logits of the coarse grid. Position ``(i, j)`` of
+                ``(h, w)`` is ``(i - h // 2, j - w // 2)`` steps from the image centre.
+            batch_size: Number of centres evaluated at a time; by default about 64 MB of patches.
 
         Returns:
             Class, centre, window and confidence of each image, as a
@@ -221,11 +291,13 @@ class ScaleChannels(nn.Module):
 
         Raises:
             ConfigError: If an argument is invalid, the network is in training mode, or the grid has
-                more than 1,048,576 places.
+                more than 1,048,576 positions.
 
         Example:
-            >>> net = ScaleChannels(backbone, ScaleGrid(0.5, 8, per_octave=2), size=28).eval()
-            >>> found = net.search(images, step=16)
+            >>> import torch
+            >>> from foveate import create_model
+            >>> net = create_model("fovmax").eval()
+            >>> found = net.search(torch.zeros(2, 1, 64, 64), step=32, refine=1)
             >>> found.classes.shape, found.centres.shape
             (torch.Size([2]), torch.Size([2, 2]))
         """
@@ -234,24 +306,28 @@ class ScaleChannels(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """Say what print(net) cannot see."""
+        """Return the settings that ``print(net)`` shows.
+
+        Returns:
+            Number and range of the scales, patch size and pool.
+        """
         low, high = self._scales[0], self._scales[-1]
         return f"{len(self._scales)} scales {low:g} to {high:g}, size={self.size}, pool={self.pool}"
 
     def _is_separable(self, patches: Tensor) -> bool:
-        """Whether every patch is computed alone, with nothing kept for a gradient."""
+        """Whether patches can be evaluated separately: no gradient and no batch statistics."""
         if torch.is_grad_enabled() or watched(patches):
             return False
         return not any(module.training or by_batch(module) for module in self.backbone.modules())
 
     def _at_once(self, patches: Tensor) -> int:
-        """How many patches to evaluate at a time: on a CPU those that fit the cache."""
+        """Return the number of patches to evaluate at a time; on a CPU they must fit the cache."""
         if patches.device.type == "cpu":
             return max(1, CACHED // max(1, patches.shape[2:].numel()))
         return max(1, patches.shape[0] * (self.recompute or patches.shape[1]))
 
     def _ask(self, backbone: Callable[..., Tensor], patches: Tensor, mask: Tensor | None) -> Tensor:
-        """Run the backbone on patches (N, C, P, P), and check that it gives (N, K)."""
+        """Run the backbone on patches (N, C, P, P) and check that it returns (N, K)."""
         given = (patches,) if mask is None else (patches, mask)
         try:
             outputs = backbone(*given)
@@ -260,10 +336,10 @@ class ScaleChannels(nn.Module):
                 raise
             reason = str(error).partition("\n")[0] or type(error).__name__
             raise ConfigError(
-                f"the backbone refused patches of the shape {tuple(patches.shape)} ({reason}); "
-                "does it take this size and number of channels?"
+                f"the backbone rejected patches of shape {tuple(patches.shape)}: {reason}; "
+                "check that it accepts this size and number of channels"
             ) from error
-        count = patches.shape[0]  # not len(), which would fix the batch size of an export
+        count = patches.shape[0]  # len() would fix the batch size of an exported program
         if not isinstance(outputs, Tensor) or outputs.ndim != 2 or outputs.shape[0] != count:
             got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
             raise ConfigError(
@@ -273,7 +349,7 @@ class ScaleChannels(nn.Module):
 
 
 def _shape_refused(backbone: nn.Module, given: tuple[Tensor, ...]) -> bool:
-    """Whether the backbone, all zeros and on the CPU, refuses two patches of zeros as well."""
+    """Whether a zero-weight copy of the backbone on the CPU also rejects two zero patches."""
     if any(isinstance(module, torch.jit.ScriptModule) for module in backbone.modules()):
         return False
     tensors = [*backbone.named_parameters(), *backbone.named_buffers()]
@@ -293,7 +369,7 @@ def _zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def refine_scale(logits: Tensor, scales: Sequence[float]) -> Tensor:
-    """Find the scale (B,) of the largest of logits (B, S), refined between the channels."""
+    """Return the scale (B,) of the largest of logits (B, S), interpolated between channels."""
     position = torch.tensor(scales, dtype=torch.float64, device=logits.device).log2()
     best = logits.argmax(1)
     if len(scales) < 3:
@@ -301,7 +377,7 @@ def refine_scale(logits: Tensor, scales: Sequence[float]) -> Tensor:
     middle = best.clamp(1, len(scales) - 2)
     near = torch.stack([middle - 1, middle, middle + 1], 1)
     x, y = position[near], logits.gather(1, near).double()
-    # The parabola through three points: slopes left and right, and the curvature between them.
+    # The parabola through three points: left and right slopes, and their divided difference.
     left = (y[:, 1] - y[:, 0]) / (x[:, 1] - x[:, 0])
     right = (y[:, 2] - y[:, 1]) / (x[:, 2] - x[:, 1])
     curvature = (right - left) / (x[:, 2] - x[:, 0])

@@ -1,4 +1,4 @@
-"""Write a network as one file for other programs, and hold the file against the network."""
+"""Export a network to ONNX or `torch.export`, and compare the file with the network."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, K classes.
 
 import copy
@@ -22,17 +22,32 @@ from foveate.models.outputs import plain_outputs
 
 Format = Literal["onnx", "torch"]
 SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
-NEEDS = "exporting to ONNX needs more packages: pip install 'foveate[onnx]'"
+NEEDS = "exporting to ONNX requires more packages; run pip install 'foveate[onnx]'"
 NOTE = "foveate.json"
-"""Under this name the file says more: version, scales of the channels, and the caller's `about`."""
-BATCHES = (1, 3)  # that a file is tried with; it was traced with 2
+"""Key of the metadata in the file: version, scales of the channels, and the caller's `about`."""
+BATCHES = (1, 3)  # batch sizes for the comparison; the network is traced with 2
 
 Ask: TypeAlias = Callable[[Tensor], Sequence[Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exported:
-    """A file that was written, and how far its outputs are from the network's."""
+    """An exported file and its numerical difference from the network.
+
+    Attributes:
+        path: The file.
+        outputs: Names of its outputs: ``logits``, and ``channels`` for scale channels.
+        difference: Largest absolute difference between the outputs of the file and of the network.
+        allowed: Upper limit of this difference that rounding can explain.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from foveate import create_model
+        >>> net = create_model("cnn", size=28, features=(16, 16))
+        >>> exported = export(net, Path("net.pt2"), shape=(1, 28, 28))
+        >>> exported.difference <= exported.allowed
+        True
+    """
 
     path: Path
     outputs: tuple[str, ...]
@@ -48,11 +63,40 @@ def export(
     format: Format | None = None,
     about: dict[str, Any] | None = None,
 ) -> Exported:
-    """Write `net` for images (B, *shape), any B, as ONNX or as a `torch.export` program.
+    """Export a network as an ONNX model or a `torch.export` program.
 
-    The file's input is `images`, its outputs are `logits` (B, K) and, if the network has scale
-    channels, `channels` (B, S, K). Before it gets its name it is read back and asked about new
-    random images; a file that differs from the network by more than rounding is not kept.
+    The file has the input ``images`` and the output ``logits``, and for networks with scale
+    channels the output ``channels``. The batch size is dynamic; the image size is fixed. Before the
+    file is saved under its final name, it is loaded and compared with the network on random images.
+    A file that differs by more than rounding is deleted.
+
+    Args:
+        net: Network from images to logits. It is copied, and exported in float32 and evaluation
+            mode.
+        path: File to write, ending in ``.onnx`` or ``.pt2`` unless ``format`` is given.
+        shape: Shape ``(C, H, W)`` of an image.
+        format: ``"onnx"`` or ``"torch"``; by default chosen by the suffix of ``path``.
+        about: Further metadata for the file; must be serialisable as JSON.
+
+    Shape:
+        - images: ``(B, C, H, W)``, any B.
+        - logits: ``(B, K)``.
+        - channels: ``(B, S, K)``.
+
+    Returns:
+        The path and outputs of the file, and its difference from the network.
+
+    Raises:
+        ConfigError: If the format is unknown, packages for ONNX are missing, or the network cannot
+            be exported for images of this shape.
+        DataError: If the file cannot be written, or its outputs differ from those of the network.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from foveate import create_model
+        >>> net = create_model("fovmax", size=28, features=(16, 16))
+        >>> export(net, Path("net.pt2"), shape=(1, 64, 64)).outputs
+        ('logits', 'channels')
     """
     kind = _format(path, format)
     if kind == "onnx":
@@ -68,12 +112,12 @@ def export(
             temporary.write_bytes(data)
             difference, allowed = _compare(asked, load(temporary.read_bytes()), shape)
     except OSError as error:
-        raise DataError(f"cannot write {path} ({error.strerror})") from None
+        raise DataError(f"cannot write {path}: {error.strerror}") from None
     return Exported(path=path, outputs=names, difference=difference, allowed=allowed)
 
 
 class _Asked(nn.Module):
-    """A copy of the network that gives all its answers as a plain tuple."""
+    """A copy of the network that returns all its outputs as a plain tuple."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -88,7 +132,7 @@ def _format(path: Path, format: str | None) -> Format:
         near = [kind for kind, suffix in SUFFIXES.items() if path.suffix == suffix]
         if near:
             return near[0]
-        raise ConfigError(f"{path.name!r} ends in neither .onnx nor .pt2: say which format it is")
+        raise ConfigError(f"{path.name!r} must end in .onnx or .pt2; rename it or pass a format")
     if format not in get_args(Format):
         raise ConfigError(f"format must be one of {', '.join(get_args(Format))}, got {format!r}")
     return cast(Format, format)
@@ -97,8 +141,8 @@ def _format(path: Path, format: str | None) -> Format:
 def _check_packages() -> None:
     try:
         import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401  (the file is tried with it)
-        import onnxscript  # noqa: F401  (torch.onnx is built on it)
+        import onnxruntime  # noqa: F401  (runs the file for the comparison)
+        import onnxscript  # noqa: F401  (required by torch.onnx)
     except ImportError:
         raise ConfigError(NEEDS) from None
 
@@ -116,10 +160,10 @@ def _trace(asked: _Asked, shape: tuple[int, int, int]) -> torch.export.ExportedP
             return torch.export.export(asked, (images,), dynamic_shapes=_dynamic())
     except FoveateError:
         raise
-    except Exception as error:  # of a user's backbone anything may come
+    except Exception as error:  # a custom backbone can raise anything
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"this network cannot be exported for images of the shape {shape} ({reason})"
+            f"cannot export this network for images of shape {shape}: {reason}"
         ) from error
 
 
@@ -134,7 +178,7 @@ def _to_torch(program: torch.export.ExportedProgram, note: str) -> bytes:
 
 
 def _load_torch(data: bytes) -> Ask:
-    with _quiet():  # torch 2.11 warns of a buffer of its own
+    with _quiet():  # torch 2.11 warns about an internal buffer
         return torch.export.load(io.BytesIO(data)).module()
 
 
@@ -169,7 +213,7 @@ def _load_onnx(data: bytes) -> Ask:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep torch's remarks about itself, and about torchvision, from the user."""
+    """Suppress warnings of torch about its internals and about torchvision."""
     log = logging.getLogger("torch.onnx")
     before = log.level
     log.setLevel(logging.ERROR)
@@ -183,16 +227,16 @@ def _quiet() -> Iterator[None]:
 
 @torch.no_grad()
 def _compare(asked: _Asked, ask: Ask, shape: tuple[int, int, int]) -> tuple[float, float]:
-    """The largest difference between file and network, and what rounding allows.
+    """Return the largest difference between file and network, and the limit due to rounding.
 
-    Both round the same sums. Ours are added in blocks, which is nearly as good as exact; a runtime
-    that adds n terms one after another is a random walk of n roundings, √n times as far off. How
-    far ours are off is measured against float64; n is the longest sum that any weight takes part
-    in. (Measured for SWMax in onnxruntime: 4 to 8 times as far off, with √n = 23.)
+    Both round the same sums. PyTorch adds in blocks, which is nearly exact. In a runtime that adds
+    n terms one after another, n rounding errors form a random walk, so its error is √n times as
+    large. The error of PyTorch is measured against float64, and n is the length of the longest sum
+    over the weights. (Measured for SWMax in onnxruntime: 4 to 8 times the error, with √n = 23.)
     """
     exact = copy.deepcopy(asked).double()
     random = torch.Generator()
-    random.seed()  # new images each time
+    random.seed()  # different images in every call
     apart: list[Tensor] = []
     rounding: list[Tensor] = []
     for batch in BATCHES:
@@ -201,16 +245,18 @@ def _compare(asked: _Asked, ask: Ask, shape: tuple[int, int, int]) -> tuple[floa
             asked(images), ask(images), exact(images.double()), strict=True
         ):
             if theirs.shape != ours.shape:
-                raise DataError(f"the file gives {tuple(theirs.shape)}, not {tuple(ours.shape)}")
+                raise DataError(
+                    f"the file returns shape {tuple(theirs.shape)}, expected {tuple(ours.shape)}"
+                )
             ulp = torch.finfo(torch.float32).eps * right.abs().max()
             rounding += [ulp, (ours - right).abs().max()]
             apart.append((ours - theirs).abs().max())
-    difference = float(torch.stack(apart).max())  # unlike Python's max, this keeps a NaN
+    difference = float(torch.stack(apart).max())  # unlike Python's max, this propagates NaN
     longest = max((p[0].numel() for p in asked.parameters() if p.ndim), default=1)
     allowed = (1 + longest**0.5) * float(torch.stack(rounding).max())
     if not difference <= allowed:
         raise DataError(
-            f"the file differs from the network by {difference:.2g}, where rounding allows "
-            f"{allowed:.2g}; it was not kept"
+            f"the file differs from the network by {difference:.2g}, but rounding explains only "
+            f"{allowed:.2g}; it was deleted"
         )
     return difference, allowed

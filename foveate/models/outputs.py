@@ -1,4 +1,4 @@
-"""The outputs of a network, channel by channel where it has scale channels."""
+"""The outputs of a network, including the logits of its scale channels."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, K classes.
 
 from collections.abc import Sequence
@@ -11,14 +11,28 @@ from foveate.models.sliding import SlidingChannels
 
 
 class Outputs(NamedTuple):
-    """Logits (B, K), and the logits (B, S, K) of each scale channel if the network has channels."""
+    """Logits of a network, and of each of its scale channels.
+
+    Attributes:
+        logits: Logits of the network, shape ``(B, K)``.
+        channels: Logits of the scale channels, shape ``(B, S, K)``, or None if the network has no
+            scale channels.
+
+    Example:
+        >>> import torch
+        >>> from foveate import create_model
+        >>> from foveate.execution.plan import predict
+        >>> outputs = predict(create_model("fovmax").eval(), torch.zeros(2, 1, 112, 112))
+        >>> outputs.logits.shape, outputs.channels.shape
+        (torch.Size([2, 10]), torch.Size([2, 17, 10]))
+    """
 
     logits: Tensor
     channels: Tensor | None = None
 
 
 def plain_outputs(net: nn.Module, images: Tensor) -> Outputs:
-    """Run any network on images (B, C, H, W)."""
+    """Run any network on images (B, C, H, W) without a faster plan."""
     if not isinstance(net, ScaleChannels | SlidingChannels):
         return Outputs(net(images))
     channels = net.channels(images)
@@ -26,17 +40,17 @@ def plain_outputs(net: nn.Module, images: Tensor) -> Outputs:
 
 
 def strongest_channel(outputs: Outputs) -> Tensor:
-    """Return the index (B,) of the channel with the highest logit of the predicted class."""
+    """Return the index (B,) of the channel with the largest logit of the predicted class."""
     return _of_prediction(outputs).argmax(1)
 
 
 def selected_scale(outputs: Outputs, scales: Sequence[float]) -> Tensor:
-    """Return the scale (B,) of that maximum, refined between the channels' `scales`."""
+    """Return the scale (B,) of the strongest channel, interpolated between the `scales`."""
     return refine_scale(_of_prediction(outputs), scales)
 
 
 def _of_prediction(outputs: Outputs) -> Tensor:
-    """The logits (B, S) of the predicted class."""
+    """Return the logits (B, S) of the predicted class in every channel."""
     assert outputs.channels is not None
     label = outputs.logits.argmax(1)[:, None, None].expand(-1, outputs.channels.shape[1], 1)
     return outputs.channels.gather(2, label).squeeze(2)

@@ -1,4 +1,4 @@
-"""From the outputs of all scale channels to one output."""
+"""Pool the logits of all scale channels."""
 # Shape letters: B batch, S scale channel, K classes.
 
 import math
@@ -12,31 +12,52 @@ Pool = Literal["max", "avg", "logsumexp", "concat", "probabilities"]
 
 
 def pool_scales(outputs: Tensor, pool: Pool) -> Tensor:
-    """Reduce (B, S, K) to (B, K) by an operation that does not ask which scale is which."""
+    """Pool the logits of scale channels, independently of the order of the channels.
+
+    Rescaling an image shifts its responses from channel to channel, so the result is invariant to
+    scale. ``"probabilities"`` averages the softmax probabilities of the channels and returns the
+    logarithm of this mean.
+
+    Args:
+        outputs: Logits of the channels, shape ``(B, S, K)``.
+        pool: ``"max"``, ``"avg"``, ``"logsumexp"`` or ``"probabilities"``.
+
+    Returns:
+        Pooled logits, shape ``(B, K)``.
+
+    Raises:
+        ConfigError: If ``pool`` is another name. ``"concat"`` has learned weights and requires
+            [`ScaleChannels`][foveate.models.channels.ScaleChannels].
+
+    Example:
+        >>> import torch
+        >>> pool_scales(torch.tensor([[[1.0, 5.0], [3.0, 1.0]]]), "max")
+        tensor([[3., 5.]])
+    """
     match pool:
         case "max":
-            return outputs.max(1).values  # not amax: compiled in bf16, its gradient can be 0 / 0
+            return outputs.max(1).values  # the gradient of amax, compiled in bf16, can be 0 / 0
         case "avg":
             return outputs.mean(1)
         case "logsumexp":
             return outputs.logsumexp(1)
-        case "probabilities":  # the logarithm of their mean, which softmax takes back
+        case "probabilities":  # softmax of this logarithm is the mean probability
             return outputs.log_softmax(2).logsumexp(1) - math.log(outputs.shape[1])
-    raise ConfigError(f"pool must be max, avg, logsumexp or probabilities here, got {pool!r}")
+    raise ConfigError(f"pool must be max, avg, logsumexp or probabilities, got {pool!r}")
 
 
 class Mixing(nn.Linear):
-    """A learned mixture of all outputs of all channels: (B, S, K) to (B, K); not invariant."""
+    """Linear layer from the logits (B, S, K) of all channels to (B, K); not scale-invariant."""
 
     def __init__(self, scales: int, classes: int) -> None:
         super().__init__(scales * classes, classes)
 
     def forward(self, outputs: Tensor) -> Tensor:
-        """Mix (B, S, K) outputs into (B, K)."""
+        """Combine the logits (B, S, K) of the channels into logits (B, K)."""
         return super().forward(outputs.flatten(1))
 
 
 def check_pool(pool: str) -> None:
-    """Refuse a pool that does not exist."""
+    """Raise a ConfigError for an unknown pool."""
     if pool not in get_args(Pool):
         raise ConfigError(f"pool must be one of {', '.join(get_args(Pool))}, got {pool!r}")

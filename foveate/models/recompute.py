@@ -1,17 +1,19 @@
-"""Scale channels run group by group, their activations computed again for the backward pass.
+"""Run scale channels group by group, and recompute their activations in the backward pass.
 
-Only one group's activations are in memory at a time, and the results are those of one pass over
-all. Batch norm in training mode binds the groups together: its mean and variance are over all of
-them, and so are the gradients of both. So a pass ends at the first norm whose statistics are not
-known yet, and the next goes one norm farther; on the way back the gradients of a norm's statistics
-are complete after the passes that end above it. With n batch norms there are n + 1 passes each
-way, each as deep as its norm. Without batch norm it is plain checkpointing.
+Only the activations of one group are in memory at a time. The results equal those of one pass over
+all channels. Without batch norm this is plain activation checkpointing.
 
-The modules themselves run unchanged: calls of `torch.nn.functional.batch_norm` are intercepted, so
-subclasses of batch norm, hooks and parametrisations keep what they add. Every pass starts from the
-buffers of the first, and the buffers are updated once. Other operations that take statistics over
-a batch are refused, by PyTorch itself activation checkpointing around a batch norm. A forward hook
-fires once for each pass and group.
+Batch norm in training mode couples the groups, because its mean, its variance and their gradients
+are over all of them. A forward pass therefore stops at the first norm with unknown statistics, and
+the next pass gets one norm further. In the backward direction, the gradients of a norm's statistics
+are complete after the passes that stop above it. A backbone with n batch norms takes n + 1 passes
+in each direction, each as deep as the norm at which it stops.
+
+The modules run unchanged: only calls of `torch.nn.functional.batch_norm` are intercepted, so
+subclasses of batch norm, hooks and parametrisations still work. Every pass starts from the same
+buffers, and the buffers are updated once. Other operations with batch statistics raise an error.
+Activation checkpointing around a batch norm raises an error in PyTorch itself. A forward hook runs
+once per pass and group.
 """
 # Shape letters: B batch, S scale channel, N values of a batch, C channels of a map, K classes.
 
@@ -30,15 +32,15 @@ from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_
 from foveate.errors import ConfigError
 
 Sum = Callable[[Tensor], Tensor]
-"""Adds up a tensor over all processes."""
+"""Sums a tensor over all processes."""
 Ask = Callable[[Callable[..., Tensor], Tensor], Tensor]
-"""Runs the first argument, a backbone, on patches (N, ...) and gives (N, K)."""
+"""Runs the first argument, a backbone, on patches (N, ...) and returns (N, K)."""
 EXACT = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 WITHOUT = "train without recompute"
 
 
 class Statistics(NamedTuple):
-    """Mean and variance (C,) of what a norm sees, and the number of values behind each."""
+    """Mean and variance (C,) of the input of a norm, and the number of values per channel."""
 
     mean: Tensor
     variance: Tensor
@@ -46,9 +48,9 @@ class Statistics(NamedTuple):
 
 
 def batch_sums(values: Tensor) -> Tensor:
-    """Sums (2 C + 1,) that add up over parts of a batch (N, C, ...): values, squares, their number.
+    """Return sums (2 C + 1,) over a part of a batch (N, C, ...): values, squares and their count.
 
-    They are float64, so that the subtraction in `statistics` cancels little.
+    Sums of several parts can be added up. They are float64 to limit cancellation in `statistics`.
     """
     over = [0, *range(2, values.ndim)]
     wide = values.to(torch.promote_types(values.dtype, torch.float32))
@@ -58,7 +60,7 @@ def batch_sums(values: Tensor) -> Tensor:
 
 
 def statistics(sums: Tensor) -> Statistics:
-    """Mean and variance from the sums over a whole batch."""
+    """Compute mean and variance from the sums over a whole batch."""
     total, square = sums[:-1].chunk(2)
     mean = total / sums[-1]
     return Statistics(mean, square / sums[-1] - mean * mean, sums[-1])
@@ -78,9 +80,9 @@ class Norm(NamedTuple):
 
 
 def batch_norm(*arguments: Any, add_up: Sum, **options: Any) -> Tensor:
-    """`F.batch_norm` in training mode with statistics over all processes that `add_up` joins.
+    """Compute `F.batch_norm` in training mode, with statistics that `add_up` sums over processes.
 
-    `add_up` must be differentiable, except under `answer_in_groups`, which takes the call over.
+    `add_up` must be differentiable, except inside `answer_in_groups`, which intercepts this call.
     """
     norm = Norm(*arguments, **options)
     if has_torch_function_unary(norm.values):
@@ -89,7 +91,7 @@ def batch_norm(*arguments: Any, add_up: Sum, **options: Any) -> Tensor:
 
 
 def _normed(norm: Norm, found: Statistics) -> Tensor:
-    """Update the running statistics as `F.batch_norm` does, and normalise with those `found`."""
+    """Update the running statistics as `F.batch_norm` does, and normalise with `found`."""
     if norm.running_mean is not None and norm.running_var is not None:
         with torch.no_grad():
             unbiased = found.variance * (found.number / (found.number - 1).clamp_min(1))
@@ -102,25 +104,25 @@ def _normed(norm: Norm, found: Statistics) -> Tensor:
 
 
 def _affine(values: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
-    """Values (N, C, ...) times a gain (C,) plus a shift (C,), both computed in float64."""
+    """Return values (N, C, ...) times a float64 gain (C,) plus a float64 shift (C,)."""
     shape, wide = (-1, *[1] * (values.ndim - 2)), torch.promote_types(values.dtype, torch.float32)
     return (values * gain.to(wide).view(shape) + shift.to(wide).view(shape)).to(values.dtype)
 
 
 def by_batch(module: nn.Module) -> bool:
-    """Whether a module is a batch norm that takes its statistics from the batch."""
+    """Whether a module is a batch norm that uses the statistics of the batch."""
     return isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
 
 
 def answer_in_groups(backbone: nn.Module, ask: Ask, patches: Tensor, size: int) -> Tensor:
-    """Answer patches (B, S, ...) with (B, S, K), the activations of `size` channels at a time.
+    """Map patches (B, S, ...) to logits (B, S, K), in groups of `size` channels to save memory.
 
-    Dropout draws for each group by itself, from seeds that torch's random state gives. The random
-    state changes only if the backbone draws.
+    Dropout is independent for each group, with seeds drawn from PyTorch's random state. The random
+    state advances only if the backbone uses random numbers.
     """
     script = [type(m).__name__ for m in backbone.modules() if isinstance(m, torch.jit.ScriptModule)]
     if script:
-        raise ConfigError(f"recompute cannot run TorchScript ({script[0]}): {WITHOUT}")
+        raise ConfigError(f"recompute does not support TorchScript ({script[0]}); {WITHOUT}")
     groups = -(-patches.shape[1] // size)
     with torch.random.fork_rng([]):
         seeds = torch.randint(2**62, (groups,)).tolist()
@@ -133,11 +135,11 @@ def answer_in_groups(backbone: nn.Module, ask: Ask, patches: Tensor, size: int) 
 
 
 class _Grouped(torch.autograd.Function):
-    """All groups as one function of the patches and the weights."""
+    """All groups as one autograd function of the patches and the weights."""
 
     @staticmethod
     def forward(ctx: Any, patches: Tensor, passes: "_Passes", *parameters: Tensor) -> Tensor:
-        """Give the answers; nothing is kept but the patches and the statistics."""
+        """Return the logits; only the patches and the batch statistics are saved."""
         ctx.passes, ctx.cast = passes, _cast_as_now(patches.device.type)
         ctx.save_for_backward(patches, *parameters)
         with ctx.cast():
@@ -146,7 +148,7 @@ class _Grouped(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute the activations again, group by group, and give the gradients."""
+        """Recompute the activations group by group and return the gradients."""
         patches, *parameters = ctx.saved_tensors
         leaf = patches.detach().requires_grad_(ctx.needs_input_grad[0])
         with ctx.cast():
@@ -155,22 +157,22 @@ class _Grouped(torch.autograd.Function):
 
 
 def _cast_as_now(kind: str) -> Callable[[], AbstractContextManager[object]]:
-    """Autocast as it is now; weights cast without a gradient must not be found again with one."""
+    """Return the current autocast settings without the cache, whose weights have no graph."""
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     return lambda: torch.autocast(kind, dtype, enabled=enabled, cache_enabled=False)
 
 
 class _Reached(BaseException):
-    """Ends a pass at a norm, with what the norm was given."""
+    """Stops a pass at a norm and carries the input of the norm."""
 
     def __init__(self, values: Tensor, add_up: Sum | None) -> None:
         self.values, self.add_up = values, add_up
 
 
 class _Passes(TorchFunctionMode):
-    """Runs groups of channels through the backbone, norms with the statistics known so far.
+    """Runs groups of channels through the backbone, with the batch statistics known so far.
 
-    Calls of norms are told apart by their order: `known[k]` and `sums[k]` are for call k.
+    Norm calls are identified by their order: `known[k]` and `sums[k]` belong to call k.
     """
 
     def __init__(self, backbone: nn.Module, ask: Ask, size: int, seeds: list[int]) -> None:
@@ -183,7 +185,7 @@ class _Passes(TorchFunctionMode):
         self.drew = False
 
     def forward(self, patches: Tensor) -> Tensor:
-        """Find the statistics of one norm after the other, then the answers (B, S, K)."""
+        """Compute the statistics of one norm after the other, then the logits (B, S, K)."""
         with _all_intercepted(self.backbone, lambda: self.calls):
             while True:
                 found = [self._look(patches, group) for group in range(len(self.seeds))]
@@ -200,7 +202,7 @@ class _Passes(TorchFunctionMode):
     def backward(
         self, patches: Tensor, parameters: list[Tensor], slope: Tensor
     ) -> list[Tensor | None]:
-        """Gradients of the patches and of the parameters, given that of the answers."""
+        """Return the gradients of the patches and parameters, given those of the logits."""
         leaves = [patches, *parameters, *(t for known in self.known for t in known[:2])]
         gradients: list[Tensor | None] = [None] * len(leaves)
         for end in reversed(range(len(self.known) + 1)):
@@ -217,18 +219,18 @@ class _Passes(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Take over batch norm in training mode, and refuse what else joins a batch."""
+        """Intercept batch norm in training mode; raise for other operations over the batch."""
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if func is batch_norm or (func is F.batch_norm and kwargs["training"]):
             return self.at_norm(*args, **kwargs)
         running = name == "instance_norm" and kwargs.get("running_mean") is not None
         if ("batch_norm" in name and func is not F.batch_norm) or running:
-            raise ConfigError(f"recompute cannot split {name} over groups: {WITHOUT}")
+            raise ConfigError(f"recompute cannot split {name} over groups; {WITHOUT}")
         return func(*args, **kwargs)
 
     def at_norm(self, *arguments: Any, add_up: Sum | None = None, **options: Any) -> Tensor:
-        """What a norm does in a pass: end it, or use the statistics that are known."""
+        """Replace a norm call: stop the pass, or normalise with known statistics."""
         norm = Norm(*arguments, **options)
         at, self.calls = self.calls, self.calls + 1
         if at == self.end:
@@ -236,7 +238,7 @@ class _Passes(TorchFunctionMode):
         return _normed(norm, self.known[at])
 
     def _look(self, patches: Tensor, group: int) -> Tensor:
-        """The sums at the first norm that is not known, or if all are the answers (B, S, K)."""
+        """Return the sums at the first norm without known statistics, or else logits (B, S, K)."""
         end = len(self.known)
         values = self._run(patches, group, end)
         if len(self.sums) > end:
@@ -244,7 +246,7 @@ class _Passes(TorchFunctionMode):
         return values.unflatten(0, (patches.shape[0], -1))  # type: ignore[no-any-return]
 
     def _run(self, patches: Tensor, group: int, end: int) -> Tensor:
-        """Run a group up to call `end` of a norm: what that norm is given, or else the answers."""
+        """Run a group up to norm call `end`; return the input of that norm, or the logits."""
         part = patches.split(self.size, 1)[group].flatten(0, 1)
         self.calls, self.end = 0, end
         buffers = {name: value.clone() for name, value in self.begun.items()}
@@ -266,10 +268,10 @@ class _Passes(TorchFunctionMode):
     def _statistics_slope(
         self, end: int, gradients: Sequence[Tensor | None]
     ) -> Callable[[Tensor], Tensor] | None:
-        """How what norm call `end` is given acts through its statistics on all that comes after.
+        """Return the gradient through the statistics of norm call `end`, as a function of input.
 
         With mean = sum x / n and variance = sum (x - mean)^2 / n, d mean / d x is 1 / n and
-        d variance / d x is 2 (x - mean) / n, as the deviations from the mean add up to nothing.
+        d variance / d x is 2 (x - mean) / n, because the deviations from the mean sum to zero.
         """
         if end == len(self.known):
             return None
@@ -281,18 +283,21 @@ class _Passes(TorchFunctionMode):
 
 
 def _over_processes(add_up: Sum | None, sums: Tensor) -> Tensor:
-    """Add up over the processes that share a norm's statistics, if there are others."""
+    """Sum over the processes that share a norm's statistics, if there are several."""
     return sums if add_up is None else add_up(sums)
 
 
 def _changed(clone: Tensor) -> bool:
-    """Whether a fresh clone was written to; an inference tensor does not say."""
+    """Whether a new clone was modified; True for inference tensors, which have no version."""
     return clone.is_inference() or clone._version > 0
 
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[Callable[[], bool]]:
-    """Draw from a seed, and tell whether anything was drawn; the random state stays as it was."""
+    """Use a seed inside the block; yield a function that tells whether random numbers were drawn.
+
+    The random state is restored afterwards.
+    """
     cuda = device.type == "cuda"
 
     def states() -> list[Tensor]:
@@ -306,7 +311,7 @@ def _seeded(seed: int, device: torch.device) -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def _all_intercepted(backbone: nn.Module, calls: Callable[[], int]) -> Iterator[None]:
-    """Refuse a batch norm of another kind that was called without a call of `F.batch_norm`."""
+    """Raise if a custom batch norm runs without calling `F.batch_norm`."""
     names = {m: n for n, m in backbone.named_modules() if by_batch(m) and type(m) not in EXACT}
     before: dict[nn.Module, int] = {}
 
@@ -317,7 +322,7 @@ def _all_intercepted(backbone: nn.Module, calls: Callable[[], int]) -> Iterator[
         if calls() == before[norm]:
             kind = f"{names[norm]} ({type(norm).__name__})"
             raise ConfigError(
-                f"recompute cannot split {kind}, which does not call F.batch_norm: {WITHOUT}"
+                f"recompute cannot split {kind}, which does not call F.batch_norm; {WITHOUT}"
             )
 
     with ExitStack() as hooks:

@@ -1,6 +1,6 @@
-"""Search images for off-centre objects: a network at a grid of centres, from coarse to fine."""
+"""Search images for off-centre objects: evaluate a network at centres from coarse to fine."""
 # Shape letters: B batch, N centres, S scale channel, C image channel, H W pixels, P patch pixels,
-# K classes, h w places of the coarse grid.
+# K classes, h w positions of the coarse grid.
 
 from __future__ import annotations
 
@@ -18,21 +18,30 @@ from foveate.resampling import check_images
 if TYPE_CHECKING:
     from foveate.models.channels import ScaleChannels
 
-AT_ONCE = 1 << 24  # values of the patches and images that are held at a time: 64 MB in float32
-MAX_PLACES = 1 << 20  # centres of the coarse grid of one image
+AT_ONCE = 1 << 24  # patch and image values in memory at a time: 64 MB in float32
+MAX_PLACES = 1 << 20  # positions of the coarse grid of one image
 MAX_REFINE = 20
 
 
 class SearchResult(NamedTuple):
-    """The strongest response in each image of a batch.
+    """Strongest response in each image of a batch, as `ScaleChannels.search` returns it.
 
     Attributes:
-        classes: Predicted class, shape ``(B,)``.
-        centres: Centre (y, x) of the winning window in pixels, shape ``(B, 2)``.
-        windows: Side of the winning window in pixels, shape ``(B,)``.
-        confidence: Probability of the class, by the logits of the winning channel at the winning
-            centre, shape ``(B,)``.
-        logits: Logits at every place of the coarse grid, shape ``(B, K, h, w)``, if asked for.
+        classes: Predicted class index, shape ``(B,)``.
+        centres: Centre (y, x) of the selected window in pixels, shape ``(B, 2)``.
+        windows: Side of the selected window in pixels, shape ``(B,)``.
+        confidence: Softmax probability of the predicted class in the selected channel at the
+            selected centre, shape ``(B,)``.
+        logits: Logits at every position of the coarse grid, shape ``(B, K, h, w)``, or None unless
+            the search was called with ``maps=True``.
+
+    Example:
+        >>> import torch
+        >>> from foveate import create_model
+        >>> net = create_model("fovmax").eval()
+        >>> found = net.search(torch.zeros(1, 1, 64, 64), step=32, refine=0, maps=True)
+        >>> found.windows.shape, found.logits.shape
+        (torch.Size([1]), torch.Size([1, 10, 3, 3]))
     """
 
     classes: Tensor
@@ -43,7 +52,7 @@ class SearchResult(NamedTuple):
 
 
 class _Responses(NamedTuple):
-    """The best class at each of N places (y, x), counted from the middle of the image."""
+    """The best class at each of N positions (y, x), relative to the image centre."""
 
     places: Tensor
     values: Tensor
@@ -52,13 +61,13 @@ class _Responses(NamedTuple):
     confidence: Tensor
 
     def best(self, count: int) -> _Responses:
-        """Return the `count` strongest places; of equal ones the first."""
+        """Return the `count` strongest positions; ties keep the earlier one."""
         order = self.values.argsort(descending=True, stable=True)[:count]
         return _Responses(*(field[order] for field in self))
 
 
 class _Search(NamedTuple):
-    """A network on one image (1, C, H, W), with places that are `unit` pixels apart."""
+    """A network on one image (1, C, H, W), at positions in units of `unit` pixels."""
 
     net: ScaleChannels
     forward: Callable[[Tensor], Tensor]
@@ -67,7 +76,7 @@ class _Search(NamedTuple):
     at_once: int
 
     def run(self, places: Tensor, maps: list[Tensor] | None = None) -> _Responses:
-        """Evaluate the places (N, 2), `at_once` at a time; append their logits to `maps`."""
+        """Evaluate positions (N, 2), `at_once` at a time; append their logits to `maps`."""
         return _joined([self._run(part, maps) for part in places.split(self.at_once)])
 
     def _run(self, places: Tensor, maps: list[Tensor] | None) -> _Responses:
@@ -87,10 +96,10 @@ class _Search(NamedTuple):
     def coarse_to_fine(
         self, grid: Tensor, refine: int, beam: int, maps: list[Tensor] | None
     ) -> _Responses:
-        """Evaluate a coarse grid (N, 2), then about the best places with half the step."""
+        """Evaluate a coarse grid (N, 2), then neighbours of the best positions with half steps."""
         best = self.run(grid, maps).best(beam)
         around = torch.cartesian_prod(*[torch.arange(-1, 2, device=grid.device)] * 2)
-        around = around[around.any(1)]  # the place itself has been evaluated
+        around = around[around.any(1)]  # the position itself has been evaluated
         for level in reversed(range(refine)):
             near = (best.places[:, None] + around * 2**level).flatten(0, 1).unique(dim=0)
             near = near[_inside(near, self.image, self.unit)]
@@ -111,7 +120,7 @@ def search(
 ) -> SearchResult:
     """Find the strongest response over centres and scales; see `ScaleChannels.search`.
 
-    A function that computes `net.forward_patches` faster may be passed as `forward`.
+    `forward` replaces `net.forward_patches`, for example by a faster function with equal results.
     """
     step = net.size * net.scales[0] if step is None else step
     _check(net, images, step, refine, beam, batch_size)
@@ -144,13 +153,13 @@ def _joined(parts: Sequence[_Responses]) -> _Responses:
 
 
 def _centres(places: Tensor, images: Tensor, unit: float) -> Tensor:
-    """Points (N, 2) of the image in pixels; place (0, 0) is its middle."""
+    """Convert positions (N, 2) to image points in pixels; (0, 0) is the image centre."""
     middle = torch.tensor(images.shape[2:], device=images.device) / 2
     return middle + places * unit
 
 
 def _inside(places: Tensor, images: Tensor, unit: float) -> Tensor:
-    """Whether each of the places (N, 2) is in the image or on its edge."""
+    """Whether each of the positions (N, 2) is inside the image or on its edge."""
     ends = torch.tensor(images.shape[2:], device=images.device) / (2 * unit)
     return (places.abs() <= ends + 1e-6).all(1)
 
@@ -165,11 +174,11 @@ def _check(
 ) -> None:
     check_images(images)
     if not len(images):
-        raise ConfigError("there are no images to search, got a batch of 0")
+        raise ConfigError("images must contain at least one image, got an empty batch")
     if net.training:
-        raise ConfigError("the network is in training mode: call net.eval() before search")
+        raise ConfigError("the network is in training mode; call net.eval() before search")
     if not is_number(step) or step <= 0:
-        raise ConfigError(f"step must be a number of pixels above 0, got {step!r}")
+        raise ConfigError(f"step must be a positive number of pixels, got {step!r}")
     for name, value, least, most in (
         ("refine", refine, 0, MAX_REFINE),
         ("beam", beam, 1, MAX_PLACES),
@@ -180,6 +189,6 @@ def _check(
     places = math.prod(length / step + 1 for length in images.shape[2:])
     if places > MAX_PLACES:
         raise ConfigError(
-            f"step={step:g} gives {places:,.0f} places per image, the limit is {MAX_PLACES:,}; "
+            f"step={step:g} gives {places:,.0f} positions per image, the limit is {MAX_PLACES:,}; "
             "use a larger step"
         )

@@ -1,4 +1,4 @@
-"""The base network slid over the whole of each rescaled image, and what can be made of that."""
+"""Sliding-window scale channels: the base network applied densely to each rescaled image."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, K classes, h w positions.
 
 import math
@@ -18,24 +18,31 @@ SlidingPool = Literal["max", "avg"]
 
 
 class SlidingChannels(nn.Module):
-    """Slide a `ConvNet` over the image at every scale; pool over space, then over scale (SWMax).
+    """Slide a `ConvNet` over the image at every scale; pool over space, then over scale.
 
-    Channel s resamples the image by 1/s, on a grid wide enough for windows centred on the edge of
-    the image. The window in the middle of the grid gives the logits of `ScaleChannels` with the
-    same weights.
+    With ``pool="max"`` this is the paper's SWMax network. The channel of scale s resamples the
+    image by 1/s, on a grid large enough for windows centred on the image edge. The central window
+    of the grid gives the logits of `ScaleChannels` with the same weights.
 
     Args:
-        backbone: Network with `dense`, `draw_mask`, `size` and `stride`, as `ConvNet` has them.
+        backbone: Network with the methods ``dense`` and ``draw_mask`` and the attributes ``size``
+            and ``stride``, such as `ConvNet`.
         scales: Scales of the channels, increasing.
-        pool: "max" or "avg", over space and over scale.
-        padding: What windows see outside the image: "border" or "reflect".
-        antialias: Whether to filter before downsampling.
+        pool: ``"max"`` or ``"avg"``, over space and over scale.
+        padding: Values outside the image: ``"border"`` or ``"reflect"``.
+        antialias: Whether to low-pass filter before downsampling.
 
     Shape:
         - Input: ``(B, C, H, W)``, any height and width.
         - Output: ``(B, K)``.
 
+    Raises:
+        ConfigError: If an argument is invalid, or the backbone has no ``dense`` or ``draw_mask``.
+
     Example:
+        >>> import torch
+        >>> from foveate import ScaleGrid, SlidingChannels
+        >>> from foveate.models.backbone import ConvNet
         >>> net = SlidingChannels(ConvNet(batch_norm=False), ScaleGrid(1, 4, per_octave=1)).eval()
         >>> net(torch.zeros(2, 1, 112, 112)).shape
         torch.Size([2, 10])
@@ -52,11 +59,11 @@ class SlidingChannels(nn.Module):
     ) -> None:
         super().__init__()
         if pool not in ("max", "avg"):
-            raise ConfigError(f"pool must be max or avg for a sliding window, got {pool!r}")
+            raise ConfigError(f"pool must be max or avg for sliding windows, got {pool!r}")
         if not hasattr(backbone, "dense") or not hasattr(backbone, "draw_mask"):
             kind = type(backbone).__name__
             raise ConfigError(
-                f"a sliding window needs a backbone with dense() and draw_mask(), {kind} has not"
+                f"SlidingChannels requires a backbone with dense() and draw_mask(), got {kind}"
             )
         _check_padding(padding)
         self.backbone = backbone
@@ -64,38 +71,92 @@ class SlidingChannels(nn.Module):
         self.pool, self.padding, self.antialias = pool, padding, antialias
 
     def maps(self, images: Tensor) -> list[Tensor]:
-        """Return the logits at every position, (B, K, h, w) for each scale."""
+        """Compute the logits of every window.
+
+        Args:
+            images: Batch of images, shape ``(B, C, H, W)``.
+
+        Returns:
+            One map of logits per scale, shape ``(B, K, h, w)``.
+        """
         check_images(images)
         mask = self.backbone.draw_mask(images)
         return [self.backbone.dense(grid, mask) for grid in self.grids(images)]
 
     def grids(self, images: Tensor) -> Iterator[Tensor]:
-        """Rescale images (B, C, H, W) to each scale, on a grid that windows tile evenly."""
+        """Resample images at each scale, with the size adapted to the stride of the backbone.
+
+        Args:
+            images: Batch of images, shape ``(B, C, H, W)``.
+
+        Yields:
+            The resampled images of one scale after the other.
+        """
         for scale in self.scales:
             yield rescaled(images, scale, self.backbone, self.padding, self.antialias)
 
     def channels(self, images: Tensor) -> Tensor:
-        """Return the logits of every channel, pooled over space: (B, S, K)."""
+        """Compute the logits of every channel, pooled over space.
+
+        Args:
+            images: Batch of images, shape ``(B, C, H, W)``.
+
+        Returns:
+            Logits of the channels, shape ``(B, S, K)``.
+        """
         return self.pool_space(self.maps(images))
 
     def pool_space(self, maps: Sequence[Tensor]) -> Tensor:
-        """Pool maps (B, K, h, w), one for each scale, over space: (B, S, K)."""
+        """Pool maps of logits over space.
+
+        Args:
+            maps: One map of logits per scale, shape ``(B, K, h, w)``, as `maps` returns them.
+
+        Returns:
+            Logits of the channels, shape ``(B, S, K)``.
+        """
         over_space = [m.flatten(2) for m in maps]
         if self.pool == "max":
             return torch.stack([m.max(2).values for m in over_space], 1)
         return torch.stack([m.mean(2) for m in over_space], 1)
 
     def combine(self, outputs: Tensor) -> Tensor:
-        """Pool the logits (B, S, K) of the channels over scale: (B, K)."""
+        """Pool the logits of the channels over scale.
+
+        Args:
+            outputs: Logits of the channels, shape ``(B, S, K)``.
+
+        Returns:
+            Logits, shape ``(B, K)``.
+        """
         return outputs.max(1).values if self.pool == "max" else outputs.mean(1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (B, C, H, W) to logits (B, K)."""
+        """Compute the logits of images.
+
+        Args:
+            images: Batch of images, shape ``(B, C, H, W)``.
+
+        Returns:
+            Logits, shape ``(B, K)``.
+        """
         return self.combine(self.channels(images))
 
 
 class LocalMaps(NamedTuple):
-    """Logits (B, K, h, w) and estimated scales (B, h, w) of every place: see `local_maps`."""
+    """Logits and estimated object scale at every image position, as `local_maps` returns them.
+
+    Attributes:
+        logits: Logits pooled over scale, shape ``(B, K, h, w)``.
+        scales: Scale at which the strongest class responds, shape ``(B, h, w)``.
+
+    Example:
+        >>> import torch
+        >>> from foveate import create_model, local_maps
+        >>> maps = local_maps(create_model("fovmax").eval(), torch.zeros(1, 1, 32, 32), step=16)
+        >>> bool(maps.scales.min() >= 0.5), bool(maps.scales.max() <= 8)
+        (True, True)
+    """
 
     logits: Tensor
     scales: Tensor
@@ -108,32 +169,42 @@ def local_maps(
     *,
     dense: Callable[[ConvNet, Tensor], Tensor] | None = None,
 ) -> LocalMaps:
-    """Classify every place of an image, and estimate the scale of the object there.
+    """Classify every position of an image and estimate the object scale there.
 
-    Place (i, j) is the image point ``((i + 0.5) * step, (j + 0.5) * step)``. Its logits are the
+    Position (i, j) is the image point ``((i + 0.5) * step, (j + 0.5) * step)``. Its logits are the
     maximum over scale of the channels' logits at that point, so they are invariant to scaling about
-    it. Logits come from `dense`, one window every `stride` pixels of the rescaled image, and are
-    interpolated linearly in between. The network may have been trained on centred objects only.
+    it. The network is evaluated at one window every ``stride`` pixels of the resampled image, and
+    logits in between are interpolated linearly. The network can have been trained on centred
+    objects only.
 
     Args:
         net: Scale channels around a `ConvNet`.
         images: Batch of images, shape ``(B, C, H, W)``.
-        step: Distance between places in pixels.
-        dense: Function that computes the same as `ConvNet.dense`, for example faster.
+        step: Distance between positions in pixels.
+        dense: Replacement for `ConvNet.dense`, for example a faster function with equal results.
 
     Returns:
-        Logits ``(B, K, h, w)``, and the scale ``(B, h, w)`` at which the strongest class responds.
+        Logits ``(B, K, h, w)``, and the scale ``(B, h, w)`` at which the strongest class responds,
+        as [`LocalMaps`][foveate.models.sliding.LocalMaps].
 
     Raises:
-        ConfigError: If the backbone is not a `ConvNet`, or `step` does not fit the image.
+        ConfigError: If the backbone is not a `ConvNet`, or ``step`` is larger than the image.
+
+    Example:
+        >>> import torch
+        >>> from foveate import create_model, local_maps
+        >>> net = create_model("fovmax").eval()
+        >>> maps = local_maps(net, torch.zeros(2, 1, 64, 64), step=16)
+        >>> maps.logits.shape, maps.scales.shape
+        (torch.Size([2, 10, 4, 4]), torch.Size([2, 4, 4]))
     """
     backbone, dense = net.backbone, dense or ConvNet.dense
     if not isinstance(backbone, ConvNet):
         kind = type(backbone).__name__
-        raise ConfigError(f"local_maps needs a backbone with dense(), {kind} has none")
+        raise ConfigError(f"local_maps requires a ConvNet as backbone, got {kind}")
     check_images(images)
     if not 1 <= step <= min(images.shape[-2:]):
-        raise ConfigError(f"step must be from 1 to the {min(images.shape[-2:])} pixels, got {step}")
+        raise ConfigError(f"step must be from 1 to {min(images.shape[-2:])} pixels, got {step}")
     best, chosen = torch.tensor(-torch.inf).to(images), torch.tensor(0.0).to(images)
     for scale in net.scales:
         grid = rescaled(images, scale, backbone, net.padding, net.antialias)
@@ -151,9 +222,9 @@ def rescaled(
     padding: Padding = "border",
     antialias: bool = False,
 ) -> Tensor:
-    """Show the whole images at zoom 1/scale on a grid that windows of the backbone tile evenly.
+    """Resample whole images by 1/scale to a size that fits the stride of the backbone.
 
-    The grid is wide enough for windows centred on the very edge of the image.
+    The result is large enough for windows centred on the image edge.
     """
     _check_padding(padding)
     check_images(images)
@@ -174,12 +245,12 @@ def rescaled(
 
 
 def extent(visible: float, size: int, stride: int) -> int:
-    """Pixels of a grid with windows centred on both ends of `visible` pixels and on its middle."""
+    """Return the side of a grid with windows centred on both ends and the middle of `visible`."""
     return size + 2 * stride * math.ceil(visible / (2 * stride) - 1e-9)
 
 
 def _at_places(logits: Tensor, images: Tensor, spacing: float, step: int) -> Tensor:
-    """Interpolate logits (B, K, h, w), `spacing` image pixels apart, at every place."""
+    """Interpolate logits (B, K, h, w), `spacing` image pixels apart, at every position."""
     sides = []
     for positions, length in zip(logits.shape[-2:], images.shape[-2:], strict=True):
         places = (torch.arange(length // step, dtype=torch.float64) + 0.5) * step
@@ -191,4 +262,4 @@ def _at_places(logits: Tensor, images: Tensor, spacing: float, step: int) -> Ten
 
 def _check_padding(padding: Padding) -> None:
     if padding not in ("border", "reflect"):
-        raise ConfigError(f"a sliding window pads with border or reflect, got {padding!r}")
+        raise ConfigError(f"padding must be border or reflect for sliding windows, got {padding!r}")

@@ -1,4 +1,4 @@
-"""The named networks of the paper, each exactly as published unless told otherwise."""
+"""The networks of the paper by name, as published unless options change them."""
 
 from dataclasses import asdict, dataclass, fields, replace
 from fnmatch import fnmatch
@@ -16,17 +16,41 @@ from foveate.resampling import Padding
 from foveate.scales import ScaleGrid
 
 Form = Literal["plain", "foveated", "sliding"]
-ALIASES = {"num_classes": "classes", "in_chans": "channels"}  # names of timm
+ALIASES = {"num_classes": "classes", "in_chans": "channels"}  # argument names of timm
 LIMITS = {"size": 4096, "hidden": 65_536, "channels": 1024, "classes": 100_000}
-"""The largest value of each size of a network."""
-MAX_FEATURES = 4096  # of one convolution
+"""Upper limits of the fields of a `ModelConfig`."""
+MAX_FEATURES = 4096  # filters of one convolution
 MAX_LAYERS = 64  # convolutions
-MAX_WEIGHTS = 2**30  # numbers: 4 GiB
+MAX_WEIGHTS = 2**30  # 4 GiB in float32
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A network: `form` is how the base network meets the image, the rest is its shape."""
+    """Configuration of a network: its form, its scale channels and the layers of its backbone.
+
+    Args:
+        form: ``"foveated"`` builds `ScaleChannels`, ``"sliding"`` builds `SlidingChannels`, and
+            ``"plain"`` builds the `ConvNet` alone.
+        pool: How the logits of the channels are pooled over scale.
+        scales: Scales of the channels.
+        size: Width and height of the backbone's input in pixels.
+        features: Number of filters of each convolution.
+        hidden: Number of hidden units between the two linear layers.
+        channels: Number of image channels.
+        classes: Number of classes.
+        batch_norm: Whether batch norm follows each convolution.
+        dropout: Dropout probability of the hidden units.
+        padding: Values outside the image: ``"border"``, ``"reflect"`` or a constant.
+        antialias: Whether to low-pass filter before downsampling.
+
+    Raises:
+        ConfigError: If a field is invalid, or the network would have more than 2**30 weights.
+
+    Example:
+        >>> config = ModelConfig(pool="avg", classes=3)
+        >>> config.build().scales == config.scales.values
+        True
+    """
 
     form: Form = "foveated"
     pool: Pool = "max"
@@ -48,7 +72,7 @@ class ModelConfig:
         within = all(1 <= count <= MAX_FEATURES for count in self.features)
         if not within or not 1 <= len(self.features) <= MAX_LAYERS:
             raise ConfigError(
-                f"features must be 1 to {MAX_LAYERS} numbers of 1 to {MAX_FEATURES:,}, "
+                f"features must be 1 to {MAX_LAYERS} numbers from 1 to {MAX_FEATURES:,}, "
                 f"got {str(self.features)[:100]}"
             )
         for name, most in LIMITS.items():
@@ -58,12 +82,12 @@ class ModelConfig:
             raise ConfigError(f"dropout must be at least 0 and below 1, got {self.dropout:g}")
         if (count := self._weights()) > MAX_WEIGHTS:
             raise ConfigError(
-                f"this network has about {count:,} weights, and the limit is {MAX_WEIGHTS:,}; use "
-                "fewer hidden units, features or pixels"
+                f"the network has about {count:,} weights, the limit is {MAX_WEIGHTS:,}; reduce "
+                "hidden, features or size"
             )
 
     def _weights(self) -> int:
-        """The number of weights, as near as the largest layers say."""
+        """Estimate the number of weights from the largest layers."""
         before = (self.channels, *self.features)
         convolutions = sum(9 * i * o for i, o in zip(before, self.features, strict=False))
         side = max(1, self.size >> len(self.features) // 2)
@@ -72,13 +96,25 @@ class ModelConfig:
         return convolutions + full + mixing
 
     def activations(self) -> int:
-        """The number of activations of one image in the convolutions of all scale channels."""
+        """Estimate the number of activations of one image in the convolutions of all channels.
+
+        Returns:
+            The number of activations.
+        """
         sides = [max(1, self.size >> (index + 1) // 2) for index in range(len(self.features))]
         each = sum(count * side**2 for count, side in zip(self.features, sides, strict=True))
         return each * (1 if self.form == "plain" else len(self.scales))
 
     def build(self) -> nn.Module:
-        """Make the network, its weights drawn from torch's random state."""
+        """Build the network with random weights from the global random state of PyTorch.
+
+        Returns:
+            The network, in training mode on the default device.
+
+        Raises:
+            ConfigError: If ``size`` is too small for the number of convolutions, or ``pool`` or
+                ``padding`` is not available for this form.
+        """
         backbone = ConvNet(
             self.features,
             self.size,
@@ -98,12 +134,26 @@ class ModelConfig:
         return ScaleChannels(backbone, self.scales, self.size, self.pool, classes=classes, **around)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything that makes this network, ready for JSON."""
+        """Return all fields as a dict for JSON.
+
+        Returns:
+            Dict of the fields; `from_dict` reads it.
+        """
         return {**asdict(self), "scales": self.scales.to_dict(), "features": list(self.features)}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "ModelConfig":
-        """Read what `to_dict` wrote."""
+        """Build a configuration from the result of `to_dict`.
+
+        Args:
+            values: Dict of fields; ``scales`` is required.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ConfigError: If a field is unknown, missing or invalid.
+        """
         check_keys("a model", values, FIELDS)
         return cls(**{**values, "scales": ScaleGrid.from_dict(values.get("scales", {}))})
 
@@ -119,26 +169,30 @@ ZOO = {
 
 
 def model_config(name: str, **changes: Any) -> ModelConfig:
-    """Look up a network of the paper by name, with changes by our names or those of timm."""
+    """Return the configuration of a network of the paper, with fields or timm arguments changed."""
     changes = {ALIASES.get(key, key): value for key, value in changes.items()}
     if name not in ZOO:
-        raise ConfigError(f"no model named {name!r}; there are {', '.join(ZOO)}")
+        raise ConfigError(f"no model named {name!r}; available models: {', '.join(ZOO)}")
     check_keys("a model", changes, FIELDS)
     return replace(ZOO[name], **changes)
 
 
 def list_models(filter: str = "", *, pretrained: bool = False) -> list[str]:
-    """List the names that `create_model` takes.
+    """List the models that `create_model` can create.
 
     Args:
-        filter: Shell pattern, such as ``"fov*"``; an empty one matches every name.
-        pretrained: List only the trained networks that come with the package.
+        filter: Shell pattern, such as ``"fov*"``; the empty pattern matches every name.
+        pretrained: List only the trained networks that are included in the package.
+
+    Returns:
+        The names in alphabetical order.
 
     Example:
+        >>> from foveate import list_models
         >>> list_models("fov*-tr2")
         ['fovavg-mnist-tr2', 'fovconc-mnist-tr2', 'fovconc5-mnist-tr2', 'fovmax-mnist-tr2']
     """
-    from foveate.models.pretrained import pretrained_names  # it imports ModelConfig from here
+    from foveate.models.pretrained import pretrained_names  # circular import
 
     names = pretrained_names() if pretrained else [*ZOO, *pretrained_names()]
     return sorted(name for name in names if fnmatch(name, filter or "*"))
@@ -155,20 +209,25 @@ def create_model(
 
     Args:
         name: A network of the paper (cnn, fovmax, fovavg, fovconc, swmax), or a trained network
-            that comes with the package, as `list_models` lists them.
-        pretrained: Load the weights of a trained network. It is then in eval mode and expects
-            images as `foveate.data.large_scale` makes them, with the background at -0.76.
+            included in the package. `list_models` lists all names.
+        pretrained: Whether to load trained weights. The network is then in evaluation mode, and
+            expects images as generated by ``foveate.data.large_scale``, with a background of -0.76.
         num_classes: Number of classes; 10 by default.
         in_chans: Number of image channels; 1 by default.
-        **changes: Other fields of `ModelConfig`, such as ``dropout=0.0`` or ``pool="avg"``.
+        **changes: Other fields of [`ModelConfig`][foveate.models.zoo.ModelConfig], such as
+            ``dropout=0.0`` or ``pool="avg"``.
 
     Returns:
         A module from images ``(B, C, H, W)`` to logits ``(B, K)``, on the CPU.
 
     Raises:
-        ConfigError: If the name or a change is unknown, or a pretrained network is changed.
+        ConfigError: If the name or a field is unknown, a value is invalid, or ``pretrained`` is
+            combined with changed fields.
+        DataError: If the file with the trained weights is missing or damaged.
 
     Example:
+        >>> import torch
+        >>> from foveate import create_model
         >>> net = create_model("fovavg", num_classes=3, in_chans=3).eval()
         >>> net(torch.zeros(2, 3, 112, 112)).shape
         torch.Size([2, 3])
@@ -178,7 +237,7 @@ def create_model(
     given = {"classes": num_classes, "channels": in_chans}
     changes |= {key: value for key, value in given.items() if value is not None}
     if pretrained and changes:
-        raise ConfigError(f"a pretrained network cannot be changed, got {', '.join(changes)}")
+        raise ConfigError(f"cannot change {', '.join(changes)} of a pretrained network; omit it")
     if pretrained:
         return from_pretrained(name)
     check_keys("a model", changes, FIELDS)

@@ -1,1 +1,1 @@
-"""C code for CPUs, compiled on first use: the patches of the op, and the trunk of a `ConvNet`."""
+"""C code for CPUs, compiled on first use: the resampling op and the trunk of a `ConvNet`."""

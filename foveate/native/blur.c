@@ -1,36 +1,36 @@
-/* Cut patches out of images with antialiasing (`blur`), and take gradients of patches back to
-   images, with or without it (`spread`).
+/* Cut patches from images with antialiasing (`blur`), and compute image gradients from patch
+   gradients, with or without antialiasing (`spread`).
 
-   Kernels are separable. `blur` adds up weighted image rows, then columns, LANES patch rows at a
-   time: between the two they are turned to (columns, LANES), so that both sums are over vectors
-   without a gather. Squares of LANES x LANES are turned in registers. `spread` is the transpose of
-   each step in the opposite order. */
+   Kernels are separable. `blur` sums weighted image rows, then columns, for LANES patch rows at a
+   time. In between the rows are transposed to (columns, LANES), so that both sums work on vectors
+   without gather instructions. Squares of LANES x LANES are transposed in registers. `spread`
+   applies the transpose of each step in reverse order. */
 #include <string.h>
 
 #include "patches.h"
 #include "vectors.h"
 
 /* The image pixels under the kernel of each patch pixel along an axis. After folding they are
-   neighbours for every padding, so a start, a number and their weights describe them. */
+   contiguous for every padding, so a start, a count and weights describe them. */
 struct axis {
-    int64_t length, most; /* pixels of the image, and the most under one kernel */
+    int64_t length, most; /* pixels of the image, and the maximum under one kernel */
     int64_t begin, end;   /* pixels under any kernel */
     int64_t *first, *count;
     float *weight;  /* (size, most) */
-    double *inside; /* all weights of a kernel: less than one where a constant has its share */
+    double *inside; /* sum of the weights inside the image; below one at constant padding */
     double *sums;   /* (length,), zero between calls */
 };
 
-/* Memory of one thread. */
+/* Scratch memory of one thread. */
 struct scratch {
     struct axis y, x;
-    float *row;    /* part of an image row, as the image has it */
+    float *row;    /* part of an image row, in the layout of the image */
     float *turned; /* (width, LANES) */
     void *memory;
 };
 
-/* Add up the triangle about `at` by image pixel; say where they begin and end, and return the
-   sum of all weights, also outside of the image. */
+/* Add the weights of the triangle about `at` to image pixels, set the range of these pixels, and
+   return the sum of all weights, including those outside the image. */
 static double add_triangle(const struct view *v, double at, double half, const struct axis *a,
                            int64_t *begin, int64_t *end) {
     double total = 0, last = (double)(a->length - 1), low = floor(at) + 1 - ceil(half);
@@ -49,7 +49,7 @@ static double add_triangle(const struct view *v, double at, double half, const s
 
 static void weigh(const struct view *v, double at, double half, const struct axis *a, int64_t p) {
     int64_t begin = a->length, end = 0;
-    /* Infinity becomes NaN, which no comparison leaves out: such a centre gives NaN. */
+    /* An infinite centre becomes NaN, which passes all comparisons, so the result is NaN. */
     double total = add_triangle(v, isfinite(at) ? at : NAN, half, a, &begin, &end), inside = 0;
     a->first[p] = begin;
     a->count[p] = end > begin ? end - begin : 0;
@@ -71,7 +71,7 @@ static void place(const struct view *v, double scale, double middle, struct axis
         if (a->first[p] < a->begin) a->begin = a->first[p];
         if (a->count[p] > 0 && end > a->end) a->end = end;
     }
-    if (a->end < a->begin) a->end = a->begin; /* all kernels are outside of the image */
+    if (a->end < a->begin) a->end = a->begin; /* all kernels are outside the image */
 }
 
 static void place_both(const struct view *v, int64_t n, int64_t s, struct scratch *m) {
@@ -84,13 +84,13 @@ static void add_weighted(float weight, const float *restrict from, int64_t lengt
     for (int64_t i = 0; i < length; i++) to[i] += weight * from[i];
 }
 
-/* The floats of an image row from the first to the last pixel that an axis reaches. With channels
-   last they include other colours: to blend these too is faster than to pick pixels. */
+/* The number of floats in an image row from the first to the last pixel that an axis reads. In
+   channels-last images they include other colours: blending these too is faster than selecting. */
 static int64_t span(const struct view *v, const struct axis *x) {
     return x->end > x->begin ? (x->end - x->begin - 1) * v->column_step + 1 : 0;
 }
 
-/* Resample one row of a patch for `count` vectors of columns, which go to every LANES-th place. */
+/* Resample one row of a patch for `count` vectors of columns, stored LANES vectors apart. */
 INLINE void blend(const float *from, int64_t step, const float *weight, int64_t taps, int64_t count,
                   float *to) {
     for (int64_t i = 0; i < count; i++, from += LANES, to += LANES * LANES) {
@@ -103,7 +103,7 @@ INLINE void blend(const float *from, int64_t step, const float *weight, int64_t 
 static void blend_line(const struct view *v, const struct axis *y, int64_t p, const float *image,
                        int64_t count, float *to) {
     const float *from = image + y->first[p] * v->row_step, *weight = y->weight + p * y->most;
-    switch (y->count[p]) { /* a number that the compiler knows keeps weights in registers */
+    switch (y->count[p]) { /* a compile-time count keeps the weights in registers */
     case 2: blend(from, v->row_step, weight, 2, count, to); break;
     case 3: blend(from, v->row_step, weight, 3, count, to); break;
     case 4: blend(from, v->row_step, weight, 4, count, to); break;
@@ -113,7 +113,7 @@ static void blend_line(const struct view *v, const struct axis *y, int64_t p, co
     }
 }
 
-/* Resample `lines` rows of a patch from row p on, and turn their columns, LANES at a time. */
+/* Resample `lines` rows of a patch from row p on, and transpose their columns LANES at a time. */
 static void blur_squares(const struct view *v, const struct axis *y, const float *image, int64_t p,
                          int64_t lines, int64_t count, float *to) {
     for (int64_t line = 0; line < lines; line++)
@@ -121,7 +121,7 @@ static void blur_squares(const struct view *v, const struct axis *y, const float
     for (int64_t i = 0; i < count; i++) turn(to + i * LANES * LANES);
 }
 
-/* Resample `lines` rows of a patch from row p on, and leave their columns as they are. */
+/* Resample `lines` rows of a patch from row p on; columns are not resampled yet. */
 static void blur_rows(const struct view *v, const float *image, int64_t p, int64_t lines,
                       struct scratch *m) {
     const struct axis *y = &m->y, *x = &m->x;
@@ -145,7 +145,7 @@ static void blur_rows(const struct view *v, const float *image, int64_t p, int64
     }
 }
 
-/* Column q of LANES rows of a patch. */
+/* Return column q of LANES rows of a patch. */
 INLINE vec blur_column(const struct axis *x, const float *turned, int64_t q) {
     const float *from = turned + (x->first[q] - x->begin) * LANES, *weight = x->weight + q * x->most;
     vec sum = {0};
@@ -204,7 +204,7 @@ static void spread_columns(const struct view *v, int64_t lines, const float *pat
     }
 }
 
-/* The transpose of `blur_rows`; the columns of a gradient have no steps. */
+/* The transpose of `blur_rows`; the columns of a gradient are contiguous. */
 static void spread_rows(const struct view *v, int64_t p, int64_t lines, struct scratch *m,
                         float *image) {
     const struct axis *y = &m->y, *x = &m->x;
@@ -216,8 +216,8 @@ static void spread_rows(const struct view *v, int64_t p, int64_t lines, struct s
     }
 }
 
-/* Add to some planes, the colours of images, one scale after another: whoever does it, the sums
-   have one order. */
+/* Accumulate the gradients of some image planes scale by scale, so that sums have the same order
+   in any thread. */
 static void spread_some(const struct view *v, int64_t begin, int64_t end, struct scratch *m) {
     for (int64_t i = begin; i < end; i++) {
         int64_t n = i / v->colours, c = i % v->colours;
@@ -234,7 +234,7 @@ static void spread_some(const struct view *v, int64_t begin, int64_t end, struct
     }
 }
 
-/* The most pixels under a kernel of any scale; scales are in increasing order. */
+/* The maximum number of pixels under a kernel; scales are in increasing order. */
 static int64_t most(const struct view *v, int64_t length) {
     double half = v->antialias ? fmax(v->scale[v->scales - 1], 1) : 1;
     return 2 * ceil(half) < (double)length ? 2 * (int64_t)ceil(half) : length;
@@ -258,7 +258,7 @@ static struct scratch prepare(const struct view *v) {
         line, line + row, inside};
 }
 
-/* Do parts until none is left; any number of threads may call this at once. */
+/* Process parts until none remain; any number of threads can call this concurrently. */
 static void share(struct view *v, int64_t total,
                   void (*work)(const struct view *, int64_t, int64_t, struct scratch *)) {
     struct scratch m = prepare(v);

@@ -1,4 +1,4 @@
-"""Call a compiled function on all cores."""
+"""Call a compiled function on several threads."""
 
 import ctypes
 import threading
@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-PARTS = 16  # of any work; a fixed number, so that sums do not depend on the number of threads
+PARTS = 16  # parts of a job; fixed, so that sums do not depend on the number of threads
 
 
 def call(function: Any, job: ctypes.Structure) -> None:
-    """Let as many threads as PyTorch may use do the `parts` of a job.
+    """Process the `parts` of a job with the number of threads of PyTorch.
 
-    The function takes them by counting up `next`, and says in `failed` that memory ran out.
+    The C function claims parts by incrementing `next`, and sets `failed` if it runs out of memory.
     """
     threads, team = min(job.parts, torch.get_num_threads()), _team()
     if threads > 1 and team is not None:
@@ -23,7 +23,7 @@ def call(function: Any, job: ctypes.Structure) -> None:
     else:
         _call_plainly(function, job, threads)
     if job.failed:
-        raise MemoryError("no memory for the scratch of compiled code")
+        raise MemoryError("cannot allocate scratch memory for compiled code; reduce the batch size")
 
 
 def _call_plainly(function: Any, job: ctypes.Structure, threads: int) -> None:
@@ -39,14 +39,14 @@ def _call_plainly(function: Any, job: ctypes.Structure, threads: int) -> None:
 
 @cache
 def _team() -> Callable[[Any, Any, int, int], None] | None:
-    """How PyTorch's own OpenMP starts its threads, if that can be found.
+    """Return the function with which PyTorch's OpenMP starts threads, or None if not found.
 
-    Its threads wait for more work by spinning, and others would have to share the cores with
-    them: with threads of our own, a training step took 72 ms instead of 49.
+    OpenMP threads spin while they wait for work, and separate threads would compete with them for
+    the cores: a training step then took 72 ms instead of 49 ms.
     """
     try:
         torch_library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        team = torch_library.GOMP_parallel  # found in the libraries it depends on
+        team = torch_library.GOMP_parallel  # defined in one of its dependencies
     except (OSError, AttributeError):
         return None
     team.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)

@@ -1,14 +1,14 @@
-/* Batch norm: what is added up patch by patch, and what follows from it for the batch; see trunk.c.
+/* Batch norm: sums patch by patch, and the statistics and gradients of the batch; see trunk.c.
 
-   Values are added in float32 only within a patch. Everything about the batch is float64, and one
-   thread computes it, in a fixed order. */
+   Values are summed in float32 only within a patch. Sums over the batch are float64, computed by
+   one thread in a fixed order. */
 #include <math.h>
 
 INLINE void add_lanes(double *total, vec value) {
     *(loose_double *)total += __builtin_convertvector(value, doubles);
 }
 
-/* Mask `slope` by what is active, and add up the slope and its product with the deviation. */
+/* Set `slope` to zero where ReLU is inactive; sum it and its product with the deviation. */
 static void mask(const struct job *j, const float *map, float *slope, double *sums,
                  double *products) {
     for (int64_t c = 0; c < j->from; c += LANES) {
@@ -30,7 +30,7 @@ static void mask(const struct job *j, const float *map, float *slope, double *su
     }
 }
 
-/* Take one more patch into the mean and the sum of squared deviations of `seen` patches. */
+/* Update the mean and the sum of squared deviations of `seen` patches with one more patch. */
 static void statistics(const struct job *j, int64_t seen, const float *map, double *mean,
                        double *square) {
     int64_t high = out_height(j), wide = out_width(j);
@@ -60,8 +60,8 @@ static void statistics(const struct job *j, int64_t seen, const float *map, doub
     }
 }
 
-/* Add sums (9 C,) and products (9 C, 9 C) of the 3 x 3 windows of one image, lane by lane. The
-   windows are taken row after row, with two that `inside` masks at the end of each. */
+/* Add sums (9 C,) and products (9 C, 9 C) of the 3 x 3 windows of one image, lane by lane. All
+   pixels of a row start a window; `inside` masks the two incomplete windows at its end. */
 static void add_moments(const struct job *j, const float *planes, int64_t plane, const int32_t *inside,
                     double *sums, double *products) {
     int64_t taps = 9 * j->colours, wide = j->width + 2, length = j->height * wide;
@@ -86,8 +86,8 @@ static void add_moments(const struct job *j, const float *planes, int64_t plane,
     }
 }
 
-/* Bring mean and variance of one channel into a norm of `width` channels, and into the running
-   statistics; where the norm does not move, these are taken instead. */
+/* Write one channel of a norm with `width` channels. In training, use the mean and variance of the
+   batch and update the running statistics; otherwise use the running statistics. */
 static void settle(const struct job *j, int64_t c, int64_t width, double mean, double variance,
                    double values) {
     double weight = 1, shift = 0, spread = 1;
@@ -110,7 +110,7 @@ static void settle(const struct job *j, int64_t c, int64_t width, double mean, d
     j->norm[3 * width + c] = (float)spread;
 }
 
-/* The norm behind a convolution, from the statistics of the parts. */
+/* Compute the norm after a convolution from the statistics of the parts. */
 static void make_norm(const struct job *j) {
     double values = (double)(j->count * out_height(j) * out_width(j)), share[j->parts];
     for (int64_t part = 0; part < j->parts; part++)
@@ -127,7 +127,7 @@ static void make_norm(const struct job *j) {
     }
 }
 
-/* The factors of `unnormed` for the map below, and the gradients of its norm. */
+/* Compute the factors that `unnormed` applies to the input map, and the gradients of its norm. */
 static void make_unnorm(const struct job *j) {
     const float *mean = j->below_norm, *gain = mean + j->from, *spread = mean + 3 * j->from;
     double values = (double)(j->count * j->height * j->width);
@@ -155,7 +155,7 @@ static void add_up_lanes(int64_t size, const double *lanes, double *sums) {
     }
 }
 
-/* From the sums of the parts to mean and covariance of the windows; `shift` was subtracted. */
+/* Compute mean and covariance of the windows from the parts; `shift` was subtracted before. */
 static void make_moments(const struct job *j) {
     int64_t taps = 9 * j->colours;
     double windows = (double)(j->count * j->height * j->width), *mean = j->moments;
@@ -173,7 +173,7 @@ static void make_moments(const struct job *j) {
     for (int64_t t = 0; t < taps; t++) mean[t] += *j->shift;
 }
 
-/* Weights times the covariance of the windows: row `t` of it. */
+/* Return row `t` of the product of the windows' covariance and the weights. */
 static double spread_of(const struct job *j, const float *weight, int64_t t) {
     int64_t taps = 9 * j->colours;
     double sum = 0;
@@ -181,8 +181,8 @@ static double spread_of(const struct job *j, const float *weight, int64_t t) {
     return sum;
 }
 
-/* The first convolution with its norm folded in. Mean and variance of what it gives follow from
-   the moments of the windows, because it is linear. */
+/* Fold the norm into the first convolution. The convolution is linear, so the mean and variance of
+   its output follow from the moments of the windows. */
 static void fold(const struct job *j) {
     int64_t taps = 9 * j->colours;
     for (int64_t o = 0; o < j->from; o++) {
@@ -199,7 +199,7 @@ static void fold(const struct job *j) {
     }
 }
 
-/* The gradients of the first convolution and its norm, from those of what `fold` gave. */
+/* Compute the gradients of the first convolution and its norm from those of the folded one. */
 static void unfold(const struct job *j) {
     int64_t taps = 9 * j->colours;
     for (int64_t o = 0; o < j->from; o++) {

@@ -1,9 +1,9 @@
-/* Cut patches out of images: every patch pixel gathers its four image pixels. */
+/* Cut patches from images: every patch pixel gathers four image pixels. */
 #include "patches.h"
 
-/* For each patch pixel along an axis: where its two image pixels are, and what they weigh. */
+/* Offsets and weights of the two image pixels of each patch pixel along an axis. */
 struct axis {
-    double *inside; /* both weights together: less than one where a constant has its share */
+    double *inside; /* sum of both weights; below one at constant padding */
     int64_t *first, *second;
     float *near, *far;
 };
@@ -39,7 +39,7 @@ static void cut_patch(const struct view *v, const float *image, const struct axi
         const float *top = image + y->first[p], *bottom = image + y->second[p];
         float up = y->near[p], down = y->far[p];
         for (int64_t q = 0; q < v->size; q++) {
-            /* Keeps compilers from vectors: their gather instructions take 3 times as long. */
+            /* Prevents vectorisation: gather instructions take 3 times as long. */
             __asm__("");
             float left = up * top[x->first[q]] + down * bottom[x->first[q]];
             float right = up * top[x->second[q]] + down * bottom[x->second[q]];
@@ -61,7 +61,7 @@ static void cut_some(const struct view *v, int64_t begin, int64_t end, const str
     }
 }
 
-/* Do parts until none is left; any number of threads may call this at once. */
+/* Process parts until none remain; any number of threads can call this concurrently. */
 void cut(struct view *v) {
     int64_t size = v->size, total = steps(v);
     double *inside = malloc((size_t)size * 2 * (sizeof(double) + 2 * sizeof(int64_t) + 8));

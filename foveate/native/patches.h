@@ -1,29 +1,29 @@
-/* What `cut`, `blur` and `spread` share: the job, its order, and the padding.
+/* Shared by `cut`, `blur` and `spread`: the job, the order of work, and padding.
 
-   The conventions are those of resampling/definition.py. Work is cut into `parts`, which any
-   number of threads may take; no two write to the same place. */
+   The conventions are those of resampling/definition.py. Work is split into `parts`, which any
+   number of threads can process; no two parts write to the same memory. */
 #pragma once
 #include <math.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 
-#define GROUP 4 /* images that share positions and weights; together they fit the second cache */
+#define GROUP 4 /* images that share positions and weights; together they fit the L2 cache */
 
 enum padding { BORDER, REFLECT, CONSTANT };
 
 struct view {
     int64_t parts, count, colours, height, width, scales, size, padding, antialias;
-    int64_t image_step, colour_step, row_step, column_step; /* floats from one to the next */
-    float *images;         /* `spread` adds to them, the others read them */
-    float *patches;        /* (count, scales, colours, size, size), which `spread` reads */
+    int64_t image_step, colour_step, row_step, column_step; /* strides in floats */
+    float *images;         /* output of `spread`, input of the others */
+    float *patches;        /* (count, scales, colours, size, size), input of `spread` */
     const double *scale;   /* (scales,) */
-    const double *centres; /* (count, 2), or NULL for the middle of the image */
-    double fill;           /* what lies outside with CONSTANT */
+    const double *centres; /* (count, 2), or NULL for the image centre */
+    double fill;           /* value outside the image for CONSTANT */
     _Atomic int64_t next, failed;
 };
 
-/* Patches are made in the order of groups of images, then scales, then images in the group. */
+/* Patches are processed by groups of images, then by scale, then by image in the group. */
 static inline int64_t steps(const struct view *v) {
     return (v->count + GROUP - 1) / GROUP * GROUP * v->scales;
 }
@@ -39,25 +39,25 @@ static inline float *patch_at(const struct view *v, int64_t n, int64_t s, int64_
     return v->patches + ((n * v->scales + s) * v->colours + c) * v->size * v->size;
 }
 
-/* The y or x about which image n is cut, in units in which pixel i has its centre at i. */
+/* The window centre of image n on an axis, in coordinates where pixel i is centred at i. */
 static inline double middle(const struct view *v, int64_t n, int64_t axis) {
     if (v->centres != NULL) return v->centres[2 * n + axis] - 0.5;
     return (double)(axis == 0 ? v->height : v->width) / 2 - 0.5;
 }
 
-/* Where patch pixel p samples. */
+/* The coordinate at which patch pixel p samples the image. */
 static inline double sample_at(const struct view *v, int64_t p, double scale, double middle) {
     return ((double)p + (0.5 - (double)v->size / 2)) * scale + middle;
 }
 
-/* Bring a pixel index of any size into the image; `last` is the largest inside. NaN gives 0. */
+/* Map any pixel index into the image, whose largest index is `last`. NaN gives 0. */
 static inline int64_t folded(const struct view *v, double index, double last) {
     if (v->padding == REFLECT && last > 0 && !(index >= 0 && index <= last))
         index = last - fabs(last - fabs(fmod(index, 2 * last)));
     return index > 0 ? (int64_t)(index < last ? index : last) : 0;
 }
 
-/* What a constant adds to row p of a patch, where kernels have the shares `y` and `x` inside. */
+/* Add the constant's share to a patch row; `y` and `x` are the kernel weights inside the image. */
 static inline void add_fill(const struct view *v, double y, const double *x, float *row) {
     if (v->padding != CONSTANT || v->fill == 0) return;
     for (int64_t q = 0; q < v->size; q++) row[q] += (float)(v->fill * (1 - y * x[q]));

@@ -1,18 +1,18 @@
-/* The convolutions of a `ConvNet` with their norms and rectifiers, forward and backward.
+/* The convolutions of a `ConvNet` with batch norm and ReLU, forward and backward.
 
-   Images are (N, C, H, W); all maps behind them are (N, y, x, channel) with a multiple of 16
-   channels. A map is stored as the convolution left it. Its norm and rectifier are applied where
-   it is read, one patch at a time, so that between two stages each value is written once and the
-   largest map, the one behind the first convolution, never leaves the cache.
+   Images are (N, C, H, W). All feature maps are (N, y, x, channel) with a multiple of 16 channels.
+   A map is stored as the raw output of its convolution. Norm and ReLU are applied when the map is
+   read, one patch at a time. Each value is therefore written once between two stages, and the
+   largest map, that of the first convolution, never leaves the cache.
 
-   Each thread lays weights out as (tap, from, to) forward and (to, tap, from) backward, with taps
-   in the order y, x. Work is cut into `parts`. Each part adds up its own sums, whoever runs it, so that the results
-   depend neither on the number of threads nor on which is first. */
+   Each thread arranges weights as (tap, from, to) forward and (to, tap, from) backward, with taps
+   in the order y, x. Work is split into `parts`, and each part has its own sums. The results
+   therefore depend neither on the number of threads nor on their order. */
 #include "trunk.h"
 
 #include "norms.h"
 
-/* Apply norm and rectifier to one patch of the map that is read. */
+/* Apply norm and ReLU to one patch of the input map. */
 static void rectify(const struct job *j, const float *map, float *active) {
     const float *norm = j->below_norm;
     for (int64_t i = 0; i < j->height * j->width * j->from; i += j->from)
@@ -23,7 +23,7 @@ static void rectify(const struct job *j, const float *map, float *active) {
         }
 }
 
-/* The gradient of one patch of a map, from its slope and the sums over the batch. */
+/* Compute the gradient of one patch of a map from its slope and the sums over the batch. */
 static void unnormed(const struct job *j, const float *map, const float *slope, float *gradient) {
     const float *factor = j->unnorm, *pull = factor + j->to, *mean = pull + j->to;
     const float *constant = mean + j->to;
@@ -35,7 +35,7 @@ static void unnormed(const struct job *j, const float *map, const float *slope, 
         }
 }
 
-/* Floats that a thread needs beside the results. */
+/* Scratch memory of one thread, in floats. */
 static size_t scratch_size(const struct job *j) {
     int64_t taps = 9 * j->colours;
     if (j->kind == MOMENTS)
@@ -48,7 +48,7 @@ static size_t scratch_size(const struct job *j) {
 
 static void part_of_moments(const struct job *j, int64_t part, float *scratch) {
     int64_t taps = 9 * j->colours, wide = j->width + 2, pixels = (j->height + 2) * wide;
-    int64_t plane = pixels + 2 * LANES; /* with zeros behind */
+    int64_t plane = pixels + 2 * LANES; /* zero-padded at the end */
     double *sums = (double *)scratch, *products = sums + taps * LANES;
     int32_t *inside = (int32_t *)(products + taps * taps * LANES);
     float *planes = (float *)inside + plane, shift = *j->shift;
@@ -65,7 +65,7 @@ static void part_of_moments(const struct job *j, int64_t part, float *scratch) {
     add_up_lanes(taps + taps * taps, sums, j->sums + part * (taps + taps * taps));
 }
 
-/* The job on `rows` rows of output alone. */
+/* Restrict the job to `rows` rows of output. */
 static struct job band_of(const struct job *j, int64_t rows) {
     struct job band = *j;
     band.height = (rows - 1) * j->stride + 3;
@@ -95,7 +95,7 @@ static void part_forward(const struct job *j, int64_t part, float *active) {
     }
 }
 
-/* All gradients that a patch, or a band of it, adds to; `below` gets the slope of what is read. */
+/* Add the gradients of a patch or a band of it; `below` receives the slope of the input. */
 static void part_gradients(const struct job *j, int64_t part, const int64_t *windows,
                            const float *active, const float *gradient, float *below, float *panel) {
     weight_gradient(j, active, gradient, j->weight_sums + part * 9 * j->from * j->to,
@@ -131,7 +131,7 @@ static void part_backward(const struct job *j, int64_t part, float *active) {
     }
 }
 
-/* The end of the trunk, between (pixel, channel) and (channel, pixel). */
+/* The end of the trunk: convert between (pixel, channel) and (channel, pixel). */
 static void part_last(const struct job *j, int64_t part) {
     int64_t pixels = j->height * j->width, size = pixels * j->from;
     const float *mean = j->below_norm, *gain = mean + j->from, *shift = gain + j->from;
@@ -152,7 +152,7 @@ static void part_last(const struct job *j, int64_t part) {
     }
 }
 
-/* Lay the weights (to, from, tap) out as a stage reads them. */
+/* Rearrange the weights (to, from, tap) in the order in which a stage reads them. */
 static void pack(const struct job *j, float *packed) {
     int forward = j->kind == FIRST || j->kind == NEXT;
     for (int64_t to = 0; to < j->to; to++)
@@ -170,7 +170,7 @@ static void clear(float *sums, int64_t part, int64_t size) {
 
 static void run_part(const struct job *j, int64_t part, float *scratch) {
     int forward = j->kind == FIRST || j->kind == NEXT;
-    int64_t channels = 2 * (forward ? j->to : j->from); /* of doubles */
+    int64_t channels = 2 * (forward ? j->to : j->from); /* each double counts as two floats */
     if (j->kind == MOMENTS) {
         part_of_moments(j, part, scratch);
         return;
@@ -189,7 +189,7 @@ static void run_part(const struct job *j, int64_t part, float *scratch) {
         part_backward(j, part, scratch);
 }
 
-/* Do parts until none is left; any number of threads may call this at once. */
+/* Process parts until none remain; any number of threads can call this concurrently. */
 void work(struct job *j) {
     float *scratch = aligned_alloc(64, (scratch_size(j) * sizeof(float) / 64 + 1) * 64);
     struct job mine = *j;
@@ -211,7 +211,7 @@ static void add_parts(const struct job *j, int64_t size, float *sums) {
         for (int64_t i = 0; i < size; i++) sums[i] += sums[part * size + i];
 }
 
-/* Add up the gradients of the parts, always in the same order, and lay them out as PyTorch does. */
+/* Sum the gradients of the parts in a fixed order, and convert them to PyTorch's layout. */
 static void add_gradients(const struct job *j) {
     add_parts(j, 9 * j->from * j->to, j->weight_sums);
     add_parts(j, j->to, j->bias_sums);
@@ -225,7 +225,7 @@ static void add_gradients(const struct job *j) {
                     j->weight_sums[(to * 9 + tap) * j->from + from];
 }
 
-/* What remains when all parts are done. */
+/* Finish a stage after all parts are done. */
 void finish(struct job *j) {
     if (j->kind == MOMENTS) make_moments(j);
     if (j->kind == MOMENTS || j->kind == FOLD) fold(j);

@@ -1,8 +1,8 @@
-/* The convolutions of one patch, forward and backward; see trunk.c for the whole.
+/* The convolutions of one patch, forward and backward; trunk.c describes the whole.
 
-   Loops have fixed lengths where sums are kept, so that compilers hold them in registers. Each sum
-   is a vector of channels, and a tile of 24 sums (12 where there are 16 registers) shares what it
-   loads: beside two products a cycle, processors load little more than one vector. */
+   Loops over accumulators have fixed lengths, so that compilers keep the sums in registers. Each
+   sum is a vector of channels. A tile of 24 sums (12 on processors with 16 registers) shares its
+   loads: processors compute two products per cycle but load little more than one vector. */
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -19,9 +19,9 @@
 #define PIXELS (12 / FEW) /* forward: pixels x 2 vectors of channels */
 #define SPREAD (8 / FEW)  /* input gradient: pixels x 3 vectors */
 #define GROUP (8 / FEW)   /* weight gradient: outputs x 3 vectors */
-#define CHUNK 16          /* channels copied together; every number of channels is a multiple */
-#define CLOSE 4096        /* floats that stay in the first cache beside others */
-#define SEGMENT 1024      /* values added in float32 before they go to float64 */
+#define CHUNK 16          /* channels copied together; numbers of channels are multiples of it */
+#define CLOSE 4096        /* floats that fit the L1 cache next to other data */
+#define SEGMENT 1024      /* values summed in float32 before they are added in float64 */
 
 typedef int32_t bits __attribute__((vector_size(4 * LANES)));
 
@@ -30,35 +30,35 @@ typedef doubles loose_double __attribute__((aligned(8), may_alias));
 
 enum kind { FOLD, MOMENTS, FIRST, NEXT, LAST, LAST_BACK, NEXT_BACK, FIRST_BACK, UNFOLD };
 
-/* One stage of the network for all patches; each kind sets the fields that it needs. A slope is
-   the gradient with regard to a map after its norm and rectifier. Norms are (4, channels): mean,
-   gain, shift and spread, which is 1 / sqrt(variance + eps). */
+/* One stage of the network for all patches; each kind uses some of the fields. A slope is the
+   gradient with respect to a map after its norm and ReLU. Norms are (4, channels): mean, gain,
+   shift and spread, which is 1 / sqrt(variance + eps). */
 struct job {
     int64_t kind, count, parts;
-    int64_t colours, height, width, from, to, stride; /* height, width: of the map that is read */
-    int64_t plane;                     /* pixels of one colour of an image */
+    int64_t colours, height, width, from, to, stride; /* height, width: of the input map */
+    int64_t plane;                     /* pixels of one image channel */
     const float *images, *shift;       /* (N, C, height + 2, width + 2), and a value near the mean */
-    const float *weight, *bias;        /* of a convolution, as PyTorch has them */
+    const float *weight, *bias;        /* of a convolution, in PyTorch's layout */
     float *first, *first_bias;         /* the first convolution, with its norm folded in */
     double *moments;                   /* of its windows: mean (9 C,) and covariance (9 C, 9 C) */
-    float *map, *norm;                 /* what the convolution gives, and the norm behind it */
-    const float *below, *below_norm;   /* the map that is read, and its norm */
-    float *result;                     /* (N, from, height, width): the end, or its gradient */
+    float *map, *norm;                 /* output of the convolution, and the norm after it */
+    const float *below, *below_norm;   /* the input map, and its norm */
+    float *result;                     /* (N, from, height, width): trunk output, or its gradient */
     float *slope, *below_slope;        /* of `map` and of `below` */
-    float *unnorm, *below_unnorm;      /* from slope to gradient of the map: see `unnormed` */
+    float *unnorm, *below_unnorm;      /* factors from slope to gradient: see `unnormed` */
     double *sums, *squares;            /* (parts, ...) */
     float *weight_sums, *bias_sums, *first_sums, *first_bias_sums; /* (parts, ...) */
     float *weight_gradient, *bias_gradient;
-    const float *norm_weight, *norm_bias; /* as PyTorch has them, or NULL: no norm */
+    const float *norm_weight, *norm_bias; /* in PyTorch's layout, or NULL without a norm */
     float *norm_weight_gradient, *norm_bias_gradient;
     float *running_mean, *running_variance;
     double momentum, eps;
-    int64_t moving; /* whether a norm takes its mean and variance from the batch */
+    int64_t moving; /* whether the norm uses the statistics of the batch */
     _Atomic int64_t next, failed;
 };
 
 INLINE vec zero(void) { return (vec){0}; }
-/* Written so that NaN passes, as in PyTorch. */
+/* Propagates NaN, as PyTorch does. */
 INLINE vec rectified(vec x) { return (vec)((bits)x & ~(x < zero())); }
 INLINE vec within(const int32_t *inside, const float *at) {
     bits mask;
@@ -67,7 +67,7 @@ INLINE vec within(const int32_t *inside, const float *at) {
 }
 INLINE vec where_active(vec active, vec x) { return (vec)((bits)x & ~(active <= zero())); }
 
-/* Add panel (k, px) x weights (k, ov vectors); panels hold CHUNK of k for each pixel in turn. */
+/* Add panel (k, px) x weights (k, ov vectors); panels interleave pixels in chunks of CHUNK. */
 INLINE void multiply(const int px, const int ov, int64_t k, const float *panel, const float *weight,
                      int64_t row, vec *sum) {
     for (int64_t chunk = 0; chunk < k; chunk += CHUNK, panel += CHUNK * px)
@@ -92,13 +92,13 @@ static int64_t begin_of(const struct job *j, int64_t part) { return j->count * p
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Rows of output for which the first cache holds what they read. */
+/* Output rows whose input fits the L1 cache. */
 static int64_t rows_at_once(const struct job *j) {
     int64_t line = j->stride * j->width * j->from;
     return line < CLOSE ? CLOSE / line : 1;
 }
 
-/* Where the window of each output pixel begins in the map that is read. */
+/* Offset of the window of each output pixel in the input map. */
 static void list_windows(const struct job *j, int64_t *windows) {
     int64_t wide = out_width(j), pixels = out_height(j) * wide;
     for (int64_t i = 0; i < pixels; i++)
@@ -131,7 +131,7 @@ INLINE void conv_pixels(const int px, const struct job *j, int64_t at, int64_t v
     if (to < j->to) conv_outputs(px, 1, j, at, valid, to, panel, map);
 }
 
-/* The convolution of one rectified patch. */
+/* Convolve one patch, after ReLU. */
 static void convolve(const struct job *j, const int64_t *windows, const float *active, float *map,
                      float *panel) {
     int64_t at = 0, pixels = out_height(j) * out_width(j);
@@ -162,7 +162,7 @@ INLINE void spread_pixels(const int px, const struct job *j, int64_t at, int64_t
     }
 }
 
-/* Gradient of the convolution of one patch with regard to what it read. */
+/* Compute the gradient of the convolution of one patch with respect to its input. */
 static void input_gradient(const struct job *j, const int64_t *windows, const float *slope,
                            float *below, float *panel) {
     int64_t at = 0, pixels = out_height(j) * out_width(j);
@@ -173,7 +173,7 @@ static void input_gradient(const struct job *j, const int64_t *windows, const fl
         spread_pixels(4, j, at, pixels - at, windows, slope, below, panel);
 }
 
-/* Add what some rows of one patch have to GROUP x 3 vectors of the weights' gradient. */
+/* Add some rows of one patch to GROUP x 3 vectors of the weight gradient. */
 INLINE void weight_tile(const struct job *j, int64_t rows, const float *active,
                         const float *gradient, float *total) {
     vec sum[3 * GROUP];
@@ -190,7 +190,7 @@ INLINE void weight_tile(const struct job *j, int64_t rows, const float *active,
         store(total + i / 3 * 9 * j->from + i % 3 * LANES, sum[i]);
 }
 
-/* Add the gradient of the weights (to, tap, from) and the bias, a few rows at a time in cache. */
+/* Add the gradient of the weights (to, tap, from) and the bias, in bands of rows that fit L1. */
 static void weight_gradient(const struct job *j, const float *active, const float *gradient,
                             float *weight, float *bias) {
     int64_t line = 3 * j->from, step = j->stride * j->width * j->from;
@@ -208,7 +208,7 @@ static void weight_gradient(const struct job *j, const float *active, const floa
     }
 }
 
-/* Some pixels of a row of the first convolution; each pixel that is read serves three taps. */
+/* Compute some pixels of a row of the first convolution; each input pixel serves three taps. */
 INLINE void first_tile(const int px, const struct job *j, const float *image, float *active) {
     int64_t wide = j->width + 2;
     for (int64_t to = 0; to < j->from; to += LANES) {
@@ -226,7 +226,7 @@ INLINE void first_tile(const int px, const struct job *j, const float *image, fl
     }
 }
 
-/* The first convolution of one image, normed and rectified. */
+/* Compute the first convolution of one image, with norm and ReLU. */
 static void first_rows(const struct job *j, const float *image, float *active) {
     const int px = PIXELS + 1; /* 13 is half the row of a patch of 28 */
     for (int64_t y = 0; y < j->height; y++) {
@@ -239,7 +239,7 @@ static void first_rows(const struct job *j, const float *image, float *active) {
     }
 }
 
-/* Add the gradient of the first convolution, given the slope of what it gave. */
+/* Add the gradient of the first convolution, given the slope of its output. */
 static void first_gradient(const struct job *j, const float *image, const float *active,
                            const float *slope, float *weight, float *bias) {
     int64_t wide = j->width + 2;
@@ -249,7 +249,7 @@ static void first_gradient(const struct job *j, const float *image, const float 
             float *mine = weight + 9 * colour * j->from + to;
             UNROLL for (int t = 0; t < 9; t++) sum[t] = load(mine + t * j->from);
             for (int64_t y = 0; y < j->height; y++) {
-                vec g[3] = {zero(), zero(), zero()}; /* of this pixel and the two before */
+                vec g[3] = {zero(), zero(), zero()}; /* of this pixel and the two previous ones */
                 for (int64_t x = 0; x < wide; x++) {
                     int64_t at = (y * j->width + x) * j->from + to;
                     g[2] = g[1], g[1] = g[0], g[0] = zero();

@@ -1,9 +1,9 @@
-/* Vectors of as many floats as the processor handles at once. */
+/* Vectors with the SIMD width of the processor. */
 #pragma once
 
 #include <stdint.h>
 
-/* LOW and HIGH are places in two vectors, one after the other: their halves in turn. */
+/* LOW and HIGH interleave the lower and the upper halves of two vectors. */
 #if defined(__AVX512F__)
 #define LANES 16
 #define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
@@ -22,7 +22,7 @@
 #define UNROLL _Pragma("GCC unroll 32")
 
 typedef float vec __attribute__((vector_size(4 * LANES)));
-typedef vec loose __attribute__((aligned(4), may_alias)); /* a vector anywhere in memory */
+typedef vec loose __attribute__((aligned(4), may_alias)); /* an unaligned vector in memory */
 
 INLINE vec load(const float *at) { return *(const loose *)at; }
 INLINE void store(float *at, vec value) { *(loose *)at = value; }
@@ -34,9 +34,8 @@ typedef int32_t places __attribute__((vector_size(4 * LANES)));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (places){__VA_ARGS__})
 #endif
 
-/* Transpose a square. Each pass moves the highest bit of the row to the end of the column and the
-   highest of the column to the end of the row; after log2(LANES) passes the two have changed
-   places. */
+/* Transpose a square. Each pass moves the highest bit of the row index to the end of the column
+   index and vice versa; after log2(LANES) passes, rows and columns are exchanged. */
 INLINE void transpose(vec square[LANES]) {
     UNROLL for (int pass = 1; pass < LANES; pass *= 2) {
         vec next[LANES];

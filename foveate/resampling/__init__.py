@@ -1,4 +1,4 @@
-"""The resampling op: its definition, and the kernels in Triton and C that equal it."""
+"""The resampling op: its definition in PyTorch, and equivalent kernels in Triton and C."""
 
 from foveate.resampling.definition import Padding as Padding
 from foveate.resampling.definition import check_images as check_images

@@ -1,4 +1,4 @@
-"""The resampling op and its transpose on a CPU, in C."""
+"""Call the C kernels of the resampling op and its transpose on a CPU."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels.
 
 import ctypes
@@ -11,11 +11,11 @@ from foveate.native.calls import PARTS, call
 from foveate.resampling.definition import View
 
 PADDINGS = {"border": 0, "reflect": 1, "constant": 2}
-CLOSE = 4  # pixels of a row that are this close are read in place: colours that come last
+CLOSE = 4  # largest column stride read in place: channels-last images with up to 4 channels
 
 
 class Arguments(ctypes.Structure):
-    """`struct view` of the C files, field by field."""
+    """Mirror of `struct view` in native/patches.h, field by field."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("parts", "count", "colours", "height", "width")),
@@ -32,7 +32,7 @@ class Arguments(ctypes.Structure):
 def gather_patches(images: Tensor, view: View) -> Tensor:
     """Cut (B, C, H, W) images into patches (B, S, C, P, P); see `foveate`.
 
-    Images are float32 on the CPU with any strides. There must be a `library`.
+    Images must be float32 on the CPU, with any strides. `library` must not return None.
     """
     count, colours = images.shape[:2]
     patches = images.new_empty(count, len(view.scales), colours, view.size, view.size)
@@ -45,9 +45,9 @@ def gather_patches(images: Tensor, view: View) -> Tensor:
 
 
 def spread_patches(gradient: Tensor, shape: torch.Size, view: View) -> Tensor:
-    """Take gradients of patches to those of images of a shape: the transpose of `gather_patches`.
+    """Compute image gradients from patch gradients: the transpose of `gather_patches`.
 
-    Any number of threads gives the same bits.
+    The result is bitwise the same for any number of threads.
     """
     images = gradient.new_zeros(shape)
     _call("spread", images, gradient.contiguous(), view)

@@ -1,18 +1,19 @@
 """Resample images at many scales at once, as two small matrix products per scale.
 
-The conventions, each pinned by a test:
+Tests pin each of these conventions:
 
-- Pixel (i, j) covers [i, i + 1) × [j, j + 1) of the plane, so its centre is (i + ½, j + ½) and
-  the centre of the image is (H / 2, W / 2).
-- Patch pixel p of scale s samples at y = centre + (p + ½ - P / 2) · s, and x likewise: the patch
-  shows a window of P · s image pixels, and scale 1 at the size of the image is the identity.
-- Between pixel centres the image is linear along each axis. With `antialias` the kernel is a
+- Pixel (i, j) covers [i, i + 1) × [j, j + 1) of the plane. Its centre is (i + ½, j + ½), and the
+  centre of the image is (H / 2, W / 2).
+- Patch pixel p of scale s samples the image at y = centre + (p + ½ - P / 2) · s, and likewise for
+  x. The patch shows a window of P · s image pixels. Scale 1 at the size of the image is the
+  identity.
+- Interpolation between pixel centres is linear along each axis. With `antialias` the kernel is a
   triangle of half-width max(s, 1) pixels whose weights sum to one.
-- Outside the image, "border" repeats the edge pixel, "reflect" mirrors about the centre of the
-  edge pixel (which is not repeated) as often as needed, and a number is that constant.
+- Outside the image, "border" repeats the edge pixel, and "reflect" mirrors about the centre of the
+  edge pixel (which is not repeated) as often as needed. A number is a constant value.
 """
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels,
-# L the pixels of one axis (H or W), T the pixels under one kernel.
+# L pixels of one axis (H or W), T taps of one kernel.
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from foveate.scales import ScaleGrid, as_scales
 from foveate.tracing import exporting, watched
 
 Padding: TypeAlias = Literal["border", "reflect"] | float
-# The largest scale that compiled code blurs: it walks along each kernel, on a GPU over its square.
+# The largest scale that compiled code antialiases: its loops grow with the kernel width, and on a
+# GPU with the square of that width.
 WIDEST = {"cpu": 4096, "cuda": 16}
 
 
@@ -44,21 +46,58 @@ def foveate(
     antialias: bool = False,
     centres: Tensor | None = None,
 ) -> Tensor:
-    """Cut (B, C, H, W) images into patches (B, S, C, P, P), one of `size` P per scale.
+    """Cut images into square patches, one per scale, all resampled to the same size.
 
-    Each patch looks at a window of `size` · scale pixels about `centres`, a (B, 2) tensor of
-    (y, x) per image; without it, about the middle of the image. The module's docstring gives
-    the conventions. Gradients flow to `images`, not to `centres`.
+    The patch of scale s shows a window of ``size * s`` image pixels about the image centre, or
+    about ``centres``. Pixel (i, j) has its centre at (i + ½, j + ½), interpolation is linear along
+    each axis, and scale 1 at the size of the image is the identity.
 
-    Pixels are gathered by compiled code, or matrix products are taken where that is not possible:
-    for transforms, float64, antialiasing at scales above 4096 (16 on a GPU), and on a CPU half
-    precision or the lack of a C compiler. Both work in float32 or float64, also under autocast;
-    half precision is rounded once, at the end. Gathering needs no memory beside its output (on a
-    CPU, antialiasing copies images whose pixels are more than 4 floats apart); products hold
-    about one more output (and, for half precision, a float32 copy of the images).
+    Compiled kernels gather the pixels (Triton on a GPU, C on a CPU). Matrix products replace them
+    for function transforms, float64, antialiasing at scales above 4096 (16 on a GPU), and on a CPU
+    for half precision or without a C compiler. Both compute in float32 or float64, also under
+    autocast; half precision is rounded once, at the end.
 
-    Images must be finite, which is not checked (on a GPU, looking would stall it): a NaN spoils
-    the pixels drawn from it, and with products every patch whose window reaches it.
+    The kernels allocate only their output, except that antialiasing on a CPU copies images whose
+    neighbouring pixels are more than 4 floats apart in memory. Matrix products allocate about one
+    more output, and a float32 copy of half-precision images.
+
+    Images must be finite. This is not checked, because the check would synchronise a GPU. A NaN
+    affects the patch pixels computed from it, and with matrix products every patch whose window
+    contains it.
+
+    Args:
+        images: Batch of floating-point images of any height and width.
+        scales: Scales of the patches, increasing.
+        size: Width and height P of a patch in pixels.
+        padding: Values outside the image: ``"border"`` repeats the edge pixel, ``"reflect"``
+            mirrors about the centre of the edge pixel, and a number is a constant.
+        antialias: Whether to widen the interpolation kernel at scales above 1, which suits
+            photographs. It is slower.
+        centres: Centre (y, x) of each image's windows in pixels; by default the image centre.
+
+    Shape:
+        - images: ``(B, C, H, W)``.
+        - centres: ``(B, 2)``.
+        - Output: ``(B, S, C, P, P)``.
+
+    Returns:
+        The patches, with the dtype and device of ``images``. Gradients flow to ``images``, not to
+        ``centres``.
+
+    Raises:
+        ConfigError: If ``images`` or ``centres`` has the wrong shape, the images are not
+            floating-point, or another argument is invalid.
+
+    Example:
+        >>> import torch
+        >>> from foveate import foveate
+        >>> images = torch.arange(16.0).view(1, 1, 4, 4)
+        >>> patches = foveate(images, scales=[1, 2], size=2)
+        >>> patches.shape
+        torch.Size([1, 2, 1, 2, 2])
+        >>> patches[0, 0, 0]
+        tensor([[ 5.,  6.],
+                [ 9., 10.]])
     """
     view = View(as_scales(scales), size, padding, antialias, centres)
     _check(images, view)
@@ -66,7 +105,7 @@ def foveate(
 
 
 def resample(images: Tensor, view: View) -> Tensor:
-    """`foveate` with arguments that were checked."""
+    """Compute `foveate` for validated arguments."""
     if _can_gather(images, view):
         from foveate.resampling.compiled import gather
 
@@ -78,9 +117,9 @@ def resample(images: Tensor, view: View) -> Tensor:
 def foveate_plain(
     images: Tensor, scales: ScaleGrid | Sequence[float], size: int, **options: Any
 ) -> Tensor:
-    """The definition of `foveate` in one einsum, which every faster path must equal.
+    """Compute `foveate` as one einsum: the definition that every faster path must reproduce.
 
-    It takes the options of `foveate`.
+    It accepts the options of `foveate`.
     """
     view = View(as_scales(scales), size, **options)
     _check(images, view)
@@ -93,11 +132,11 @@ def foveate_plain(
 
 
 def spread_plain(gradient: Tensor, shape: torch.Size, view: View) -> Tensor:
-    """The transpose of `foveate_plain`: from (B, S, C, P, P) to the `shape` of the images."""
+    """Apply the transpose of `foveate_plain`: from (B, S, C, P, P) to the `shape` of the images."""
     with _full_precision(gradient):
         slopes = gradient.to(_working_dtype(gradient))
         rows, columns, _ = _matrices(slopes, shape, view)
-        # Products instead of an einsum, which batched gradients do not know.
+        # Matrix products, because batched gradients do not support einsum.
         parts = [
             rows[..., i, None, :, :].mT @ slopes[:, i] @ columns[..., i, None, :, :]
             for i in range(len(view.scales))
@@ -116,10 +155,10 @@ def sampling_matrices(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> Tensor:
-    """The (S, P, L) weights with which the L = `length` pixels of one axis make each patch pixel.
+    """Return the (S, P, L) weights that map the L = `length` pixels of one axis to patch pixels.
 
-    With `centres`, a (B,) tensor of coordinates on this axis, the result is (B, S, P, L). A
-    constant padding has no pixel to carry its weight, so there the rows sum to less than one.
+    With `centres`, a (B,) tensor of coordinates on this axis, the result is (B, S, P, L). With
+    constant padding the weight outside the image is left out, so rows can sum to less than one.
     The weights are computed in float64 and then rounded to `dtype`.
     """
     view = View(as_scales(scales), size, padding, antialias)
@@ -127,12 +166,12 @@ def sampling_matrices(
     if length < 1:
         raise ConfigError(f"length must be at least 1 pixel, got {length}")
     if centres is not None and centres.ndim != 1:
-        raise ConfigError(f"centres of one axis must be (B,), got {tuple(centres.shape)}")
+        raise ConfigError(f"centres of one axis must have shape (B,), got {tuple(centres.shape)}")
     return axis_matrices(length, view, centres, device).to(device=device, dtype=dtype)
 
 
 class View(NamedTuple):
-    """What the patches show, whatever the image: the arguments of `foveate`."""
+    """The arguments of `foveate` except the images."""
 
     scales: tuple[float, ...]
     size: int
@@ -142,17 +181,18 @@ class View(NamedTuple):
 
     @property
     def blurs(self) -> bool:
-        """Whether antialiasing changes anything: kernels wider than two pixels."""
+        """Whether antialiasing has an effect: some kernel is wider than two pixels."""
         return self.antialias and max(self.scales) > 1
 
 
 def _resample(images: Tensor, view: View) -> Tensor:
-    """`foveate` by two matrix products per scale, on the part of the image that the scale sees."""
-    # Products for (32, 1, 112, 112), 17 scales, size 28 on 2 quiet cores: 1.9 ms (grid_sample per
-    # scale 3.4); one einsum 2.5, whole images instead of windows 2.9, gathered rows 4.7. Writing
-    # into one allocated output instead of stacking: 2.1. The matrices add 0.2 to 0.4 ms.
+    """Compute `foveate` as two matrix products per scale, on the pixels inside its window."""
+    # Measured for (32, 1, 112, 112), 17 scales, size 28 on 2 idle cores: products 1.9 ms, one
+    # grid_sample per scale 3.4 ms, one einsum 2.5 ms, whole images instead of windows 2.9 ms,
+    # gathered rows 4.7 ms, writing into one preallocated output instead of stacking 2.1 ms.
+    # Building the matrices adds 0.2 to 0.4 ms.
     pixels = images.to(_working_dtype(images))
-    # The half-resampled (P, W) rows of one scale stay within one output of (S, P, P).
+    # Limits the intermediate (P, W) rows of one scale to the size of one output, (S, P, P).
     parts = min(view.size, math.ceil(index(images.shape[-1]) / (len(view.scales) * view.size)))
     patches: list[Tensor] = []
     for part in groups(view):
@@ -161,18 +201,18 @@ def _resample(images: Tensor, view: View) -> Tensor:
 
 
 def _can_gather(images: Tensor, view: View) -> bool:
-    """Whether compiled code may cut these patches."""
+    """Whether compiled code can compute these patches."""
     if view.blurs and max(view.scales) > WIDEST.get(images.device.type, 0):
         return False
     graph = images.requires_grad and torch.is_grad_enabled()
-    # A compiler can trace the kernels of a GPU, but not a gradient through them.
+    # torch.compile can trace the Triton kernels, but not a gradient through them.
     if images.is_cuda and (graph or (view.blurs and not torch.compiler.is_compiling())):
         return compiled_code_reads(images) and not watched(images)
     return compiled_code_reads(images)
 
 
 def compiled_code_reads(tensor: Tensor) -> bool:
-    """Whether there is compiled code for such a tensor here, and nothing has to watch it."""
+    """Whether compiled code supports this tensor and no tracer or transform must see it."""
     if tensor.is_cuda:
         return tensor.dtype != torch.float64 and not exporting()
     if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or watched(tensor):
@@ -181,21 +221,21 @@ def compiled_code_reads(tensor: Tensor) -> bool:
 
 
 def groups(view: View) -> list[View]:
-    """One scale at a time with centres: for each image all matrices would outweigh the patches."""
+    """Split a view with centres by scale: matrices of all scales would outgrow the patches."""
     if view.centres is None:
         return [view]
     return [view._replace(scales=(scale,)) for scale in view.scales]
 
 
 def _patches(pixels: Tensor, view: View, parts: int) -> Iterator[Tensor]:
-    """The (B, C, P, P) patches, one scale after another."""
-    # A compiler that traces symbols gets plain numbers: a new size takes it 6 s, else 35.
+    """Yield the (B, C, P, P) patches scale by scale."""
+    # Plain integers instead of symbols: torch.compile takes 6 s for a new size instead of 35 s.
     height, width = index(pixels.shape[-2]), index(pixels.shape[-1])
     rows, columns, frame = _matrices(pixels, pixels.shape, view)
     for i, scale in enumerate(view.scales):
         y, x = _window(height, scale, view), _window(width, scale, view)
         seen, row, column = pixels[..., y, x], rows[..., i, :, y], columns[..., i, :, x]
-        # A copy of what is seen is allowed where it is no larger than an output.
+        # A copy of the window is acceptable if it is no larger than an output.
         small = (y.stop - y.start) * (x.stop - x.start) <= len(view.scales) * view.size**2
         if small and view.centres is None:
             patch = _patch_by_columns(seen, row, column)
@@ -205,10 +245,10 @@ def _patches(pixels: Tensor, view: View, parts: int) -> Iterator[Tensor]:
 
 
 def _patch(pixels: Tensor, rows: Tensor, columns: Tensor, parts: int) -> Tensor:
-    """The (B, C, P, P) patch of one scale, its rows made in `parts` pieces to save memory."""
-    if rows.ndim == 3:  # matrices of their own for each image
+    """Return the (B, C, P, P) patch of one scale, computed in `parts` pieces to save memory."""
+    if rows.ndim == 3:  # one matrix per image
         columns = columns.unsqueeze(1)
-    # Rows get an axis for C in any case: times a plain matrix, matmul may copy the pixels.
+    # Rows always get an axis for C: with a 2-D matrix, matmul can copy the pixels.
     pieces = [
         (piece.unsqueeze(-3) @ pixels) @ columns.mT for piece in rows.tensor_split(parts, dim=-2)
     ]
@@ -216,7 +256,7 @@ def _patch(pixels: Tensor, rows: Tensor, columns: Tensor, parts: int) -> Tensor:
 
 
 def _patch_by_columns(pixels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """The same with one large product over the columns first: a fifth faster on 2 cores."""
+    """Compute `_patch` with one large product over columns first: a fifth faster on 2 cores."""
     batch, channels, height, _ = pixels.shape
     size, total = len(rows), batch * channels
     narrow = (pixels.flatten(0, 2) @ columns.mT).view(total, height, size)
@@ -224,7 +264,7 @@ def _patch_by_columns(pixels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
 
 
 def _window(length: int, scale: float, view: View) -> slice:
-    """The pixels of one axis that a scale can touch: symmetric about the middle of the image."""
+    """Return the pixels of one axis that a scale reads, symmetric about the image centre."""
     if view.centres is not None:
         return slice(0, length)
     reach = (view.size - 1) / 2 * scale + _half_width(scale, view.antialias)
@@ -233,12 +273,11 @@ def _window(length: int, scale: float, view: View) -> slice:
 
 
 def _matrices(like: Tensor, shape: torch.Size, view: View) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Row matrices (…, S, P, H), column matrices (…, S, P, W), and what a constant adds.
+    """Return row matrices (…, S, P, H), column matrices (…, S, P, W) and the constant's share.
 
-    They fit images of a `shape`, and have the dtype and device of `like`. The last is
-    (…, S, P, P), or None for a padding that takes its values from the image. A tap
-    is outside as soon as its row or its column is, so what remains of the weight is the
-    constant's: v · (1 - rowsum · columnsum).
+    The matrices apply to images of `shape` and have the dtype and device of `like`. The share is
+    (…, S, P, P), or None for a padding that takes its values from the image. A tap is outside the
+    image if its row or its column is, so a constant v adds v · (1 - rowsum · columnsum).
     """
     height, width = shape[-2:]
     y, x = (None, None) if view.centres is None else view.centres.unbind(1)
@@ -254,7 +293,7 @@ def _matrices(like: Tensor, shape: torch.Size, view: View) -> tuple[Tensor, Tens
 
 
 def _axis(pixels: Tensor, length: int, view: View, centres: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The matrices of one axis as the pixels' dtype, and their row sums still in float64."""
+    """Return the matrices of one axis in the dtype of the pixels, and their float64 row sums."""
     exact = axis_matrices(length, view, centres, pixels.device)
     return exact.to(pixels), exact.sum(-1)
 
@@ -262,12 +301,12 @@ def _axis(pixels: Tensor, length: int, view: View, centres: Tensor | None) -> tu
 def axis_matrices(
     length: int, view: View, centres: Tensor | None, device: torch.device | str
 ) -> Tensor:
-    """`sampling_matrices` in float64, on the CPU where the device has none."""
+    """Compute `sampling_matrices` in float64, on the CPU if the device does not support it."""
     device = "cpu" if torch.device(device).type == "mps" else device
     offsets = torch.arange(view.size, dtype=torch.float64, device=device) + (0.5 - view.size / 2)
     at = offsets * _column(view.scales, device)  # (S, P)
     if centres is None:
-        at = at + (length / 2 - 0.5)  # in pixel indices, so less the half pixel
+        at = at + (length / 2 - 0.5)  # the centre of pixel i is at i + 0.5
     else:
         at = at + (centres.detach().to(at)[:, None, None] - 0.5)
     taps, weights = _taps(at, [_half_width(scale, view.antialias) for scale in view.scales])
@@ -278,7 +317,7 @@ def axis_matrices(
 
 
 def _taps(at: Tensor, half_widths: list[float]) -> tuple[Tensor, Tensor]:
-    """The pixel indices about the points `at` (…, S, P) and their weights, both (…, S, P, T)."""
+    """Return pixel indices around the points `at` (…, S, P) and weights, both (…, S, P, T)."""
     reach = math.ceil(max(half_widths))
     nearby = torch.arange(1 - reach, reach + 1, dtype=at.dtype, device=at.device)
     at = at.unsqueeze(-1)
@@ -291,7 +330,7 @@ def _taps(at: Tensor, half_widths: list[float]) -> tuple[Tensor, Tensor]:
 
 
 def _fold(taps: Tensor, length: int, padding: Padding) -> Tensor:
-    """Indices of any size brought into the image of `length` pixels."""
+    """Map any pixel index to a pixel of an image with `length` pixels."""
     if padding == "reflect":
         last = length - 1
         return last - (last - taps.remainder(max(2 * last, 1))).abs()
@@ -299,57 +338,59 @@ def _fold(taps: Tensor, length: int, padding: Padding) -> Tensor:
 
 
 def _half_width(scale: float, antialias: bool) -> float:
-    """How far from its point, in pixels, a sample takes weight."""
+    """Return the half-width of the interpolation kernel in pixels."""
     return max(scale, 1.0) if antialias else 1.0
 
 
 def _column(values: Sequence[float], device: torch.device | str) -> Tensor:
-    """Numbers as an (S, 1) tensor, filled in place: a copy from the CPU breaks CUDA graphs."""
+    """Return an (S, 1) tensor, filled on the device: a copy from the CPU breaks CUDA graphs."""
     fill = [torch.full((1,), value, dtype=torch.float64, device=device) for value in values]
     return torch.stack(fill)
 
 
 def _working_dtype(images: Tensor) -> torch.dtype:
-    """Float64 for float64 images, float32 for all others."""
+    """Return float64 for float64 images and float32 for all others."""
     return torch.float64 if images.dtype == torch.float64 else torch.float32
 
 
 def _full_precision(images: Tensor) -> AbstractContextManager[object]:
-    """Autocast off; nothing where it is off already, which keeps exported graphs flat."""
+    """Disable autocast if it is enabled; an unneeded context would nest exported graphs."""
     kind = images.device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def check_images(images: Tensor) -> None:
-    """Raise a ConfigError unless these are float images (B, C, H, W) with pixels."""
+    """Raise a ConfigError unless `images` are non-empty float images (B, C, H, W)."""
     shape = tuple(images.shape)
     if images.ndim != 4:
-        hint = ": add a batch axis with images[None]" if images.ndim == 3 else ""
-        raise ConfigError(f"images must have the shape (B, C, H, W), got {shape}{hint}")
+        hint = "; add a batch axis with images[None]" if images.ndim == 3 else ""
+        raise ConfigError(f"images must have shape (B, C, H, W), got {shape}{hint}")
     if not images.is_floating_point():
-        raise ConfigError(f"images must be real floats, got {images.dtype}: pass images.float()")
+        raise ConfigError(
+            f"images must have a floating-point dtype, got {images.dtype}; pass images.float()"
+        )
     if 0 in shape[2:]:
-        raise ConfigError(f"images must have at least one pixel, got the shape {shape}")
+        raise ConfigError(f"images must have at least one pixel, got shape {shape}")
 
 
 def _check(images: Tensor, view: View) -> None:
-    """Raise a ConfigError for arguments of `foveate` that cannot work."""
+    """Raise a ConfigError for invalid arguments of `foveate`."""
     check_images(images)
     count = images.shape[0]
     if view.centres is not None and tuple(view.centres.shape) != (count, 2):
         raise ConfigError(
-            f"centres must be one (y, x) per image, of the shape ({count}, 2), "
+            f"centres must contain one (y, x) per image, shape ({count}, 2), "
             f"got {tuple(view.centres.shape)}"
         )
     check_window(view.size, view.padding)
 
 
 def check_window(size: int, padding: Padding) -> None:
-    """Raise a ConfigError for a size or padding that cannot work."""
+    """Raise a ConfigError for an invalid size or padding."""
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ConfigError(f"size must be a whole number of at least 1 pixel, got {size!r}")
     number = isinstance(padding, int | float) and not isinstance(padding, bool)
     if not number and padding not in ("border", "reflect"):
         raise ConfigError(f'padding must be "border", "reflect" or a number, got {padding!r}')
     if isinstance(padding, int | float) and not math.isfinite(padding):
-        raise ConfigError(f"a constant padding must be finite, got {padding}")
+        raise ConfigError(f"constant padding must be finite, got {padding}")

@@ -1,4 +1,4 @@
-"""The resampling op on a GPU: every patch pixel gathers its image pixels, and the transpose."""
+"""The resampling op and its transpose on a GPU, as gather kernels in Triton."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels.
 
 from functools import lru_cache
@@ -10,31 +10,35 @@ from torch import Tensor
 
 from foveate.resampling.definition import View, axis_matrices, groups
 
-# Measured on one H200, 4096 images and 17 scales: 256 pixels in 4 warps for groups of 4 images take
-# 0.167 ms; one image at a time 0.24 ms, 1024 pixels 0.22 ms, a copy of as many bytes 0.105 ms.
-BLOCK = 256  # patch pixels that one program makes, in each of a group of images
-GROUP = 4  # images that share the arithmetic of positions and weights
-TILE = 32  # image pixels along an axis that one program takes gradients to
-CHUNK = 16  # patch pixels along an axis that it reads at once; the least that tl.dot takes
+# Measured on one H200 with 4096 images and 17 scales: blocks of 256 pixels in 4 warps for groups of
+# 4 images take 0.167 ms, single images 0.24 ms, blocks of 1024 pixels 0.22 ms, and a copy of the
+# same number of bytes 0.105 ms.
+BLOCK = 256  # patch pixels per program, for each image of a group
+GROUP = 4  # images that share computed positions and weights
+TILE = 32  # image pixels along an axis for which one program computes gradients
+CHUNK = 16  # patch pixels along an axis that it reads at once; the minimum of tl.dot
 PADDINGS = {"border": 0, "reflect": 1, "constant": 2}
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _position(p, scale, rest, whole, part, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The pixel before the sample of patch pixel p, and the distance; centre is whole + part."""
+    """Return the pixel below the sample point of patch pixel p, and the distance to it.
+
+    The centre of the window is whole + part.
+    """
     offset = p.to(tl.float32) + (0.5 - SIZE / 2)
     below = tl.floor(offset * scale + (whole + part))
-    # The product is rounded once, less whole pixels: as exact as float64 rounded at the end. The
-    # floor of the rounded position may have been one off.
+    # Subtracting whole pixels inside the fma rounds the product once, which is as accurate as
+    # float64 rounded at the end. The floor of the rounded position can be off by one.
     far = tl.fma(offset, scale, whole - below) + (part + offset * rest)
     below += tl.floor(far)
     far = tl.fma(offset, scale, whole - below) + (part + offset * rest)
-    return below.to(tl.int32), far.to(tl.float32)  # a compiler passes the centre as float64
+    return below.to(tl.int32), far.to(tl.float32)  # torch.compile passes the centre as float64
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _folded(index, length, PADDING: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Indices of any size brought into the image of `length` pixels."""
+    """Map any pixel index to a pixel of an image with `length` pixels."""
     if PADDING == 1:
         period = tl.maximum(2 * (length - 1), 1)
         index = (index % period + period) % period
@@ -44,7 +48,7 @@ def _folded(index, length, PADDING: tl.constexpr):  # type: ignore[no-untyped-de
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _taps(p, scale, rest, whole, part, length, SIZE: tl.constexpr, PADDING: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Two pixels of an axis and their weights for patch pixels p."""
+    """Return two pixels of an axis and their weights for patch pixels p."""
     first, far = _position(p, scale, rest, whole, part, SIZE)
     near = 1 - far
     second = first + 1
@@ -56,7 +60,7 @@ def _taps(p, scale, rest, whole, part, length, SIZE: tl.constexpr, PADDING: tl.c
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _tap(step, first, far, half, length, PADDING: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One pixel under a triangle, the part of its weight inside of the image, and all of it."""
+    """Return one pixel under a triangle kernel, its weight inside the image, and in total."""
     weight = tl.maximum(1 - tl.abs(step - far) / half, 0.0)
     index = first + step
     inside = weight
@@ -71,7 +75,7 @@ def _gather(  # type: ignore[no-untyped-def]
     channels, count, blocks, SIZE: tl.constexpr, PADDING: tl.constexpr, CENTRED: tl.constexpr,
     BLOCK: tl.constexpr, GROUP: tl.constexpr
 ):  # fmt: skip
-    # The scales of some images are neighbours in launch order, so these are read once.
+    # All scales of a group of images are adjacent in launch order, so the images are read once.
     program = tl.program_id(0)
     block, which = program % blocks, (program // blocks) % count
     start = (program // (blocks * count)).to(tl.int64) * GROUP
@@ -152,7 +156,7 @@ def _spread(  # type: ignore[no-untyped-def]
     gradient, images, rows, columns, first_y, stop_y, first_x, stop_x, height, width, channels,
     count, tables, across, tiles, SIZE: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
-    """Add to one tile of an image what each patch pixel that it was drawn into passes back."""
+    """Accumulate the gradient of one image tile from all patch pixels that read it."""
     program = tl.program_id(0)
     tile, plane = program % tiles, (program // tiles).to(tl.int64)
     y = tile // across * TILE + tl.arange(0, TILE)
@@ -184,10 +188,10 @@ def _spread(  # type: ignore[no-untyped-def]
 
 
 def _table(scales: tuple[float, ...], device: torch.device) -> Tensor:
-    """The scales in float32, and what the rounding left out: (2, S)."""
+    """Return the scales in float32 and their rounding errors, (2, S)."""
     if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
-        # Filled in place, and not kept: a graph can hold no copy from the CPU, and what is made
-        # while it is captured has no values before it is replayed.
+        # Filled on the device and not cached: a CUDA graph cannot contain a copy from the CPU, and
+        # tensors created during capture have no values before the graph is replayed.
         exact = [torch.full((1,), s, dtype=torch.float64, device=device) for s in scales]
         return _rounded(torch.cat(exact))
     return _kept_table(scales, device)
@@ -215,7 +219,7 @@ def gather_patches(images: Tensor, view: View) -> Tensor:
     fill = 0.0 if isinstance(padding, str) else float(padding)
     points = table if centres is None else (centres - 0.5).to(table).contiguous()
     middle = [part for length in (height, width) for part in divmod(length / 2 - 0.5, 1.0)]
-    group = GROUP if centres is None else 1  # images with centres of their own share nothing
+    group = GROUP if centres is None else 1  # images with individual centres share no positions
     blocks = triton.cdiv(size * size, BLOCK)
     total = batch * channels
     kernel = _blur if view.blurs else _gather
@@ -228,9 +232,9 @@ def gather_patches(images: Tensor, view: View) -> Tensor:
 
 
 def spread_patches(gradient: Tensor, shape: torch.Size, view: View) -> Tensor:
-    """Take gradients of patches to those of images of a `shape`: the transpose.
+    """Compute gradients of images of `shape` from patch gradients: the transpose.
 
-    Every image pixel adds up its own gradient, always in the same order.
+    Each image pixel sums its own gradient in a fixed order, so the result is deterministic.
     """
     batch, channels, height, width = shape
     images = gradient.new_zeros(shape, dtype=torch.float32)
@@ -251,7 +255,7 @@ def spread_patches(gradient: Tensor, shape: torch.Size, view: View) -> Tensor:
 
 
 def _sparse(length: int, view: View, axis: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The matrices of an axis, and between which patch pixels each image pixel has its weights."""
+    """Return the matrices of an axis, and the range of patch pixels that read each image pixel."""
     if view.centres is not None:
         return _made_sparse(length, view, view.centres[:, axis], like.device)
     if torch.cuda.is_current_stream_capturing():  # see `_table`

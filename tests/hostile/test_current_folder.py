@@ -183,7 +183,9 @@ def test_installed_packages_come_first(here, monkeypatch):
         (here / f"{name}.py").write_text(NET.replace("net(", "own("))
     monkeypatch.syspath_prepend(here / "installed")
     assert find_factory("nets_c:net") and find_factory("json:loads") is json.loads
-    with pytest.raises(ConfigError, match=r"'own' is not there in 'nets_c' \(.*/installed/nets_c"):
+    with pytest.raises(
+        ConfigError, match=r"'own' does not exist in 'nets_c' \(.*/installed/nets_c"
+    ):
         find_factory("nets_c:own")
     assert sprung(here) == []
 
@@ -199,7 +201,9 @@ def test_a_package_in_the_current_folder_has_its_own_modules(here, init):
     if init:
         (here / name / "__init__.py").touch()
     assert find_factory(f"{name}.nets:net")(1, 2)[1].out_features == 2
-    with pytest.raises(ConfigError, match=r"No module named .*; install it, or run in its folder"):
+    with pytest.raises(
+        ConfigError, match=r"No module named .*; install it, or run from its folder"
+    ):
         find_factory(f"{name}.missing:net")
 
 
@@ -209,6 +213,6 @@ def test_a_neighbour_that_is_not_found_is_explained(here):
     with pytest.raises(ConfigError) as caught:
         find_factory("nets_b:net")
     said = str(caught.value)
-    assert "of the current folder only 'nets_b' is imported, not 'helpers_b'" in said
+    assert "only 'nets_b' is imported from the current folder, not 'helpers_b'" in said
     assert "move both into a package, or set PYTHONPATH=." in said
     assert sprung(here) == []

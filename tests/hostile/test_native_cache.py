@@ -108,7 +108,7 @@ def test_a_planted_library_is_not_executed(hole, bomb, tmp_path, monkeypatch):
     assert done.returncode == 0 and int(done.stdout) > 0, done.stderr
     if hole != "the file is a link":  # which is replaced without a word
         assert done.stderr.count("\n") == 1 and str(cache) in done.stderr
-        assert ("is a link" in done.stderr) == (hole == "the folder is a link")
+        assert ("is a symbolic link" in done.stderr) == (hole == "the folder is a link")
     if hole.startswith("the file"):
         again = victim(cache)  # it was replaced
         assert (again.stdout, again.stderr) == (done.stdout, "")

@@ -1,1 +1,1 @@
-"""The trunk of a `ConvNet` in C."""
+"""The trunk of a `ConvNet`, implemented in C."""

@@ -1,4 +1,4 @@
-"""The way through a compiled trunk, stage after stage, and the way back."""
+"""Forward and backward pass through the compiled stages of a trunk."""
 # Shape letters: N images, C image channel, H W pixels, O filters.
 
 from collections.abc import Sequence
@@ -17,21 +17,24 @@ Fields = dict[str, Field]
 
 
 class First(NamedTuple):
-    """The first convolution with its norm folded in, and what that was made of."""
+    """The first convolution with its norm folded in, and the norm and moments used for it."""
 
     weight: Tensor  # (9 C, O)
     bias: Tensor  # (O,)
-    norm: Tensor  # (4, O): mean, gain, shift, spread
-    moments: Tensor  # mean (9 C,) and covariance (9 C, 9 C) of all 3 × 3 windows, if they matter
+    norm: Tensor  # (4, O): mean, gain, shift, 1 / standard deviation
+    moments: Tensor  # mean (9 C,) and covariance (9 C, 9 C) of 3 × 3 windows, in training
 
     def fields(self) -> Fields:
-        """What a stage takes that runs the convolution."""
+        """Return the fields of a stage that runs this convolution."""
         return {"first": self.weight, "first_bias": self.bias}
 
 
 @torch.no_grad()
 def fold(block: Block, images: Tensor) -> First:
-    """Fold the norm of the first block into its convolution; it may follow from the images."""
+    """Fold the norm of the first block into its convolution.
+
+    In training mode the statistics of the norm are computed from the images.
+    """
     conv, norm = block
     count, colours, height, width = images.shape
     taps, filters = 9 * colours, conv.out_channels
@@ -43,7 +46,7 @@ def fold(block: Block, images: Tensor) -> First:
     if norm is None or not norm.training:
         stage("fold", count, **fields)
         return first
-    # About a shift near the mean, so that the subtraction of its square cancels little.
+    # Subtract a value near the mean first, to limit cancellation in the covariance.
     shift = images.reshape(-1)[:: max(1, images.numel() // 4096)].mean()
     sums = fresh(parts_of(count), 1 + taps, taps, dtype=torch.float64)
     stage("moments", count, **fields, shift=shift, sums=sums)
@@ -51,10 +54,10 @@ def fold(block: Block, images: Tensor) -> First:
 
 
 class Forward:
-    """A batch of images (N, C, H, W) on its way through the blocks, and what is kept of it.
+    """Forward pass of images (N, C, H, W) through the blocks, with the saved feature maps.
 
-    The maps (N, H, W, O), each as its convolution left it, lie in buffers that are valid as long
-    as this object lives. The `norms` (4, O) belong to them.
+    `maps` (N, H, W, O) are the raw outputs of the convolutions, and `norms` (4, O) their norms. The
+    maps are in buffers that are valid as long as this object exists.
     """
 
     def __init__(self, blocks: Sequence[Block], images: Tensor, first: First | None = None) -> None:
@@ -66,7 +69,7 @@ class Forward:
         self.first = fold(blocks[0], images) if first is None else first
 
     def run(self) -> Tensor:
-        """Give the result (N, O, H, W)."""
+        """Run all stages and return the last feature map (N, O, H, W)."""
         count = self.images.shape[0]
         read: Fields = {**_planes(self.images), **self.first.fields()}
         for at, block in enumerate(self.blocks[1:], 1):
@@ -82,14 +85,14 @@ class Forward:
         return result
 
     def sizes(self, at: int) -> Fields:
-        """What the convolution of a block reads and gives."""
+        """Return the input size, channels and stride of the convolution of a block."""
         conv, (height, width) = self.blocks[at][0], self.sides[at - 1]
         channels: Fields = {"from": conv.in_channels, "to": conv.out_channels}
         return {"height": height, "width": width, "stride": conv.stride[0], **channels}
 
 
 class Backward:
-    """The way back, given all that the forward stages read and made."""
+    """Backward pass, given the inputs and saved maps of the forward pass."""
 
     def __init__(
         self, forward: Forward, images: Tensor, parameters: Sequence[Tensor], maps: Sequence[Tensor]
@@ -101,7 +104,7 @@ class Backward:
         self.buffers = Buffers()
 
     def run(self, result_slope: Tensor) -> list[Tensor]:
-        """Give the gradients in the order of the parameters."""
+        """Return the gradients in the order of the parameters."""
         count, last = self.images.shape[0], len(self.maps)
         read = self._below(last)
         stage("last_back", count, **read, **_ends(self.maps[-1]), result=result_slope.contiguous())
@@ -113,7 +116,7 @@ class Backward:
         return [gradient for own in self.gradients for gradient in own]
 
     def _run_first(self, read: Fields) -> None:
-        """The second block, and the first, which is computed again on the way."""
+        """Run the second block and the first, whose activations are recomputed."""
         count, first = self.images.shape[0], self.forward.first
         planes, parts = _planes(self.images), parts_of(count)
         sums: Fields = {
@@ -130,7 +133,7 @@ class Backward:
         stage("unfold", count, **fields)
 
     def _below(self, at: int) -> Fields:
-        """A block's map that a stage reads, with room for its slope and what follows from it."""
+        """Return the fields of the map that a stage reads, with buffers for its gradients."""
         below, norm = self.maps[at - 1], self.forward.norms[at - 1]
         room: Fields = {
             "below_slope": self.buffers.take(*below.shape),
@@ -141,7 +144,10 @@ class Backward:
         return {"below": below, "below_norm": norm, "moving": moving, **room, **_sums(below)}
 
     def _convolution(self, at: int, read: Fields) -> Fields:
-        """What goes back through a block's convolution; `read` says how its map was read."""
+        """Return the fields for the backward pass of a block's convolution.
+
+        `read` contains the fields of the block's output map, from `_below`.
+        """
         weight, parts = self.parameters[at][0].contiguous(), parts_of(self.images.shape[0])
         fields: Fields = {
             "map": read["below"],
@@ -156,7 +162,7 @@ class Backward:
 
 
 def sides_of(blocks: Sequence[Block], images: Tensor) -> list[tuple[int, int]]:
-    """Height and width behind each convolution."""
+    """Return height and width after each convolution."""
     height, width = images.shape[2:]
     sides = []
     for conv, _ in blocks:
@@ -166,7 +172,7 @@ def sides_of(blocks: Sequence[Block], images: Tensor) -> list[tuple[int, int]]:
 
 
 def _layers(block: Block) -> Fields:
-    """The parameters of a block, and the running statistics of its norm."""
+    """Return the parameters of a block and the running statistics of its norm."""
     conv, norm = block
     fields: Fields = {"weight": conv.weight.contiguous(), "bias": conv.bias}
     if norm is None:
@@ -193,6 +199,6 @@ def _ends(last: Tensor) -> Fields:
 
 
 def _sums(like: Tensor) -> Fields:
-    """Room for two sums over a map (N, H, W, O)."""
+    """Allocate two partial sums over a map (N, H, W, O)."""
     sums, squares = fresh(2, parts_of(like.shape[0]), like.shape[3], dtype=torch.float64)
     return {"sums": sums, "squares": squares}

@@ -1,4 +1,4 @@
-"""Run the stages of `native/trunk.c`, and keep the large buffers they work in."""
+"""Run the stages of `native/trunk.c`, and cache their large buffers."""
 
 import ctypes
 import math
@@ -10,9 +10,9 @@ from torch import Tensor
 from foveate.native.build import library
 from foveate.native.calls import PARTS, call
 
-KEPT = 1 << 23  # floats of the largest buffer to keep
-MOST = 1 << 25  # floats of all buffers kept
-SIZES = 16  # of buffers kept
+KEPT = 1 << 23  # largest buffer to cache, in floats
+MOST = 1 << 25  # limit of all cached buffers together, in floats
+SIZES = 16  # limit of different buffer sizes in the cache
 KINDS = (
     "fold", "moments", "first", "next", "last", "last_back", "next_back", "first_back", "unfold"
 )  # fmt: skip
@@ -22,7 +22,7 @@ Field: TypeAlias = int | float | Tensor | None
 
 
 class Job(ctypes.Structure):
-    """`struct job` of the C file, field by field."""
+    """Mirror of `struct job` in native/trunk.h, field by field."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("kind", "count", "parts", "colours", "height")),
@@ -42,9 +42,9 @@ class Job(ctypes.Structure):
 
 
 class Buffers:
-    """Large buffers that go back to a store when this object ends, to be used again.
+    """Large buffers that return to a cache when this object is deleted.
 
-    Fresh memory has to be mapped page by page, which took a third of a training step.
+    Newly allocated memory must be mapped page by page, which took a third of a training step.
     """
 
     _store: ClassVar[dict[int, list[Tensor]]] = {}
@@ -53,7 +53,7 @@ class Buffers:
         self._held: list[Tensor] = []
 
     def take(self, *shape: int) -> Tensor:
-        """An uninitialised float32 tensor, valid as long as this object lives."""
+        """Return an uninitialised float32 tensor, valid as long as this object exists."""
         size = math.prod(shape)
         try:
             flat = self._store[size].pop()
@@ -69,23 +69,26 @@ class Buffers:
 
     def _keep(self, flat: Tensor) -> None:
         total = flat.numel() + sum(size * len(kept) for size, kept in self._store.items())
-        if total > MOST or len(self._store) > SIZES:  # of sizes that come no more
+        if total > MOST or len(self._store) > SIZES:  # drops sizes that are no longer used
             self._store.clear()
         self._store.setdefault(flat.numel(), []).append(flat)
 
 
 def fresh(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """An uninitialised tensor on the CPU, whatever the defaults are."""
+    """Return an uninitialised CPU tensor, independent of the default device."""
     return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def parts_of(count: int) -> int:
-    """Into how many parts `count` patches are cut."""
+    """Return the number of parts into which `count` patches are split."""
     return min(PARTS, -(-count // 4))
 
 
 def stage(kind: str, count: int, **fields: Field) -> None:
-    """Run one stage on `count` patches; `fields` are those of `struct job`, tensors contiguous."""
+    """Run one stage on `count` patches; `fields` are those of `struct job`.
+
+    Tensors must be contiguous.
+    """
     lib = library()
     assert lib is not None
     held = {name: _address(value) for name, value in fields.items()}
