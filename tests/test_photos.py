@@ -361,7 +361,7 @@ def test_the_command_trains_a_backbone_of_ones_own(tmp_path):
     [
         (["--scales", "2"], "the recipe photo has no scales: set recipe.base"),
         (["--set", "size=64"], "the recipe photo has no size"),
-        (["--recipe", "mnist"], "there is no recipe 'mnist'"),
+        (["--recipe", "mnist"], "unknown recipe 'mnist'"),
         (["--workers", "-1"], "'--workers': Input should be greater"),
     ],
 )
