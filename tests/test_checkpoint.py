@@ -187,7 +187,7 @@ def test_weights_of_another_architecture_are_named(finished, tmp_path):
     # The same shapes, but shown the image in another way:
     like = train(tiny(epochs=1, model=replace(MODEL, pool="max")), tmp_path / "like")
     finished.weights.write_bytes(like.weights.read_bytes())
-    assert "is of another model than config.json says" in error_of(finished.net)
+    assert "is of another model than config.json;" in error_of(finished.net)
 
 
 def test_an_unfinished_run_has_no_network_yet(tmp_path):
@@ -229,7 +229,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "open", refuse)
     said = error_of(lambda: train(tiny(), tmp_path))
-    assert said == f"cannot use the folder {tmp_path} (Permission denied)"
+    assert said == f"cannot use the folder {tmp_path} (Permission denied); check its permissions or choose another --out"
 
 
 @pytest.mark.parametrize("made_again", [False, True])
@@ -245,12 +245,12 @@ def test_a_run_whose_folder_was_removed_does_not_finish(tmp_path, made_again, ca
                 (folder.path / ".lock").touch()
 
     said = error_of(lambda: train(tiny(), folder.path, watch=watch))
-    assert f"{folder.path} was removed while the run was training" in said
+    assert f"{folder.path} was removed during training" in said
     assert not folder.saved and folder.path.exists() == made_again
     monkeypatch.setattr("foveate.cli.display.Display.__call__", lambda self, *at: watch(*at))
     assert command_line([*AS_TINY, "--out", str(folder.path)]) == 2
     out, err = capsys.readouterr()
-    assert "was removed while" in err and err.count("\n") == 1 and "finished" not in out
+    assert "was removed during" in err and err.count("\n") == 1 and "finished" not in out
 
 
 def test_a_resumed_run_records_every_version_commit_and_machine(tmp_path, monkeypatch):
@@ -413,7 +413,7 @@ def test_tied_weights_can_be_saved(tmp_path):
         ("torch:device", "torch:device failed with channels=1, classes=10"),
         ("builtins:dict", "builtins:dict must give a torch module, got dict"),
         ("torch.nn:Identity", "gives a module without weights"),
-        ("test_checkpoint:Three", "test_checkpoint:Three gives 3 logits, not classes=10"),
+        ("test_checkpoint:Three", "test_checkpoint:Three must return 10 logits, one per class, got 3"),
         ("test_checkpoint:Spatial", "the backbone must map"),
     ],
 )

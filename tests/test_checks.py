@@ -102,7 +102,7 @@ def test_the_command_line_says_no_early(tmp_path, monkeypatch, capsys, arguments
 
 def test_only_the_devices_that_networks_run_on_are_taken():
     for name in ("meta", "mps", "privateuseone", "vulkan"):
-        with pytest.raises(ConfigError, match=f"networks run on cpu or cuda, got '{name}'"):
+        with pytest.raises(ConfigError, match=f"device must be cpu or cuda, got '{name}'"):
             find_device(name)
 
 

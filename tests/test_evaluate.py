@@ -295,7 +295,7 @@ def test_errors_are_one_line_and_nothing_is_written(runs, tmp_path, capsys):
         "scales must look like": [one, "--scales", "big"],
         "scale must lie between": [one, "--scales", "0"],
         "unknown data source 'nothing'": [one, "--source", "nothing"],
-        "no device is called 'abacus'": [one, "--device", "abacus"],
+        "unknown device 'abacus'": [one, "--device", "abacus"],
         "Missing argument": [],
     }
     before = sorted(path for path in runs[0].iterdir())

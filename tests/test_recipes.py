@@ -206,7 +206,7 @@ def test_a_config_keeps_its_recipe_and_old_ones_load():
         ("recipe.std", "[0, 1, 1]", "recipe.std must be above 0"),
         ("recipe.std", "[NaN, 1, 1]", "std must be like"),
         ("recipe.shift", "-1", "recipe.shift must be 0 to 4096"),
-        ("recipe.crop", "1", "cannot set 'crop'; there are base, colour"),
+        ("recipe.crop", "1", "cannot set 'crop'; use one of base, colour"),
     ],
 )
 def test_bad_settings_are_one_line(key, text, words):

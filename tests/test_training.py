@@ -134,7 +134,7 @@ def test_a_missing_gpu_is_said():
 
 
 def test_a_nonsense_device_is_said():
-    with pytest.raises(ConfigError, match="no device is called 'abacus'"):
+    with pytest.raises(ConfigError, match="unknown device 'abacus'"):
         train(tiny(), "unused", device="abacus")
 
 

@@ -106,7 +106,7 @@ def test_settings_are_read_as_what_they_replace():
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("epoch", "3", "cannot set 'epoch'; there are"),
+        ("epoch", "3", "cannot set 'epoch'; use one of"),
         ("model", "cnn", "cannot set 'model'"),
         ("model.colour", "3", "cannot set 'colour'"),
         ("epochs", "many", "epochs must be like 3, got 'many'"),

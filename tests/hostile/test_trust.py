@@ -218,7 +218,7 @@ def test_a_run_that_goes_on_does_not_choose_either(hostile, capsys):
         if not finished:
             (hostile / "weights.safetensors").unlink()
         assert run(options) == 2
-        assert "has a run with other backbone" in capsys.readouterr().err
+        assert "has a run with other settings (backbone)" in capsys.readouterr().err
     assert sprung(hostile.parent) == []
 
 
