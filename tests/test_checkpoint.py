@@ -108,10 +108,13 @@ def test_a_finished_run_is_not_done_again(finished):
 @pytest.mark.parametrize(
     ("changes", "keys"),
     [
-        ({"seed": 1}, "other seed;"),
-        ({"epochs": 5, "batch": 4}, "other batch, epochs;"),
-        ({"model": replace(MODEL, size=14, pool="max")}, "other model.pool, model.size;"),
-        ({"backbone": "a:b"}, "other backbone;"),
+        ({"seed": 1}, "other settings (seed);"),
+        ({"epochs": 5, "batch": 4}, "other settings (batch, epochs);"),
+        (
+            {"model": replace(MODEL, size=14, pool="max")},
+            "other settings (model.pool, model.size);",
+        ),
+        ({"backbone": "a:b"}, "other settings (backbone);"),
     ],
 )
 @pytest.mark.parametrize("ended", [True, False])
@@ -229,7 +232,8 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "open", refuse)
     said = error_of(lambda: train(tiny(), tmp_path))
-    assert said == f"cannot use the folder {tmp_path} (Permission denied); check its permissions or choose another --out"
+    remedy = "check its permissions or choose another --out"
+    assert said == f"cannot use the folder {tmp_path} (Permission denied); {remedy}"
 
 
 @pytest.mark.parametrize("made_again", [False, True])
@@ -413,7 +417,7 @@ def test_tied_weights_can_be_saved(tmp_path):
         ("torch:device", "torch:device failed with channels=1, classes=10"),
         ("builtins:dict", "builtins:dict must give a torch module, got dict"),
         ("torch.nn:Identity", "gives a module without weights"),
-        ("test_checkpoint:Three", "test_checkpoint:Three must return 10 logits, one per class, got 3"),
+        ("test_checkpoint:Three", "Three must return 10 logits, one per class, got 3"),
         ("test_checkpoint:Spatial", "the backbone must map"),
     ],
 )
