@@ -206,7 +206,7 @@ def test_errors_are_one_line_and_nothing_is_written(folder, tmp_path, capsys):
             "audited_nets:coloured", "--source", source, "--size", "33"
         ],
         "does not exist": [net, "--source", f"folder:{tmp_path / 'none'}"],
-        "has no class sub-folders": [net, "--source", f"folder:{tmp_path / 'empty'}"],
+        "has no class subfolders": [net, "--source", f"folder:{tmp_path / 'empty'}"],
         "unknown data source 'nothing'": [net, "--source", "nothing"],
         "split must be one of": [net, "--source", source, "--split", "some"],
         "scales must look like": [net, "--source", source, "--scales", "1:2"],

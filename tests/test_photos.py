@@ -297,7 +297,7 @@ def test_photo_needs_picture_files(tmp_path):
 
 def test_an_unknown_split_folder_is_named(copied):
     (copied / "validation").rename(copied / "valid")
-    with pytest.raises(DataError, match="'valid' beside train and test"):
+    with pytest.raises(DataError, match="'valid' next to train and test"):
         photo_config(source=f"folder:{copied}")
 
 

@@ -43,7 +43,7 @@ def test_labels_of_tars_that_are_no_classes_are_refused(tmp_path, label):
     first = [(name.replace("a.", "0."), content) for name, content in (ONE, ("a.cls", b"7"))]
     write_tar(tmp_path / "train.tar", [*first, ONE, ("a.cls", label)])
     said = tar_error(tmp_path / "train.tar")
-    named = "a.cls of" in said and "must be a label as 7, got b'" in said
+    named = "a.cls of" in said and "must be a class index such as 7, got b'" in said
     assert named or f"label 1 is {float(label)}, not a whole number from 0 to 99999" in said
 
 

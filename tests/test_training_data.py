@@ -178,7 +178,7 @@ def test_a_folder_streams_the_images_that_a_resident_run_has(tmp_path, picture_f
 def test_a_folder_whose_pictures_differ_is_said_when_it_is_read(tmp_path, picture_folder):
     config = fitted(tiny(source=f"folder:{picture_folder}", samples=50), load_source, stream=True)
     Image.new("RGB", (28, 28)).save(picture_folder / "1" / "005.png")
-    with pytest.raises(DataError, match=r"005\.png is \(3, 28, 28\), the first of all"):
+    with pytest.raises(DataError, match=r"005\.png has shape \(3, 28, 28\), but the first image"):
         train(config, tmp_path / "run", stream=True)
 
 
