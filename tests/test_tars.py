@@ -69,7 +69,7 @@ def test_links_and_devices_in_a_tar_are_not_followed(tmp_path, kind):
         label = tarfile.TarInfo("a.cls")
         label.size = 1
         tar.addfile(label, io.BytesIO(b"0"))
-    assert "has no picture" in tar_error(tmp_path / "train.tar")
+    assert "has no image" in tar_error(tmp_path / "train.tar")
 
 
 def header(name, size, kind=tarfile.REGTYPE, sparse=None):
@@ -88,10 +88,13 @@ def header(name, size, kind=tarfile.REGTYPE, sparse=None):
 @pytest.mark.parametrize(
     ("first", "words"),
     [
-        (header("a.png", 10**6), "claims 1000000 bytes"),
-        (header("a.png", 8 * 10**18), "claims 8000000000000000000 bytes"),
-        (header("b", 0) + header("a.png", -512), "claims -512 bytes"),  # its own header comes next
-        (header("a.png", 1, tarfile.GNUTYPE_SPARSE, sparse=5) + bytes(512), "claims 5 bytes"),
+        (header("a.png", 10**6), "declares 1000000 bytes"),
+        (header("a.png", 8 * 10**18), "declares 8000000000000000000 bytes"),
+        (
+            header("b", 0) + header("a.png", -512),
+            "declares -512 bytes",
+        ),  # its own header comes next
+        (header("a.png", 1, tarfile.GNUTYPE_SPARSE, sparse=5) + bytes(512), "declares 5 bytes"),
         (header("x", 10**17, tarfile.XHDTYPE), "cannot read"),
         (header("x", -(10**6), tarfile.GNUTYPE_LONGNAME), "cannot read"),
     ],

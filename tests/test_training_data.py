@@ -219,7 +219,7 @@ def test_official_names_say_the_scales(data_file, tmp_path):
         ({"samples": 4000}, False, "samples=4000, but there are 3500 training images"),
         ({"model": replace(MODEL, classes=3)}, False, "set model.classes=10"),
         ({"model": replace(MODEL, channels=3)}, False, "set model.channels=1"),
-        ({"model": replace(MODEL, form="plain")}, False, "set both to one number"),
+        ({"model": replace(MODEL, form="plain")}, False, "set both to the same number"),
         ({"source": "nothing"}, False, "unknown data source"),
         ({"source": "none.h5"}, False, "no such file"),
     ],
@@ -236,5 +236,5 @@ def test_files_that_do_not_fit_are_said_before(tmp_path, data_file):
     with pytest.raises(ConfigError, match="24 pixels, not 30: set size=24"):
         train(tiny(source=file, samples=0, size=30), tmp_path / "b")
     test_only = write(FileSpec(test=ScaleRange(1, 1), size=24), load_source("mnist-5k"), tmp_path)
-    with pytest.raises(DataError, match="holds no train images"):
+    with pytest.raises(DataError, match="has no train images"):
         train(tiny(source=str(test_only), samples=0), tmp_path / "c", stream=True)

@@ -204,7 +204,7 @@ def check_resized(picture: Tensor, base: int) -> None:
     long = base * max(height, width) // min(height, width)
     if base * long > MAX_PIXELS:
         raise DataError(
-            f"has {width}x{height} pixels: with a short side of {base}, its long side "
+            f"has {width}x{height} pixels: with a short side of {base} its long side "
             f"would have {long}; crop or remove it"
         )
 

@@ -208,7 +208,9 @@ class Shards:
         if split not in self.counts:
             where, holds = self.shards[0].path, ", ".join(self.counts)
             where = where if len(self.shards) == 1 else where.parent
-            raise DataError(f"{where} holds no {split} images, only {holds}")
+            raise DataError(
+                f"{where} has no {split} images, only {holds}; use a source that has them"
+            )
         return self._labels[split]
 
     def pick(self, split: SplitName, chosen: Tensor) -> tuple[Tensor, Tensor]:

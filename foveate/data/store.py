@@ -310,7 +310,9 @@ class ScaledFile:
         with reading(self.path), self.open() as file:
             if split not in self.counts:
                 holds = ", ".join(self.counts)
-                raise DataError(f"{self.path.name} holds no {split} images, only {holds}")
+                raise DataError(
+                    f"{self.path.name} has no {split} images, only {holds}; use a source that has them"
+                )
             chosen = range(self.counts[split])[part]
             images = np.ascontiguousarray(self.images(file, split, chosen))
         return torch.from_numpy(images), torch.from_numpy(self.labels[split][part].copy())
