@@ -151,7 +151,7 @@ def test_a_data_set_file_resident_and_streamed(tmp_path, capsys):
         ([*AS_TINY, "--source", "nothing"], "unknown data source 'nothing'"),
         ([*AS_TINY, "--source", "folder:/no/such"], "/no/such"),
         ([*AS_TINY, "--source", "none.h5", "--scales", "1"], "are made already"),
-        ([*AS_TINY, "--samples", "9999"], "samples=9999, but there are 3500"),
+        ([*AS_TINY, "--samples", "9999"], "samples must be at most 3500"),
         ([*AS_TINY, "--device", "abacus"], "unknown device 'abacus'"),
         ([*AS_TINY, "--backbone", "nonsense"], "written as package.module:factory"),
         ([*AS_TINY, "--backbone", "nowhere:net"], "cannot import 'nowhere'"),

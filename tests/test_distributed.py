@@ -363,4 +363,6 @@ def test_what_concerns_all_is_said_once(tmp_path):
     process = torchrun("-m", "foveate", *COMMAND, "--samples", "9999", "--out", tmp_path / "run")
     _, err = process.communicate()
     assert process.returncode != 0
-    assert said(err) == ["error: samples=9999, but there are 3500 training images"]
+    assert said(err) == [
+        "error: samples must be at most 3500, the size of the training set, got 9999"
+    ]

@@ -276,7 +276,7 @@ def test_a_worker_that_is_killed_is_said_in_one_line(monkeypatch):
         ({"model__form": "sliding"}, "works with scale channels alone"),
         ({"model__channels": "1"}, "set model.channels=3"),
         ({"model__classes": "2"}, "set model.classes=3"),
-        ({"samples": "25"}, "samples=25, but there are 24"),
+        ({"samples": "25"}, "samples must be at most 24, .*, got 25"),
     ],
 )
 def test_what_cannot_be_trained_is_said_before(tmp_path, changes, words):
@@ -289,7 +289,7 @@ def test_what_cannot_be_trained_is_said_before(tmp_path, changes, words):
 
 
 def test_photo_needs_picture_files(tmp_path):
-    with pytest.raises(ConfigError, match="reads picture files, and mnist-5k has none"):
+    with pytest.raises(ConfigError, match="reads image files, and mnist-5k has none"):
         photo_config(source="mnist-5k")
     with pytest.raises(ConfigError, match="workers must be 0 or more, got -1"):
         train(photo_config(), tmp_path, workers=-1)
@@ -315,7 +315,7 @@ def test_colour_pictures_are_photographs_unless_said_otherwise(tmp_path):
         target.parent.mkdir(parents=True, exist_ok=True)
         Image.open(path).resize((20, 20)).save(target)
     undecided = replace(undecided, source=f"folder:{same}")
-    with pytest.raises(ConfigError, match="has colour pictures: set recipe to photo"):
+    with pytest.raises(ConfigError, match="has colour images; set recipe to photo"):
         train(undecided, tmp_path / "a")
     stretched = fitted(undecided.changed({"recipe": "mnist-large-scale"}), load_source)
     assert stretched.recipe is not None and stretched.recipe.name == "mnist-large-scale"

@@ -254,7 +254,7 @@ def test_a_config_follows_its_shards(tmp_path):
     config = fitted(tiny(source=f"shards:{tmp_path}"), load_source)
     assert (config.size, config.scales, config.border) == (16, "1,2-4", "replicate")
     assert made_from(config.source) == "mnist-5k"
-    with pytest.raises(ConfigError, match="has images of 16 pixels, not 24: set size=16"):
+    with pytest.raises(ConfigError, match="has images of 16 pixels, not 24; set size=16"):
         train(tiny(source=f"shards:{tmp_path}"), tmp_path / "run")
 
 

@@ -216,7 +216,11 @@ def test_official_names_say_the_scales(data_file, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "stream", "words"),
     [
-        ({"samples": 4000}, False, "samples=4000, but there are 3500 training images"),
+        (
+            {"samples": 4000},
+            False,
+            "samples must be at most 3500, the size of the training set, got 4000",
+        ),
         ({"model": replace(MODEL, classes=3)}, False, "set model.classes=10"),
         ({"model": replace(MODEL, channels=3)}, False, "set model.channels=1"),
         ({"model": replace(MODEL, form="plain")}, False, "set both to the same number"),
@@ -231,9 +235,9 @@ def test_what_cannot_be_trained_is_said_before(tmp_path, changes, stream, words)
 
 def test_files_that_do_not_fit_are_said_before(tmp_path, data_file):
     file = str(data_file)
-    with pytest.raises(ConfigError, match="samples=91, but there are 90"):
+    with pytest.raises(ConfigError, match="samples must be at most 90, .*, got 91"):
         train(tiny(source=file, samples=91), tmp_path / "a", stream=True)
-    with pytest.raises(ConfigError, match="24 pixels, not 30: set size=24"):
+    with pytest.raises(ConfigError, match="24 pixels, not 30; set size=24"):
         train(tiny(source=file, samples=0, size=30), tmp_path / "b")
     test_only = write(FileSpec(test=ScaleRange(1, 1), size=24), load_source("mnist-5k"), tmp_path)
     with pytest.raises(DataError, match="has no train images"):

@@ -311,7 +311,8 @@ class ScaledFile:
             if split not in self.counts:
                 holds = ", ".join(self.counts)
                 raise DataError(
-                    f"{self.path.name} has no {split} images, only {holds}; use a source that has them"
+                    f"{self.path.name} has no {split} images, only {holds}; "
+                    "use a source that has them"
                 )
             chosen = range(self.counts[split])[part]
             images = np.ascontiguousarray(self.images(file, split, chosen))

@@ -1,1 +1,1 @@
-"""Training: what a run is, how it goes, how it is made fast, and how it survives."""
+"""Training: run configuration, training loop, checkpoints, data loading and processes."""
