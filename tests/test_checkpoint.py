@@ -156,7 +156,7 @@ def test_a_truncated_checkpoint_is_named(tmp_path, share):
     folder = stopped(tmp_path / "run")
     cut(folder.resume, share)
     said = error_of(lambda: train(tiny(), folder.path))
-    assert "resume.safetensors is not a whole safetensors file" in said and "remove it" in said
+    assert "resume.safetensors is not a complete safetensors file" in said and "remove it" in said
     folder.resume.unlink()
     assert same_bits(whole, trained(folder.path))
 
@@ -172,7 +172,7 @@ def test_a_checkpoint_without_its_parts_is_named(tmp_path):
 def test_truncated_weights_are_named(finished):
     cut(finished.weights)
     for action in (finished.net, lambda: train(tiny(epochs=1), finished.path)):
-        assert "weights.safetensors is not a whole safetensors file" in error_of(action)
+        assert "weights.safetensors is not a complete safetensors file" in error_of(action)
 
 
 def test_a_checkpoint_of_another_architecture_is_named(tmp_path):
@@ -310,7 +310,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(finished):
         damaged[place] ^= 1 << rng.randrange(8)
         finished.weights.write_bytes(damaged)
         said = error_of(finished.net)
-        assert f"{finished.weights} is damaged: it has another sha256" in said
+        assert f"{finished.weights} is damaged: its sha256 does not match" in said
     weights = dict(finished_tensors(finished, whole))
     for place in rng.sample(range(header), 60):  # refused, or nothing of it matters
         damaged = bytearray(whole)
@@ -337,7 +337,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_found(tmp_path):
         damaged[place] ^= 1
         folder.resume.write_bytes(damaged)
         said = error_of(lambda: train(tiny(), tmp_path))
-        assert "resume.safetensors is damaged: it has another sha256; remove it" in said
+        assert "resume.safetensors is damaged: its sha256 does not match; remove it" in said
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.bool])

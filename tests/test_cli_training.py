@@ -155,7 +155,7 @@ def test_a_data_set_file_resident_and_streamed(tmp_path, capsys):
         ([*AS_TINY, "--device", "abacus"], "unknown device 'abacus'"),
         ([*AS_TINY, "--backbone", "nonsense"], "written as package.module:factory"),
         ([*AS_TINY, "--backbone", "nowhere:net"], "cannot import 'nowhere'"),
-        ([*AS_TINY, "--set", "learning_rate=1e30"], "the loss is no number in epoch 1, step"),
+        ([*AS_TINY, "--set", "learning_rate=1e30"], "the loss is not finite in epoch 1, step"),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(tmp_path, capsys, monkeypatch, arguments, words):

@@ -272,8 +272,8 @@ def test_a_worker_that_is_killed_is_said_in_one_line(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model__form": "plain", "model__size": "112"}, "works with scale channels alone"),
-        ({"model__form": "sliding"}, "works with scale channels alone"),
+        ({"model__form": "plain", "model__size": "112"}, "needs a network with scale channels"),
+        ({"model__form": "sliding"}, "needs a network with scale channels"),
         ({"model__channels": "1"}, "set model.channels=3"),
         ({"model__classes": "2"}, "set model.classes=3"),
         ({"samples": "25"}, "samples must be at most 24, .*, got 25"),
@@ -341,8 +341,8 @@ def test_the_command_says_what_it_took(tmp_path, capfd):
     assert run_command(command(tmp_path / "run", "--workers", "1", "--epochs", "1")) == 0
     shown = capfd.readouterr()
     assert (
-        "24 training and 9 validation pictures of 3 classes, 60x60 to 72x128 pixels; recipe photo: "
-        "short side 48; 3 windows of 16 to 64 pixels in patches of 16"
+        "24 training and 9 validation images of 3 classes, 60x60 to 72x128 pixels; recipe photo: "
+        "short side 48; 3 windows of 16 to 64 pixels, patches of 16"
     ) in shown.err
     assert "is finished" in shown.out
 

@@ -235,7 +235,7 @@ def test_what_cannot_be_trained_is_said_before(tmp_path, changes, stream, words)
 
 def test_files_that_do_not_fit_are_said_before(tmp_path, data_file):
     file = str(data_file)
-    with pytest.raises(ConfigError, match="samples must be at most 90, .*, got 91"):
+    with pytest.raises(ConfigError, match=r"samples must be at most 90, .*, got 91"):
         train(tiny(source=file, samples=91), tmp_path / "a", stream=True)
     with pytest.raises(ConfigError, match="24 pixels, not 30; set size=24"):
         train(tiny(source=file, samples=0, size=30), tmp_path / "b")
