@@ -166,7 +166,7 @@ def test_a_checkpoint_without_its_parts_is_named(tmp_path):
     progress, tensors = folder.load()
     del tensors["random"]
     folder.save(progress, tensors)
-    assert "resume.safetensors is damaged; remove it to start again" in error_of(folder.load)
+    assert "resume.safetensors is damaged; remove it to start over" in error_of(folder.load)
 
 
 def test_truncated_weights_are_named(finished):

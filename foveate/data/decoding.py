@@ -31,8 +31,8 @@ def read_picture(path: Path | BinaryIO, behind: Behind = "black") -> Pixels:
 
     EXIF orientation is applied. An image with a palette, such as a GIF, is grey if all its pixels
     are. 16-bit grey is reduced to its upper 8 bits. An animation yields its first frame.
-    Transparency is flattened over `behind`: black, or a colour that contrasts with the image,
-    which is white if its visible pixels are dark on average and black otherwise.
+    Transparency is flattened over a background: black, or with `behind="contrast"` white if the
+    visible pixels are dark on average and black otherwise.
     """
     with _opened(path) as image:
         ImageOps.exif_transpose(image, in_place=True)  # otherwise Pillow copies every image

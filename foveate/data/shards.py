@@ -60,7 +60,7 @@ class Shard(Protocol):
         """Return the name of an image for error messages."""
 
     def listing(self) -> Iterator[list[Any]]:
-        """Yield what identifies the images without their pixels, for a checksum."""
+        """Yield the properties of each file that a checksum covers, without reading pixels."""
 
 
 def is_shards(source: str) -> bool:
@@ -244,7 +244,7 @@ class Shards:
         return self.shards[at].where(split, inside)
 
     def listing(self) -> Iterator[list[Any]]:
-        """Yield what identifies the images without their pixels, for a checksum."""
+        """Yield the properties of each file that a checksum covers, without reading pixels."""
         for shard in self.shards:
             yield from shard.listing()
 

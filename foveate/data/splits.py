@@ -202,8 +202,8 @@ def checked_pixels(values: NDArray[Any], where: str, indices: Sequence[int]) -> 
         place = int(np.argmin(finite))
         image = indices[int(np.unravel_index(place, finite.shape)[0])]
         raise DataError(
-            f"{where}: image {image} has a pixel of {_shown(values, place)}; pixels must be finite "
-            "in float32"
+            f"{where}: image {image} has a pixel of {_shown(values, place)}; replace it with a "
+            "value that is finite in float32"
         )
     return pixels
 

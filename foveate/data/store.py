@@ -372,7 +372,7 @@ class ScaledFile:
         return None
 
     def listing(self) -> Iterator[list[Any]]:
-        """List what identifies the file without its pixels, for a checksum.
+        """List the properties of the file that a checksum covers, without reading pixels.
 
         Yields:
             Name, size, checksums of the labels, and manifest.
@@ -425,9 +425,12 @@ def _labels(file: h5py.File, split: SplitName) -> NDArray[np.int64]:
     square = images.ndim in (3, 4) and images.shape[-3] == images.shape[-2]
     fits = labels.shape in ((count,), (count, 1)) or (count == 1 and labels.shape == ())
     if not square or not fits or 0 in images.shape:
-        raise OSError(f"x_{split} has shape {images.shape} and y_{split} has {labels.shape}")
+        raise OSError(
+            f"x_{split} has shape {images.shape} and y_{split} has {labels.shape}, "
+            "not (N, F, F, C) and (N,)"
+        )
     if images.dtype.kind not in NUMBERS:
-        raise OSError(f"x_{split} holds {images.dtype}, not real numbers")
+        raise OSError(f"x_{split} has dtype {images.dtype}, not real numbers")
     # The check rejects labels that are not numbers at the first one, so read only that.
     values = labels[()] if labels.dtype.kind in NUMBERS else labels[:1]
     return checked_labels(np.reshape(values, -1), f"y_{split} of {file.filename}")

@@ -1,6 +1,6 @@
 """The folder of a run: its configuration, metrics, weights and checkpoint.
 
-All files are safetensors or JSON. They are written atomically, by one process at a time.
+All files are safetensors, JSON or CSV. They are written atomically, by one process at a time.
 """
 
 import json
@@ -51,7 +51,7 @@ class Progress:
         share: Time spent on this run alone if several are trained at the same time, including
             preparation, validation, saving, and the time before interruptions.
         metrics: Metrics of each complete epoch.
-        empty: Number of steps of the current epoch whose images could all not be used.
+        empty: Number of steps in the current epoch without any usable image.
     """
 
     epoch: int = 0
@@ -194,8 +194,8 @@ class RunFolder:
         """Read the version, commit and hardware with which the run was trained.
 
         Returns:
-            Text by ``version``, ``commit`` and ``hardware``. If a resumed run used several, they
-            are separated by semicolons.
+            A dictionary with ``version``, ``commit`` and ``hardware``. The different values of a
+            resumed run are separated by semicolons.
         """
         starts = self.history()
         values = {key: dict.fromkeys(start[key] for start in starts) for key in MADE_WITH}
@@ -296,7 +296,7 @@ class RunFolder:
             check_fields(progress)
             return progress, tensors
         except (KeyError, TypeError, ValueError, ConfigError):
-            raise DataError(f"{self.resume} is damaged; remove it to start again") from None
+            raise DataError(f"{self.resume} is damaged; remove it to start over") from None
 
     def finish(self, progress: Progress, weights: dict[str, Tensor], config: TrainConfig) -> None:
         """Write the metrics and the final weights, and remove the checkpoint.
@@ -335,7 +335,7 @@ class RunFolder:
 
         Raises:
             DataError: If the run is not finished, or a file is missing or damaged.
-            ConfigError: If weights and configuration do not match, or trust is required.
+            ConfigError: If weights and configuration do not match, or ``trust`` is required.
         """
         config = self.config()
         if config.backbone and not is_registered(config.backbone):
@@ -387,7 +387,9 @@ class RunFolder:
             raise DataError(f"{path} is damaged ({error}); remove it") from None
         for line, entry in enumerate(found, 1):
             if not isinstance(entry, dict) or not all(map(is_number, entry.values())):
-                raise DataError(f"{path} is damaged (line {line} is not metrics); remove it")
+                raise DataError(
+                    f"{path} is damaged (line {line} is not an object of numbers); remove it"
+                )
         return found
 
     def _save_metrics(self, progress: Progress) -> None:

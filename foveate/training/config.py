@@ -46,7 +46,7 @@ class TrainConfig:
         data_seed: Seed for drawing the scale of each image. Runs that differ only in ``seed`` see
             the same images.
         learning_rate: Highest learning rate.
-        smallest_rate: Lowest learning rate.
+        smallest_rate: Lowest learning rate to which the schedule decays.
         epochs_per_decay: Number of epochs after which the schedule ``steps`` divides the learning
             rate by e.
         schedule: ``steps``, the paper's schedule, or ``cosine``: the learning rate rises from 1/25
@@ -66,8 +66,8 @@ class TrainConfig:
             ``channels=`` and ``classes=``.
         pretrained: Whether to start from the pretrained weights that timm or torchvision offers.
         weights: Path of a ``.safetensors`` file with initial weights of the backbone.
-        recipe: Preprocessing of the images. If it is ``None``, the command line chooses one for
-            the source.
+        recipe: Preprocessing of the images. ``None`` is the paper's recipe, ``mnist-large-scale``.
+            Colour images require an explicit recipe; ``foveate train`` selects ``photo`` for them.
 
     Raises:
         ConfigError: If a field is out of range, or fields contradict each other.
@@ -132,7 +132,7 @@ class TrainConfig:
         """Return the learning rate at a point of the run.
 
         Args:
-            epoch: Number of epochs that are complete; fractions are within an epoch.
+            epoch: Number of completed epochs, with the fraction of the current one.
 
         Returns:
             The learning rate.
@@ -239,7 +239,7 @@ def _read(key: str, text: str, now: Any) -> Any:
     if type(now) is float and type(value) is int and is_number(value):
         return float(value)
     if key != "padding" and type(value) is not type(now):
-        raise ConfigError(f"{key} must be like {_shown(now)}, got {text!r}")
+        raise ConfigError(f"{key} must be a value such as {_shown(now)}, got {text!r}")
     return value
 
 

@@ -184,7 +184,7 @@ def draw_scales(config: TrainConfig, count: int, split: SplitName) -> Tensor:
 def fitted(
     config: TrainConfig, load: Load, given: Collection[str] = (), stream: bool = False
 ) -> TrainConfig:
-    """Adapt the recipe and the model's channels and classes to the source, except those `given`.
+    """Adapt the recipe and the model's channels and classes to the source, unless `given`.
 
     Colour images in a folder or in tar files get the recipe `photo`: the model resamples windows
     with antialiasing, and inputs are normalised as a timm backbone expects. With a backbone, the
@@ -292,7 +292,10 @@ def made_files(source: str) -> list[ScaledFile]:
 
 
 def made_from(source: str) -> str | None:
-    """Return the source from which HDF5 files were generated (None if unknown), or the source."""
+    """Return the source from which HDF5 files were generated, or None if unknown.
+
+    Other sources are returned unchanged.
+    """
     files = made_files(source)
     if not files:
         return source

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 arrived: list[int] = []
-"""Signals for which `stop` was called; Ray turns every exception into a KeyboardInterrupt."""
+"""Signals that `stop` received; Ray hides them by raising KeyboardInterrupt for every exception."""
 
 
 class Terminated(KeyboardInterrupt):

@@ -151,7 +151,7 @@ class PhotoBatches(Batches):
         assert isinstance(self.images, Shards) and isinstance(self.net, ScaleChannels)
         size = 4 * self.net.size**2 * 3 * len(self.net.scales) * batch
         remedy = "use a smaller batch or a smaller model.size"
-        check_memory(2 * size, "a batch of patches and the next one", remedy)
+        check_memory(2 * size, "two batches of patches", remedy)
         dataset = PhotoDataset(self.images, self.split, self.recipe, self.bad)
         workers = min(self.workers, math.ceil(self.count / batch))
         return _Reader(dataset, workers, pinned=self.device.type != "cpu")
@@ -177,7 +177,7 @@ class _Reader:
         atexit.register(self.close)
 
     def read(self, groups: list[list[int]], draws: Draws) -> Iterator[tuple[Packed, Missing]]:
-        """Yield batches of images by index; `draws` are the seed and the epoch of augmentation."""
+        """Yield batches of images by index; `draws` is the (seed, epoch) of augmentation."""
         self.groups[:] = [[(*draws, index) for index in group] for group in groups if group]
         with _signals_blocked():  # until the workers have set their own handlers
             iterator = iter(self.loader)

@@ -43,7 +43,7 @@ Watch = Callable[[TrainConfig, Progress, int], None]
 
 
 class Shared(NamedTuple):
-    """Options and data that concurrent runs share; seeds of one configuration share `batches`."""
+    """Options of concurrent runs; runs that differ only in their seed also share `batches`."""
 
     device: torch.device
     stream: bool
@@ -204,7 +204,7 @@ class Session:
 
     def _open(self, split: SplitName) -> Batches:
         shared, key = self.shared, (split, replace(self.config, seed=0).digest())
-        self._set_mode(split == "train")  # evaluation can need less of the images
+        self._set_mode(split == "train")  # the prepared form of the images can depend on the mode
         if key not in shared.batches:
             shared.batches[key] = open_batches(
                 self.config, split, self.net, self.device, shared.stream, shared.load,

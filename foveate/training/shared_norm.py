@@ -22,9 +22,9 @@ Sum = Callable[[Tensor], Tensor]
 def share_norms(net: nn.Module, add_up: Sum) -> None:
     """Make every batch norm of the network compute its statistics over all processes.
 
-    The modules change their class in place: parameters, buffers and their names are unchanged, and
-    so are the additions of a subclass of batch norm. PyTorch's SyncBatchNorm, which needs a GPU, is
-    left unchanged. This implementation runs on every device that `add_up` supports.
+    The class of each module is replaced in place. Parameters, buffers and their names are
+    unchanged, and a subclass of batch norm keeps its own methods. PyTorch's SyncBatchNorm, which
+    needs a GPU, is left unchanged. This implementation runs on every device that `add_up` supports.
     """
     for name, module in net.named_modules():
         if isinstance(module, LazyModuleMixin):

@@ -24,7 +24,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
             note = file.metadata() or {}
     except FileNotFoundError:
-        raise DataError(f"no such file: {path}") from None
+        raise DataError(f"no such file: {path}; check the path") from None
     except (SafetensorError, OSError) as error:
         raise DataError(
             f"{path} is not a complete safetensors file ({error}); remove it and train again"
