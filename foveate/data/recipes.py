@@ -38,9 +38,9 @@ class Recipe:
             the resized image. Offsets are uniform and not rounded to whole pixels.
         sizes: Smallest and largest factor by which ``base`` is multiplied in training. The factor
             is drawn log-uniformly for each image; ``(1, 1)`` turns this off.
-        resolution: Smallest factor by which the resolution of an image is reduced in training. With
-            probability 1/2, the image is downsampled by a factor drawn log-uniformly between this
-            value and 1, and upsampled to its size again. 1 turns this off.
+        resolution: Lowest relative resolution in training. With probability 1/2, an image is
+            downsampled by a factor drawn log-uniformly between this value and 1, and upsampled to
+            its size again. 1 turns this off.
         colour: Strength of random changes of brightness, contrast and saturation in training, as in
             torchvision's ``ColorJitter``; 0 turns this off.
 

@@ -89,7 +89,8 @@ def open_source(name: str, load: Load = load_source, stream: bool = False) -> So
     Args:
         name: Name of the source, in one of the forms of `SOURCES`.
         load: Function that loads a source into memory.
-        stream: Whether to read images from disk on demand, for kinds that support both.
+        stream: Whether to read images from disk on demand. Sources that are always loaded into
+            memory, or always streamed, ignore it.
     """
     kind = find_kind(name)
     if kind and kind.open and (stream or kind.load is None):

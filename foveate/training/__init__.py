@@ -1,1 +1,1 @@
-"""Training: run configuration, training loop, checkpoints, data loading and processes."""
+"""Training: configuration, training loop, checkpoints, data loading and several processes."""

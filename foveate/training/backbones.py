@@ -50,7 +50,8 @@ def load_backbone(backbone: nn.Module, weights: dict[str, Tensor], path: Path) -
     """Load weights into a backbone, except a classifier for another number of classes.
 
     Raises:
-        ConfigError: If names are missing or unknown, or the shape of another weight differs.
+        ConfigError: If a weight is missing, unknown or not finite, or if one outside the classifier
+            has another shape.
     """
     counts = ".num_batches_tracked"  # some files lack it
     own = {n: t for n, t in backbone.state_dict().items() if not n.endswith(counts)}

@@ -8,7 +8,8 @@ from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 arrived: list[int] = []
-"""Signals that `stop` received; Ray hides them by raising KeyboardInterrupt for every exception."""
+"""Signals that `stop` received. Ray replaces `Terminated` by KeyboardInterrupt, so the exception
+alone does not tell SIGTERM from Ctrl-C."""
 
 
 class Terminated(KeyboardInterrupt):

@@ -321,7 +321,7 @@ class Session:
         self.saved = time.perf_counter()
 
     def _record_skipped(self) -> None:
-        """List the images that were left out in the run's folder."""
+        """Write the list of left-out images to the run's folder."""
         if isinstance(self.train, PhotoBatches) and isinstance(self.valid, PhotoBatches):
             add_skipped(self.folder.path, {**self.train.skipped, **self.valid.skipped})
 

@@ -18,7 +18,7 @@ COLUMNS = ["split", "image", "reason"]
 
 
 def check_bad(bad: str, config: TrainConfig, processes: int = 1) -> Bad:
-    """Return the treatment of images that cannot be used, or raise if the run cannot skip them.
+    """Return `bad`, the treatment of images that cannot be used, if the run supports it.
 
     Args:
         bad: ``stop`` at the first one, or ``skip`` them.
