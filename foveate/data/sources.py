@@ -176,7 +176,7 @@ class Kind:
     """A kind of source.
 
     Attributes:
-        about: One-line description for the command line.
+        about: One-line description.
         load: Function that loads the source into memory, if the kind supports it.
         open: Function that opens the source for streaming, if the kind supports it.
     """
