@@ -206,7 +206,7 @@ def test_errors_are_one_line_and_nothing_is_written(folder, tmp_path, capsys):
             "audited_nets:coloured", "--source", source, "--size", "33"
         ],
         "does not exist": [net, "--source", f"folder:{tmp_path / 'none'}"],
-        "has no class sub-folders": [net, "--source", f"folder:{tmp_path / 'empty'}"],
+        "has no class subfolders": [net, "--source", f"folder:{tmp_path / 'empty'}"],
         "unknown data source 'nothing'": [net, "--source", "nothing"],
         "split must be one of": [net, "--source", source, "--split", "some"],
         "scales must look like": [net, "--source", source, "--scales", "1:2"],
@@ -216,7 +216,7 @@ def test_errors_are_one_line_and_nothing_is_written(folder, tmp_path, capsys):
         "std must be a number": [net, "--source", source, "--std", "a"],
         "mean must be 1 or 1 numbers, got 3": [net, "--source", source, "--mean", "1,2,3"],
         "each scale must be finite and above 0, got 0": [net, "--source", source, "--native", "0"],
-        "no device is called 'abacus'": [net, "--source", source, "--device", "abacus"],
+        "unknown device 'abacus'": [net, "--source", source, "--device", "abacus"],
         "class 'digit-0', which is not among the 2": [
             net, "--source", source, "--classes", "a,b"
         ],

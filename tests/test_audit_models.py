@@ -129,7 +129,7 @@ def test_files_that_are_no_models_are_said(files, tmp_path):
     (tmp_path / "net.onnx").write_bytes(b"something else")
     assert "cannot load the model in" in message(tmp_path / "net.onnx")
     (tmp_path / "net.safetensors").write_bytes(b"something else")
-    assert "is not a whole safetensors file" in message(tmp_path / "net.safetensors")
+    assert "is not a complete safetensors file" in message(tmp_path / "net.safetensors")
     whole = files["ts"].read_bytes()
     (tmp_path / "cut.ts").write_bytes(whole[: len(whole) // 2])
     assert "holds no TorchScript" in message(tmp_path / "cut.ts")

@@ -160,13 +160,13 @@ def test_commands_warn_once_with_the_count(damaged, tmp_path, capsys):
     options = ["--set", f"source=folder:{damaged}", "--set", "recipe.base=80", "--workers", "0"]
     assert run(command(out, *options)) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert any(name in said for name in BAD) and said.endswith("or leave it out with --bad skip")
+    assert any(name in said for name in BAD) and said.endswith("or skip it with --bad skip")
     assert run(command(out, *options, "--bad", "skip")) == 0
     warning = f"warning: 5 pictures could not be used and were left out; {out}/skipped.csv names"
     assert capsys.readouterr().err.replace("\n", " ").count(warning) == 1
     assert run(["evaluate", out, "--scales", "1", "--device", "cpu"]) == 2
     said = capsys.readouterr().err
-    assert "leave it out with --bad skip" in said and said.count("\n") == 1
+    assert "skip it with --bad skip" in said and said.count("\n") == 1
     evaluate = ["evaluate", out, "--scales", "0.5,1", "--device", "cpu", "--bad", "skip"]
     assert run(evaluate) == 0
     assert "warning: 2 pictures could not be used" in capsys.readouterr().err
@@ -180,14 +180,14 @@ def test_at_least_one_picture_must_be_left(damaged, tmp_path):
     folder = Path(shutil.copytree(damaged, tmp_path / "pictures"))
     for path in (folder / "validation").rglob("*.jpg"):
         path.write_bytes(b"")
-    with pytest.raises(DataError, match="none of the 9 val pictures can be used"):
+    with pytest.raises(DataError, match="none of the 9 val images can be used"):
         train(config_of(folder, epochs="1"), tmp_path / "run", workers=1, bad="skip")
 
 
 def test_what_cannot_skip_says_so(tmp_path):
     with pytest.raises(ConfigError, match="bad must be stop or skip, got 'ignore'"):
         train(photo_config(), tmp_path, bad="ignore")
-    with pytest.raises(ConfigError, match="--bad skip is for the recipe photo"):
+    with pytest.raises(ConfigError, match="--bad skip needs the recipe photo"):
         train(tiny(), tmp_path, bad="skip")
     with pytest.raises(ConfigError, match="--bad skip works in one process, not in 2"):
         train(photo_config(), tmp_path, bad="skip", team=Team(count=2))
@@ -262,7 +262,7 @@ def test_a_link_that_leads_nowhere_is_skipped_like_a_bad_picture(tmp_path, capsy
     options = ["--set", f"source=folder:{folder}", "--workers", "0"]
     assert run(command(tmp_path / "run", *options)) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert str(link) in said and said.endswith("or leave it out with --bad skip")
+    assert str(link) in said and said.endswith("or skip it with --bad skip")
     assert run(command(tmp_path / "run", *options, "--bad", "skip")) == 0
     assert list(read_skipped(tmp_path / "run")) == [("train", str(link))]
     link.unlink()
@@ -318,7 +318,7 @@ def test_a_study_skips_bad_pictures_in_training_and_tests(damaged, tmp_path, cap
     path.write_text(STUDY.format(folder=damaged))
     arguments = ["sweep", str(path), "--device", "cpu", "--out", str(out)]
     assert run(arguments) == 1
-    assert "or leave it out with --bad skip" in capsys.readouterr().err.replace("\n", " ")
+    assert "or skip it with --bad skip" in capsys.readouterr().err.replace("\n", " ")
     assert run([*arguments, "--bad", "ignore"]) == 2
     assert "bad must be stop or skip" in capsys.readouterr().err
     assert run([*arguments, "--bad", "skip"]) == 0
@@ -333,4 +333,4 @@ def test_a_study_without_photographs_cannot_skip(tmp_path, capsys):
     path = tmp_path / "study.toml"
     path.write_text('name = "digits"\n[[runs]]\npreset = "cnn"\nsource = "mnist-5k"\n')
     assert run(["sweep", str(path), "--device", "cpu", "--bad", "skip", "--dry-run"]) == 2
-    assert "--bad skip is for the recipe photo" in capsys.readouterr().err
+    assert "--bad skip needs the recipe photo" in capsys.readouterr().err

@@ -108,10 +108,13 @@ def test_a_finished_run_is_not_done_again(finished):
 @pytest.mark.parametrize(
     ("changes", "keys"),
     [
-        ({"seed": 1}, "other seed;"),
-        ({"epochs": 5, "batch": 4}, "other batch, epochs;"),
-        ({"model": replace(MODEL, size=14, pool="max")}, "other model.pool, model.size;"),
-        ({"backbone": "a:b"}, "other backbone;"),
+        ({"seed": 1}, "other settings (seed);"),
+        ({"epochs": 5, "batch": 4}, "other settings (batch, epochs);"),
+        (
+            {"model": replace(MODEL, size=14, pool="max")},
+            "other settings (model.pool, model.size);",
+        ),
+        ({"backbone": "a:b"}, "other settings (backbone);"),
     ],
 )
 @pytest.mark.parametrize("ended", [True, False])
@@ -153,7 +156,7 @@ def test_a_truncated_checkpoint_is_named(tmp_path, share):
     folder = stopped(tmp_path / "run")
     cut(folder.resume, share)
     said = error_of(lambda: train(tiny(), folder.path))
-    assert "resume.safetensors is not a whole safetensors file" in said and "remove it" in said
+    assert "resume.safetensors is not a complete safetensors file" in said and "remove it" in said
     folder.resume.unlink()
     assert same_bits(whole, trained(folder.path))
 
@@ -163,13 +166,13 @@ def test_a_checkpoint_without_its_parts_is_named(tmp_path):
     progress, tensors = folder.load()
     del tensors["random"]
     folder.save(progress, tensors)
-    assert "resume.safetensors is damaged; remove it to start again" in error_of(folder.load)
+    assert "resume.safetensors is damaged; remove it to start over" in error_of(folder.load)
 
 
 def test_truncated_weights_are_named(finished):
     cut(finished.weights)
     for action in (finished.net, lambda: train(tiny(epochs=1), finished.path)):
-        assert "weights.safetensors is not a whole safetensors file" in error_of(action)
+        assert "weights.safetensors is not a complete safetensors file" in error_of(action)
 
 
 def test_a_checkpoint_of_another_architecture_is_named(tmp_path):
@@ -187,7 +190,7 @@ def test_weights_of_another_architecture_are_named(finished, tmp_path):
     # The same shapes, but shown the image in another way:
     like = train(tiny(epochs=1, model=replace(MODEL, pool="max")), tmp_path / "like")
     finished.weights.write_bytes(like.weights.read_bytes())
-    assert "is of another model than config.json says" in error_of(finished.net)
+    assert "is of another model than config.json;" in error_of(finished.net)
 
 
 def test_an_unfinished_run_has_no_network_yet(tmp_path):
@@ -229,7 +232,8 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "open", refuse)
     said = error_of(lambda: train(tiny(), tmp_path))
-    assert said == f"cannot use the folder {tmp_path} (Permission denied)"
+    remedy = "check its permissions or choose another --out"
+    assert said == f"cannot use the folder {tmp_path} (Permission denied); {remedy}"
 
 
 @pytest.mark.parametrize("made_again", [False, True])
@@ -245,12 +249,12 @@ def test_a_run_whose_folder_was_removed_does_not_finish(tmp_path, made_again, ca
                 (folder.path / ".lock").touch()
 
     said = error_of(lambda: train(tiny(), folder.path, watch=watch))
-    assert f"{folder.path} was removed while the run was training" in said
+    assert f"{folder.path} was removed during training" in said
     assert not folder.saved and folder.path.exists() == made_again
     monkeypatch.setattr("foveate.cli.display.Display.__call__", lambda self, *at: watch(*at))
     assert command_line([*AS_TINY, "--out", str(folder.path)]) == 2
     out, err = capsys.readouterr()
-    assert "was removed while" in err and err.count("\n") == 1 and "finished" not in out
+    assert "was removed during" in err and err.count("\n") == 1 and "finished" not in out
 
 
 def test_a_resumed_run_records_every_version_commit_and_machine(tmp_path, monkeypatch):
@@ -306,7 +310,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(finished):
         damaged[place] ^= 1 << rng.randrange(8)
         finished.weights.write_bytes(damaged)
         said = error_of(finished.net)
-        assert f"{finished.weights} is damaged: it has another sha256" in said
+        assert f"{finished.weights} is damaged: its sha256 does not match" in said
     weights = dict(finished_tensors(finished, whole))
     for place in rng.sample(range(header), 60):  # refused, or nothing of it matters
         damaged = bytearray(whole)
@@ -333,7 +337,7 @@ def test_a_flipped_bit_in_a_checkpoint_is_found(tmp_path):
         damaged[place] ^= 1
         folder.resume.write_bytes(damaged)
         said = error_of(lambda: train(tiny(), tmp_path))
-        assert "resume.safetensors is damaged: it has another sha256; remove it" in said
+        assert "resume.safetensors is damaged: its sha256 does not match; remove it" in said
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int64, torch.bool])
@@ -411,9 +415,9 @@ def test_tied_weights_can_be_saved(tmp_path):
         ("test_checkpoint:Nothing", "'Nothing' does not exist in 'test_checkpoint'"),
         ("foveate:__version__", "'__version__' is not a function in 'foveate'"),
         ("torch:device", "torch:device failed with channels=1, classes=10"),
-        ("builtins:dict", "builtins:dict must give a torch module, got dict"),
-        ("torch.nn:Identity", "gives a module without weights"),
-        ("test_checkpoint:Three", "test_checkpoint:Three gives 3 logits, not classes=10"),
+        ("builtins:dict", "builtins:dict must return a torch.nn.Module, got dict"),
+        ("torch.nn:Identity", "returns a module without weights"),
+        ("test_checkpoint:Three", "Three must return 10 logits, one per class, got 3"),
         ("test_checkpoint:Spatial", "the backbone must map"),
     ],
 )

@@ -77,8 +77,11 @@ GENERATE = ["generate", "mnist-large-scale", "--source", "mnist-5k", "--out", "n
         (["reproduce", "--plan", "--seeds", "4294967296"], "seeds must be 1 to 1000, got"),
         (["reproduce", "--plan", "--out", "file/x"], "cannot use file/x (Not a directory)"),
         (["train", "cnn", "--set", "model.padding=zzz"], "padding must be one of border"),
-        (["train", "cnn", "--set", "epochs=" + "1" * 5000], "epochs must be like 20"),
-        (["train", "cnn", "--set", "learning_rate=" + "1" * 400], "learning_rate must be like"),
+        (["train", "cnn", "--set", "epochs=" + "1" * 5000], "epochs must be a value such as 20"),
+        (
+            ["train", "cnn", "--set", "learning_rate=" + "1" * 400],
+            "learning_rate must be a value such as",
+        ),
         ([*GENERATE, "--train", "none", "--test", "none"], "leave nothing to make"),
         ([*GENERATE, "--size", "99999999"], "size must be 1 to 4,096 pixels"),
         (["show", "mnist-5k", "--size", "99999999"], "size must be 1 to 4,096 pixels"),
@@ -102,7 +105,7 @@ def test_the_command_line_says_no_early(tmp_path, monkeypatch, capsys, arguments
 
 def test_only_the_devices_that_networks_run_on_are_taken():
     for name in ("meta", "mps", "privateuseone", "vulkan"):
-        with pytest.raises(ConfigError, match=f"networks run on cpu or cuda, got '{name}'"):
+        with pytest.raises(ConfigError, match=f"device must be cpu or cuda, got '{name}'"):
             find_device(name)
 
 

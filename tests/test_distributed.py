@@ -112,7 +112,7 @@ def test_usage_errors_are_said_by_the_first_process(monkeypatch, capsys):
 def test_norms_are_shared_or_local(tmp_path, capsys):
     assert command_line([*COMMAND, "--norms", "none", "--out", str(tmp_path)]) == 2
     assert "norms must be shared or local, got 'none'" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="batch=3 is too few for 4 processes; start fewer"):
+    with pytest.raises(ConfigError, match=r"batch must be at least 4, .* got 3; start fewer"):
         Team(count=4).prepare(nn.Identity(), 3)
 
 
@@ -305,8 +305,8 @@ def test_a_process_that_is_killed_ends_the_run_with_one_line(tmp_path, one, two,
     assert process.returncode != 0
     assert "threads left: []" in out
     assert said(err) == [
-        "error: a process of this run died; the checkpoint at epoch 2, step 3 is kept in "
-        f"{folder}; start the same command again"
+        "error: a process of this run died; the last checkpoint is at epoch 2, step 3 in "
+        f"{folder}; run the same command to resume"
     ], err
     reached = RunFolder(folder).load()[0]
     assert (reached.epoch, reached.step) == (1, 3)
@@ -326,8 +326,9 @@ def test_torchrun_starts_it_again_by_itself(tmp_path, two, lag):
     process = victim(STEPS + 4, "SIGKILL", *COMMAND, *out, lag=lag, restarts=1)
     _, err = done(process)
     (line,) = said(err)
-    assert line.startswith("error: a process of this run died; the checkpoint at epoch 2, step 3")
-    assert line.endswith("it starts again by itself")
+    died = "error: a process of this run died; the last checkpoint is at epoch 2, step 3 in"
+    assert line.startswith(died)
+    assert line.endswith("torchrun restarts it")
     assert same_bits(weights(tmp_path / "run"), weights(two[0]))
 
 
@@ -340,7 +341,7 @@ def test_a_process_that_hangs_does_not_keep_the_others(tmp_path):
     line = next((line for line in process.stderr if line.startswith("error:")), "nothing")
     os.kill(stopped, signal.SIGKILL)
     process.communicate()
-    assert "a process of this run does not answer; what was saved is kept" in line
+    assert "a process of this run does not respond; saved files are unaffected" in line
 
 
 def test_a_request_to_end_saves_the_last_step(tmp_path, two):
@@ -363,4 +364,6 @@ def test_what_concerns_all_is_said_once(tmp_path):
     process = torchrun("-m", "foveate", *COMMAND, "--samples", "9999", "--out", tmp_path / "run")
     _, err = process.communicate()
     assert process.returncode != 0
-    assert said(err) == ["error: samples=9999, but there are 3500 training images"]
+    assert said(err) == [
+        "error: samples must be at most 3500, the size of the training set, got 9999"
+    ]

@@ -289,13 +289,13 @@ def test_errors_are_one_line_and_nothing_is_written(runs, tmp_path, capsys):
     cases = {
         "is not a run: it has no config.json": [str(tmp_path / "none")],
         "is not finished (0 of 3 epochs)": [one, str(tmp_path / "unfinished")],
-        "is not a whole safetensors file": [str(tmp_path / "broken")],
+        "is not a complete safetensors file": [str(tmp_path / "broken")],
         "3 runs: say with --out": [*map(str, runs)],
         "split must be val or test, got 'train'": [one, "--split", "train"],
         "scales must look like": [one, "--scales", "big"],
         "scale must lie between": [one, "--scales", "0"],
         "unknown data source 'nothing'": [one, "--source", "nothing"],
-        "no device is called 'abacus'": [one, "--device", "abacus"],
+        "unknown device 'abacus'": [one, "--device", "abacus"],
         "Missing argument": [],
     }
     before = sorted(path for path in runs[0].iterdir())

@@ -41,7 +41,7 @@ def test_files_come_from_the_mirror_once_and_then_from_the_cache(serve, use, cac
     assert fetch("tiny", said.append) == CONTENT
     assert list(fetch("tiny")) == list(FILES)
     assert server.requests == [f"/tiny/{name}.gz" for name in FILES]
-    assert said == [f"fetching {address}{name}.gz" for name in FILES]
+    assert said == [f"downloading {address}{name}.gz" for name in FILES]
     assert names_in(cache) == sorted(FILES)
     assert all((cache / name).read_bytes() == CONTENT[name] for name in FILES)
 
@@ -173,7 +173,7 @@ def test_wrong_content_is_told_with_both_checksums(serve, use):
 def test_when_all_fails_one_line_tells_what_was_tried_and_the_remedies(use, cache):
     use(closed_port())
     message = error_of_fetch()
-    for part in ("cannot get tiny", "127.0.0.1", str(cache), "Connect", "idx:DIR", "mnist-5k"):
+    for part in ("cannot download tiny", "127.0.0.1", str(cache), "Connect", "idx:DIR", "mnist-5k"):
         assert part in message
 
 
@@ -183,7 +183,7 @@ def test_unwritable_cache_does_not_stop_the_work(serve, use, cache, caplog):
     use(serve(good)[1])
     with caplog.at_level(logging.INFO, logger=module.__name__):
         assert fetch("tiny") == CONTENT
-    assert "was not kept" in caplog.text
+    assert "could not write" in caplog.text
 
 
 def test_unknown_data_set():

@@ -189,7 +189,7 @@ def test_weights_of_another_backbone_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="non-finite"):
         load_backbone(net, spoiled, tmp_path / "file")
     wide = {**net.state_dict(), "conv1.weight": torch.zeros(64, 1, 7, 7)}
-    with pytest.raises(ConfigError, match="of the shape"):
+    with pytest.raises(ConfigError, match="of shape"):
         load_backbone(net, wide, tmp_path / "file")
 
 

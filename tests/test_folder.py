@@ -117,7 +117,7 @@ def test_validation_is_another_name_of_val(tmp_path):
 
 def test_an_unknown_folder_beside_train_and_test_is_named(tmp_path):
     write_splits(tmp_path, {"train": 12, "test": 1, "vlaidation": 1})
-    assert "has 'vlaidation' beside train and test" in error_of(f"folder:{tmp_path}")
+    assert "has 'vlaidation' next to train and test" in error_of(f"folder:{tmp_path}")
 
 
 def test_folder_with_all_three_splits(tmp_path):
@@ -270,7 +270,7 @@ def test_missing_folder_and_not_a_folder(tmp_path):
 
 def test_folder_without_classes_or_images(tmp_path):
     save(tmp_path / "x.png", 0)
-    assert "no class sub-folders" in error_of(f"folder:{tmp_path}")
+    assert "no class subfolders" in error_of(f"folder:{tmp_path}")
     (tmp_path / "bird").mkdir()
     message = error_of(f"folder:{tmp_path}")
     assert "'bird'" in message
@@ -285,13 +285,13 @@ def test_an_empty_split_or_a_class_without_training_images_is_refused(tmp_path):
     for name in (*train[:3], test[0]):
         save(tmp_path / "cat" / name, 1)
     message = error_of(f"folder:{tmp_path}")
-    assert "give 3 train, 0 val, 1 test; add images, or make the sub-folders" in message
+    assert "gives 3 train, 0 val, 1 test; add images, or create the subfolders" in message
     save(tmp_path / "cat" / val[0], 1)
     assert len(load_source(f"folder:{tmp_path}").val) == 1
     save(tmp_path / "dog" / next(n for n in names if share(f"dog/{n}") < 0.2), 1)
-    assert "2 test, and class 'dog' no training image" in error_of(f"folder:{tmp_path}")
+    assert "2 test, and no training image of class 'dog'" in error_of(f"folder:{tmp_path}")
     write_splits(tmp_path / "split", {"train": 1, "test": 1})
-    assert "give 2 train, 0 val, 2 test" in error_of(f"folder:{tmp_path / 'split'}")
+    assert "gives 2 train, 0 val, 2 test" in error_of(f"folder:{tmp_path / 'split'}")
 
 
 def test_mixed_sizes_name_two_files_and_their_sizes(tmp_path):
@@ -344,8 +344,8 @@ def test_an_unknown_split_is_named_with_those_that_are_allowed(tmp_path, known):
     with pytest.raises(DataError) as caught:
         PictureFolder(tmp_path)
     said = str(caught.value)
-    assert str(tmp_path) in said and f"{known!r} with sub-folders, and 'dev'" in said
-    assert "train, test and, if there is one, val or validation" in said and "\n" not in said
+    assert str(tmp_path) in said and f"{known!r} with subfolders, and 'dev'" in said
+    assert "train, test and optionally val or validation" in said and "\n" not in said
 
 
 def test_classes_may_be_called_train_and_dev(tmp_path):

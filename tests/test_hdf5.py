@@ -101,7 +101,7 @@ def test_pixels_that_are_no_numbers_are_refused_on_opening(tmp_path, dtype):
 )
 def test_shapes_that_do_not_fit_are_refused_on_opening(tmp_path, images, labels):
     path = made(tmp_path / "a.h5", np.zeros(images, np.float32), np.zeros(labels))
-    assert f"x_train is {images} and y_train is {labels}" in error_of(path)
+    assert f"x_train has shape {images} and y_train has {labels}" in error_of(path)
 
 
 GOOD = {
@@ -171,7 +171,7 @@ def test_nothing_outside_the_file_is_read(tmp_path, name, way):
             kept = [(tmp_path / "secret.raw", 0, h5py.h5f.UNLIMITED)]
             file.create_dataset(name, shape, dtype, external=kept)
     said = error_of(path)
-    assert f"{name} is a link" in said or f"the values of {name} are in other files" in said
+    assert f"{name} is a link" in said or f"{name} stores its values in other files" in said
 
 
 def test_a_group_in_the_place_of_an_array_is_refused(tmp_path):
@@ -199,5 +199,5 @@ def test_a_gigantic_shape_allocates_nothing(tmp_path):
     with h5py.File(path, "w") as file:
         file.create_dataset("x_train", (3, count, count, 1), "u1", chunks=(1, 4, 4, 1))
         file["y_train"] = LABELS
-    assert "x_train claims" in error_of(path)
+    assert "x_train declares" in error_of(path)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024

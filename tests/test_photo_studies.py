@@ -72,7 +72,7 @@ def test_a_mean_may_be_whole_numbers(tmp_path):
         ("recipe.shift = 6", "recipe.shfit = 6", "defaults.recipe.shfit is not a known key"),
         ("recipe.shift = 6", "recipe.shift = -1", "defaults.recipe.shift must be 0 to 4096"),
         ("recipe.base = 48", 'recipe.base = "48"', "defaults.recipe.base must be"),
-        ("recipe.shift = 6", 'recipe.name = "fotos"', "defaults.recipe: there is no recipe"),
+        ("recipe.shift = 6", 'recipe.name = "fotos"', "defaults.recipe: unknown recipe"),
         ("recipe.shift = 6", "recipe.mean = [1]", "defaults.recipe.mean must be 3 numbers"),
         ("epochs = 2", "scales = 2", "defaults.scales: the recipe photo has none: set recipe.base"),
         ("epochs = 2", "samples = 25", "samples is 25, but folder:"),

@@ -272,11 +272,11 @@ def test_a_worker_that_is_killed_is_said_in_one_line(monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model__form": "plain", "model__size": "112"}, "works with scale channels alone"),
-        ({"model__form": "sliding"}, "works with scale channels alone"),
+        ({"model__form": "plain", "model__size": "112"}, "needs a network with scale channels"),
+        ({"model__form": "sliding"}, "needs a network with scale channels"),
         ({"model__channels": "1"}, "set model.channels=3"),
         ({"model__classes": "2"}, "set model.classes=3"),
-        ({"samples": "25"}, "samples=25, but there are 24"),
+        ({"samples": "25"}, "samples must be at most 24, .*, got 25"),
     ],
 )
 def test_what_cannot_be_trained_is_said_before(tmp_path, changes, words):
@@ -289,7 +289,7 @@ def test_what_cannot_be_trained_is_said_before(tmp_path, changes, words):
 
 
 def test_photo_needs_picture_files(tmp_path):
-    with pytest.raises(ConfigError, match="reads picture files, and mnist-5k has none"):
+    with pytest.raises(ConfigError, match="reads image files, and mnist-5k has none"):
         photo_config(source="mnist-5k")
     with pytest.raises(ConfigError, match="workers must be 0 or more, got -1"):
         train(photo_config(), tmp_path, workers=-1)
@@ -297,7 +297,7 @@ def test_photo_needs_picture_files(tmp_path):
 
 def test_an_unknown_split_folder_is_named(copied):
     (copied / "validation").rename(copied / "valid")
-    with pytest.raises(DataError, match="'valid' beside train and test"):
+    with pytest.raises(DataError, match="'valid' next to train and test"):
         photo_config(source=f"folder:{copied}")
 
 
@@ -315,7 +315,7 @@ def test_colour_pictures_are_photographs_unless_said_otherwise(tmp_path):
         target.parent.mkdir(parents=True, exist_ok=True)
         Image.open(path).resize((20, 20)).save(target)
     undecided = replace(undecided, source=f"folder:{same}")
-    with pytest.raises(ConfigError, match="has colour pictures: set recipe to photo"):
+    with pytest.raises(ConfigError, match="has colour images; set recipe to photo"):
         train(undecided, tmp_path / "a")
     stretched = fitted(undecided.changed({"recipe": "mnist-large-scale"}), load_source)
     assert stretched.recipe is not None and stretched.recipe.name == "mnist-large-scale"
@@ -341,8 +341,8 @@ def test_the_command_says_what_it_took(tmp_path, capfd):
     assert run_command(command(tmp_path / "run", "--workers", "1", "--epochs", "1")) == 0
     shown = capfd.readouterr()
     assert (
-        "24 training and 9 validation pictures of 3 classes, 60x60 to 72x128 pixels; recipe photo: "
-        "short side 48; 3 windows of 16 to 64 pixels in patches of 16"
+        "24 training and 9 validation images of 3 classes, 60x60 to 72x128 pixels; recipe photo: "
+        "short side 48; 3 windows of 16 to 64 pixels, patches of 16"
     ) in shown.err
     assert "is finished" in shown.out
 
@@ -361,7 +361,7 @@ def test_the_command_trains_a_backbone_of_ones_own(tmp_path):
     [
         (["--scales", "2"], "the recipe photo has no scales: set recipe.base"),
         (["--set", "size=64"], "the recipe photo has no size"),
-        (["--recipe", "mnist"], "there is no recipe 'mnist'"),
+        (["--recipe", "mnist"], "unknown recipe 'mnist'"),
         (["--workers", "-1"], "'--workers': Input should be greater"),
     ],
 )

@@ -269,7 +269,7 @@ def test_pictures_that_cannot_be_shown_are_said_in_a_line(network, digit, tmp_pa
     assert message.startswith(f"image {path}: scale must lie between")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 700)  # 28 * 28 = 784
     message = one_line(DataError, lambda: predict(network, path))
-    assert message == f"image {path} has more than 700 pixels; resize it first"
+    assert message == f"image {path} has more than 700 pixels; resize it"
 
 
 def test_classes_have_names_where_they_are_known(network, tmp_path):

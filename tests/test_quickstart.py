@@ -120,7 +120,7 @@ def test_the_command_needs_no_network_and_says_where_all_is(
 
 def test_another_seed_in_the_same_folder_is_refused(first):
     folder, _ = first
-    with pytest.raises(ConfigError, match="has a run with other seed; choose another --out"):
+    with pytest.raises(ConfigError, match=r"other settings \(seed\); choose another --out"):
         quickstart.train_runs(tiny_runs(seed=1), folder)
 
 

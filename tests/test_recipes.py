@@ -197,16 +197,16 @@ def test_a_config_keeps_its_recipe_and_old_ones_load():
 @pytest.mark.parametrize(
     ("key", "text", "words"),
     [
-        ("recipe", "photos", "no recipe 'photos'; use mnist-large-scale or photo"),
+        ("recipe", "photos", "unknown recipe 'photos'; use mnist-large-scale or photo"),
         ("recipe.base", "0", "recipe.base must be 1 to 4096"),
         ("recipe.base", "5000", "recipe.base must be 1 to 4096"),
-        ("recipe.base", "2.5", "base must be like 224"),
-        ("recipe.mean", "[1, 2]", "recipe.mean must be 3 numbers"),
-        ("recipe.mean", "[1, 2, true]", "mean must be like"),
+        ("recipe.base", "2.5", "base must be a value such as 224"),
+        ("recipe.mean", "[1, 2]", "recipe.mean must have 3 values"),
+        ("recipe.mean", "[1, 2, true]", "mean must be a value such as"),
         ("recipe.std", "[0, 1, 1]", "recipe.std must be above 0"),
-        ("recipe.std", "[NaN, 1, 1]", "std must be like"),
+        ("recipe.std", "[NaN, 1, 1]", "std must be a value such as"),
         ("recipe.shift", "-1", "recipe.shift must be 0 to 4096"),
-        ("recipe.crop", "1", "cannot set 'crop'; there are base, colour"),
+        ("recipe.crop", "1", "cannot set 'crop'; use one of base, colour"),
     ],
 )
 def test_bad_settings_are_one_line(key, text, words):

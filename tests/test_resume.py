@@ -154,7 +154,10 @@ def test_a_disk_that_fills_up_in_mid_run(tmp_path, whole):
         with pytest.raises(DataError) as caught:
             train(tiny(), tmp_path, watch=watch)
     said = str(caught.value)
-    assert "cannot write in" in said and "free some space and run again to go on" in said
+    assert (
+        "cannot write in" in said
+        and "free some disk space and run the same command again to resume" in said
+    )
     assert "\n" not in said
     progress, _ = RunFolder(tmp_path).load()  # the last good one is whole
     assert (progress.epoch, progress.step) == (1, 0)

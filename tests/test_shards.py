@@ -254,7 +254,7 @@ def test_a_config_follows_its_shards(tmp_path):
     config = fitted(tiny(source=f"shards:{tmp_path}"), load_source)
     assert (config.size, config.scales, config.border) == (16, "1,2-4", "replicate")
     assert made_from(config.source) == "mnist-5k"
-    with pytest.raises(ConfigError, match="has images of 16 pixels, not 24: set size=16"):
+    with pytest.raises(ConfigError, match="has images of 16 pixels, not 24; set size=16"):
         train(tiny(source=f"shards:{tmp_path}"), tmp_path / "run")
 
 
@@ -278,23 +278,23 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path, h5_folder):
     other = [("b.png", png(np.zeros((5, 4), np.uint8))), ("b.cls", b"0")]
     assert "check the path" in error(f"shards:{tmp_path}/none")
     assert "sample 'a' of" in tar_of(one) and "has no label (.cls)" in tar_of(one)
-    assert "has no picture" in tar_of(label)
-    assert "must be a label as 7, got b'seven'" in tar_of(one, ("a.cls", b"seven"))
-    assert "is (1, 5, 4), the first of all is (1, 4, 4)" in tar_of(one, label, *other)
-    assert "as train-000.tar" in tar_of(one, label, name="digits.tar")
+    assert "has no image" in tar_of(label)
+    assert "must be a class index such as 7, got b'seven'" in tar_of(one, ("a.cls", b"seven"))
+    assert "has shape (1, 5, 4), but the first image has (1, 4, 4)" in tar_of(one, label, *other)
+    assert "such as train-000.tar" in tar_of(one, label, name="digits.tar")
     assert "cannot read image 0 of" in tar_of(("a.png", b"no picture"), label)
-    assert "there are no images" in tar_of(("a.txt", b""))
+    assert "have no images; check the path" in tar_of(("a.txt", b""))
     (tmp_path / "train.tar").write_bytes(b"short")
     assert "cannot read" in error(f"shards:{tmp_path}/train.tar")
     (h5_folder / "train-1.h5").write_bytes(b"short")
     assert "cannot read" in error(f"shards:{h5_folder}")
     (h5_folder / "train-1.h5").unlink()
     assert "of one kind" in error(f"shards:{tmp_path}/**/*")
-    with pytest.raises(DataError, match="h5 holds no test images, only train, val"):
+    with pytest.raises(DataError, match="h5 has no test images, only train, val"):
         open_shards(f"shards:{h5_folder}").pick("test", torch.arange(1))
 
 
 def test_shards_without_validation_images_are_refused(tmp_path):
     write_h5(tmp_path / "a.h5", "train", 20)
-    with pytest.raises(DataError, match="holds no val images, only train"):
+    with pytest.raises(DataError, match="has no val images, only train"):
         train(config_for(tmp_path), tmp_path / "run")

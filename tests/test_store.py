@@ -136,7 +136,7 @@ def test_our_test_only_file_has_dummies_that_are_not_data(tmp_path):
         assert file["x_train"].shape == (1, 16, 16, 1)
     file = ScaledFile(path)
     assert file.counts == {"test": 10}
-    with pytest.raises(DataError, match="holds no train images, only test"):
+    with pytest.raises(DataError, match="has no train images, only test"):
         file.read("train")
 
 

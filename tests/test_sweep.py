@@ -101,7 +101,7 @@ BAD = [
         "defaults.model.classes: mnist-5k has 10 classes",
     ),
     ("model.hidden = 8", "model.channels = 3", "defaults.model.channels: mnist-5k has 1 channels"),
-    ('preset = "fovmax"', 'preset = "cnn"', "size=24; set both to one number"),
+    ('preset = "fovmax"', 'preset = "cnn"', "but size is 24; set both to the same number"),
     ('"fovmax"', '"fovavg"\nbackbone = "a"', "runs[1].backbone: "),
     ("seeds = 2", "seeds = [1, 1]", "seeds must be 1 to 1000 runs, or a list of different seeds"),
     ("seeds = 2", "seeds = 0", "seeds must be 1 to 1000 runs"),

@@ -43,7 +43,7 @@ def test_labels_of_tars_that_are_no_classes_are_refused(tmp_path, label):
     first = [(name.replace("a.", "0."), content) for name, content in (ONE, ("a.cls", b"7"))]
     write_tar(tmp_path / "train.tar", [*first, ONE, ("a.cls", label)])
     said = tar_error(tmp_path / "train.tar")
-    named = "a.cls of" in said and "must be a label as 7, got b'" in said
+    named = "a.cls of" in said and "must be a class index such as 7, got b'" in said
     assert named or f"label 1 is {float(label)}, not a whole number from 0 to 99999" in said
 
 
@@ -69,7 +69,7 @@ def test_links_and_devices_in_a_tar_are_not_followed(tmp_path, kind):
         label = tarfile.TarInfo("a.cls")
         label.size = 1
         tar.addfile(label, io.BytesIO(b"0"))
-    assert "has no picture" in tar_error(tmp_path / "train.tar")
+    assert "has no image" in tar_error(tmp_path / "train.tar")
 
 
 def header(name, size, kind=tarfile.REGTYPE, sparse=None):
@@ -88,10 +88,13 @@ def header(name, size, kind=tarfile.REGTYPE, sparse=None):
 @pytest.mark.parametrize(
     ("first", "words"),
     [
-        (header("a.png", 10**6), "claims 1000000 bytes"),
-        (header("a.png", 8 * 10**18), "claims 8000000000000000000 bytes"),
-        (header("b", 0) + header("a.png", -512), "claims -512 bytes"),  # its own header comes next
-        (header("a.png", 1, tarfile.GNUTYPE_SPARSE, sparse=5) + bytes(512), "claims 5 bytes"),
+        (header("a.png", 10**6), "declares 1000000 bytes"),
+        (header("a.png", 8 * 10**18), "declares 8000000000000000000 bytes"),
+        (
+            header("b", 0) + header("a.png", -512),
+            "declares -512 bytes",
+        ),  # its own header comes next
+        (header("a.png", 1, tarfile.GNUTYPE_SPARSE, sparse=5) + bytes(512), "declares 5 bytes"),
         (header("x", 10**17, tarfile.XHDTYPE), "cannot read"),
         (header("x", -(10**6), tarfile.GNUTYPE_LONGNAME), "cannot read"),
     ],

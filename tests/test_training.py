@@ -1,4 +1,4 @@
-"""Training: that it learns, that it repeats, and that it stops where the loss is no number."""
+"""Training: that it learns, that it repeats, and that it stops where the loss is not finite."""
 
 import math
 import time
@@ -134,7 +134,7 @@ def test_a_missing_gpu_is_said():
 
 
 def test_a_nonsense_device_is_said():
-    with pytest.raises(ConfigError, match="no device is called 'abacus'"):
+    with pytest.raises(ConfigError, match="unknown device 'abacus'"):
         train(tiny(), "unused", device="abacus")
 
 
@@ -178,7 +178,7 @@ def test_the_last_good_state_is_kept(tmp_path, monkeypatch):
     rate = TrainConfig.rate
     with monkeypatch.context() as patch:
         patch.setattr(TrainConfig, "rate", lambda self, epoch: 1e30 if epoch else rate(self, 0))
-        with pytest.raises(FoveateError, match=r"epoch 2, step \d; the last good state is in"):
+        with pytest.raises(FoveateError, match=r"epoch 2, step \d; the last finite state is in"):
             train(tiny(), tmp_path / "run")
     progress, tensors = RunFolder(tmp_path / "run").load()
     assert (progress.epoch, progress.step) == (1, 0)
@@ -191,6 +191,6 @@ def test_ctrl_c_does_not_save_a_loss_that_is_no_number(tmp_path):
         if progress.step == 4:
             raise KeyboardInterrupt
 
-    with pytest.raises(FoveateError, match="the loss is no number"):
+    with pytest.raises(FoveateError, match="the loss is not finite"):
         train(tiny(learning_rate=1e30), tmp_path, watch=watch)
     assert not RunFolder(tmp_path).saved

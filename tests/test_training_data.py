@@ -178,7 +178,7 @@ def test_a_folder_streams_the_images_that_a_resident_run_has(tmp_path, picture_f
 def test_a_folder_whose_pictures_differ_is_said_when_it_is_read(tmp_path, picture_folder):
     config = fitted(tiny(source=f"folder:{picture_folder}", samples=50), load_source, stream=True)
     Image.new("RGB", (28, 28)).save(picture_folder / "1" / "005.png")
-    with pytest.raises(DataError, match=r"005\.png is \(3, 28, 28\), the first of all"):
+    with pytest.raises(DataError, match=r"005\.png has shape \(3, 28, 28\), but the first image"):
         train(config, tmp_path / "run", stream=True)
 
 
@@ -216,10 +216,14 @@ def test_official_names_say_the_scales(data_file, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "stream", "words"),
     [
-        ({"samples": 4000}, False, "samples=4000, but there are 3500 training images"),
+        (
+            {"samples": 4000},
+            False,
+            "samples must be at most 3500, the size of the training set, got 4000",
+        ),
         ({"model": replace(MODEL, classes=3)}, False, "set model.classes=10"),
         ({"model": replace(MODEL, channels=3)}, False, "set model.channels=1"),
-        ({"model": replace(MODEL, form="plain")}, False, "set both to one number"),
+        ({"model": replace(MODEL, form="plain")}, False, "set both to the same number"),
         ({"source": "nothing"}, False, "unknown data source"),
         ({"source": "none.h5"}, False, "no such file"),
     ],
@@ -231,10 +235,10 @@ def test_what_cannot_be_trained_is_said_before(tmp_path, changes, stream, words)
 
 def test_files_that_do_not_fit_are_said_before(tmp_path, data_file):
     file = str(data_file)
-    with pytest.raises(ConfigError, match="samples=91, but there are 90"):
+    with pytest.raises(ConfigError, match=r"samples must be at most 90, .*, got 91"):
         train(tiny(source=file, samples=91), tmp_path / "a", stream=True)
-    with pytest.raises(ConfigError, match="24 pixels, not 30: set size=24"):
+    with pytest.raises(ConfigError, match="24 pixels, not 30; set size=24"):
         train(tiny(source=file, samples=0, size=30), tmp_path / "b")
     test_only = write(FileSpec(test=ScaleRange(1, 1), size=24), load_source("mnist-5k"), tmp_path)
-    with pytest.raises(DataError, match="holds no train images"):
+    with pytest.raises(DataError, match="has no train images"):
         train(tiny(source=str(test_only), samples=0), tmp_path / "c", stream=True)

@@ -1,1 +1,1 @@
-"""Data: the sources, the MNIST Large Scale generator, and the files it writes."""
+"""Data: image sources, preprocessing recipes, and the MNIST Large Scale generator."""

@@ -1,4 +1,4 @@
-"""One picture file of any kind: its 8-bit pixels, or its mode and size alone."""
+"""Decode an image file of any format to 8-bit pixels, or read only its mode and size."""
 # Shape letters: C image channel, H W pixels.
 
 import warnings
@@ -19,7 +19,7 @@ Behind: TypeAlias = Literal["black", "contrast"]
 
 
 class Header(NamedTuple):
-    """What a picture file says of itself; height and width are after EXIF rotation."""
+    """Mode and size of an image file; height and width are those after EXIF rotation."""
 
     mode: str
     height: int
@@ -27,31 +27,32 @@ class Header(NamedTuple):
 
 
 def read_picture(path: Path | BinaryIO, behind: Behind = "black") -> Pixels:
-    """Read one picture as (H, W, C), C being 1 or 3.
+    """Read an image as uint8 (H, W, C), where C is 1 or 3.
 
-    A picture with a palette, as in a GIF, is grey if all its pixels are. 16-bit grey keeps its
-    upper 8 bits, EXIF orientation is applied, and of an animation the first frame is taken.
-    Transparency is flattened over `behind`: black, or what contrasts with the picture, which is
-    white where its visible pixels are dark on average.
+    EXIF orientation is applied. An image with a palette, such as a GIF, is grey if all its pixels
+    are. 16-bit grey is reduced to its upper 8 bits. An animation yields its first frame.
+    Transparency is flattened over a background: black, or with `behind="contrast"` white if the
+    visible pixels are dark on average and black otherwise.
     """
     with _opened(path) as image:
-        ImageOps.exif_transpose(image, in_place=True)  # without it, all pictures are copied
+        ImageOps.exif_transpose(image, in_place=True)  # otherwise Pillow copies every image
         pixels = _pixels(image, behind)
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
 def read_header(path: Path) -> Header:
-    """Read the mode and the displayed size of a picture without decoding its pixels."""
+    """Read the mode and the displayed size of an image without decoding its pixels."""
     with _opened(path) as image:
         width, height = image.size
-        decodes = image.format == "PNG" and "exif" not in image.info  # to find tags at its end
+        # `getexif` decodes such a PNG to find tags after its pixels.
+        decodes = image.format == "PNG" and "exif" not in image.info
         tags = {} if decodes else image.getexif()
         turned = tags.get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
         return Header(image.mode, *((width, height) if turned else (height, width)))
 
 
 def is_colour(path: Path) -> bool:
-    """Whether `read_picture` gives three channels; only pictures with a palette are decoded."""
+    """Whether `read_picture` returns three channels; decodes only images with a palette."""
     mode = read_header(path).mode
     if mode in ("P", "PA"):
         return bool(read_picture(path).shape[2] == 3)
@@ -60,22 +61,22 @@ def is_colour(path: Path) -> bool:
 
 @contextmanager
 def _opened(path: Path | BinaryIO) -> Iterator[Image.Image]:
-    """Open a picture; what goes wrong in the block is a DataError that names the file."""
+    """Open an image, and turn every error within the block into a DataError with the file name."""
     if isinstance(path, Path):
         regular(path)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of damaged tags that change no pixel
+            warnings.simplefilter("ignore")  # Pillow warns of damaged tags that affect no pixel
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(path) as image:
-                if image.format == "EPS":  # Pillow would hand the program to Ghostscript
-                    raise DataError("is PostScript, a program; save it as PNG")
+                if image.format == "EPS":  # Pillow would run the file in Ghostscript
+                    raise DataError("is a PostScript program; save it as PNG")
                 yield image
     except DataError as error:
         raise DataError(f"image {path} {error}") from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise DataError(
-            f"image {path} has more than {Image.MAX_IMAGE_PIXELS} pixels; resize it first"
+            f"image {path} has more than {Image.MAX_IMAGE_PIXELS} pixels; resize it"
         ) from error
     except Exception as error:  # decoders raise anything from SyntaxError to struct.error
         said = str(getattr(error, "strerror", None) or error)
@@ -98,11 +99,11 @@ def _pixels(image: Image.Image, behind: Behind) -> Pixels:
 
 
 def _converted(image: Image.Image, mode: str) -> Image.Image:
-    return image if image.mode == mode else image.convert(mode)  # which copies in any case
+    return image if image.mode == mode else image.convert(mode)  # `convert` always copies
 
 
 def _upper_byte(values: npt.NDArray[np.integer]) -> Pixels:
-    """Scale 16-bit grey to 8 bits; some decoders hand it over in 32-bit integers."""
+    """Reduce 16-bit grey to 8 bits; some decoders return it as 32-bit integers."""
     if values.min() < 0 or values.max() > 0xFFFF:
         raise DataError("has pixels of more than 16 bits; save it with 8 or 16 bits")
     return (values >> 8).astype(np.uint8)
@@ -116,6 +117,6 @@ def _flatten(image: Image.Image, behind: Behind) -> Image.Image:
 
 
 def _is_dark(drawn: Image.Image) -> bool:
-    """Whether the pixels that are visible are dark on average."""
+    """Whether the visible pixels are dark on average."""
     visible = ImageStat.Stat(drawn.convert("L"), mask=drawn.getchannel("A"))
     return visible.count[0] > 0 and visible.mean[0] < 128

@@ -1,4 +1,4 @@
-"""Get the verified files of MNIST and Fashion-MNIST: from the cache, or the network."""
+"""Get the verified files of MNIST and Fashion-MNIST from the cache or a mirror."""
 
 import hashlib
 import http.client
@@ -15,23 +15,23 @@ from foveate.data.idx import FILES, decode, find, gunzip
 from foveate.errors import DataError
 from foveate.files import cache_dir, replacing
 
-TIMEOUT = 20.0  # seconds without an answer
+TIMEOUT = 20.0  # seconds without a response
 DEADLINE = 600.0  # seconds for one file
 ATTEMPTS = 3
 BACKOFF = 1.0  # seconds before the second attempt; doubles after each
-MAX_BYTES = 100_000_000  # of a file, packed or not; the largest of these data sets has 47 million
+MAX_BYTES = 100_000_000  # per file, compressed or not; the largest file has 47 million bytes
 
 Report: TypeAlias = Callable[[str], None]
-"""Is told in words what is being fetched from where."""
+"""Called with a line of text for each file that is downloaded or found damaged."""
 Found: TypeAlias = Iterator[tuple[str, str, bytes]]
-"""For each file its name, where exactly it came from, and its decoded content."""
+"""Name, URL and decoded content of each file."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Where the files of a data set may be had, and the sha256 of each one's decoded content."""
+    """The mirrors of a data set, and the sha256 of the decoded content of each file."""
 
     checksums: Mapping[str, str]
     mirrors: tuple[str, ...] = ()
@@ -67,12 +67,12 @@ DATASETS = {
 def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:
     """Return the decoded, verified content of each file of `dataset`, by name.
 
-    Tried in this order, each for the files still missing: the cache, then each mirror. What comes
-    from a mirror is kept in the cache, whole or not at all. Content whose sha256 is not the pinned
-    one is never returned.
+    The cache is tried first, then each mirror for the files still missing. Downloaded files are
+    written to the cache atomically. Content whose sha256 differs from the expected one is never
+    returned.
     """
     if dataset not in DATASETS:
-        raise DataError(f"unknown data set {dataset!r}; there are: {', '.join(DATASETS)}")
+        raise DataError(f"unknown data set {dataset!r}; use one of: {', '.join(DATASETS)}")
     entry, say = DATASETS[dataset], report or _log.info
     cache = cache_dir() / dataset
     files = dict(_from_cache(cache, entry, say))
@@ -89,11 +89,11 @@ def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:
         except (DataError, OSError) as error:
             failures.append(" ".join(str(error).split()))
     if len(files) < len(entry.checksums):
-        tried = "; ".join([f"{cache} has no good copy", *failures])
+        tried = "; ".join([f"{cache} has no valid copy", *failures])
         raise DataError(
-            f"cannot get {dataset}. Tried: {tried}. Connect to the network and try again, or put "
-            f"the four files ({FILES[0]}.gz and so on) into {cache}, or use idx:DIR for files "
-            "elsewhere, or mnist-5k, which needs no network"
+            f"cannot download {dataset}. Tried: {tried}. Connect to the network and try again, or "
+            f"copy the four files ({FILES[0]}.gz and so on) to {cache}, or use idx:DIR for files "
+            "in another folder, or mnist-5k, which needs no download"
         )
     return {name: files[name] for name in entry.checksums}
 
@@ -102,7 +102,7 @@ def _verify(origin: str, content: bytes, expected: str) -> None:
     found = hashlib.sha256(content).hexdigest()
     if found != expected:
         raise DataError(
-            f"{origin} is not the published file: its sha256 is {found[:12]}..., not "
+            f"{origin} is not the published file: its sha256 is {found[:12]}..., expected "
             f"{expected[:12]}..."
         )
 
@@ -111,34 +111,34 @@ def _keep(path: Path, content: bytes) -> None:
     try:
         with replacing(path) as temporary:
             temporary.write_bytes(content)
-    except OSError as error:  # a cache that cannot be written costs time, not the work
-        _log.info("%s was not kept: %s", path, error)
+    except OSError as error:  # the data is usable, and is downloaded again the next time
+        _log.info("could not write %s to the cache: %s", path, error)
 
 
 def _from_cache(folder: Path, entry: Dataset, say: Report) -> Iterator[tuple[str, bytes]]:
-    """Read the files that `folder` has undamaged, in any spelling, each with its name."""
+    """Yield name and content of each file that `folder` has undamaged, under any of its names."""
     for name, sha256 in entry.checksums.items():
         for path in find(folder, name):
             try:
                 content = decode(path, MAX_BYTES)
                 _verify(str(path), content, sha256)
             except DataError as error:
-                say(f"not using a damaged file: {error}")
+                say(f"ignoring a damaged file: {error}")
             else:
                 yield name, content
                 break
 
 
 def _from_mirror(mirror: str, say: Report, names: Sequence[str]) -> Found:
-    """Download the files one by one; the first that fails ends the attempt at this mirror."""
+    """Download the files one by one; the first failure skips the rest of this mirror."""
     for name in names:
         url = f"{mirror}{name}.gz"
-        say(f"fetching {url}")
+        say(f"downloading {url}")
         yield name, url, gunzip(_download(url), url, MAX_BYTES)
 
 
 def _download(url: str) -> bytes:
-    """Get `url`, trying again after failures that may pass by themselves."""
+    """Download `url`, and retry after temporary failures."""
     for attempt in range(ATTEMPTS):
         try:
             return _download_once(url)
@@ -154,7 +154,7 @@ def _download(url: str) -> bytes:
 def _may_pass(error: Exception) -> bool:
     if isinstance(error, urllib.error.HTTPError):
         return error.code in (408, 429) or error.code >= 500
-    # URLError: there was no connection at all (unknown host, refused, unreachable).
+    # URLError means that there was no connection at all (unknown host, refused, unreachable).
     return not isinstance(error, urllib.error.URLError)
 
 
@@ -167,7 +167,7 @@ def _download_once(url: str) -> bytes:
         while part := response.read1(1 << 16):
             data += part
             if len(data) > MAX_BYTES:
-                raise DataError(f"{url}: more than {MAX_BYTES} bytes, which it cannot have")
+                raise DataError(f"{url}: more than {MAX_BYTES} bytes, too many for this file")
             if time.monotonic() > end:
                 raise DataError(f"{url}: not finished after {DEADLINE:.0f} s")
     if length.isdigit() and len(data) < int(length):

@@ -1,4 +1,4 @@
-"""Read IDX files, the format of the MNIST family: a short header, then unsigned bytes."""
+"""Read IDX files, the format of MNIST: a short header followed by unsigned bytes."""
 
 import gzip
 import io
@@ -19,37 +19,39 @@ FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-"""The four files of an MNIST-like data set: training images, their labels, test images, labels."""
+"""Training images, training labels, test images and test labels of an MNIST-like data set."""
 
-MAX_DECODED = 1 << 32  # bytes; stops a gzip bomb, sixty times the size of MNIST's largest file
+MAX_DECODED = 1 << 32  # bytes; a limit for gzip bombs, sixty times MNIST's largest file
 MAX_RANK = 32
 _GZIP_MAGIC = b"\x1f\x8b"
 _CHUNK = 1 << 20
 
 
 def read_idx(data: bytes, name: str) -> Tensor:
-    """Turn the bytes of an unsigned-byte IDX file into a uint8 tensor of the shape it declares.
+    """Decode the bytes of an unsigned-byte IDX file to a uint8 tensor.
 
-    The layout is 0, 0, 8, rank, then `rank` big-endian 32-bit sizes, then the values with the last
-    axis fastest. The length must be exact. `name` is what an error calls the file.
+    The layout is 0, 0, 8, rank, then `rank` big-endian 32-bit sizes, then the values in row-major
+    order. The length must be exact. Error messages call the file `name`.
     """
     shape = _shape(data, name)
     start = 4 + 4 * len(shape)
     expected = start + math.prod(shape)
     if len(data) < expected:
         raise DataError(
-            f"{name} is truncated: {len(data)} bytes of {expected} for shape {shape}; get it again"
+            f"{name} is truncated: {len(data)} bytes of {expected} for shape {shape}; "
+            "download it again"
         )
     if len(data) > expected:
         raise DataError(
-            f"{name} has {len(data) - expected} trailing bytes after shape {shape}; get it again"
+            f"{name} has {len(data) - expected} trailing bytes after shape {shape}; "
+            "download it again"
         )
     values = np.frombuffer(data, dtype=np.uint8, offset=start)
     return torch.from_numpy(values.reshape(shape).copy())
 
 
 def decode(path: Path, limit: int = MAX_DECODED) -> bytes:
-    """Return the content of `path`, gunzipped if it is gzip whatever its name says."""
+    """Return the content of `path`, decompressed if it is gzip data, whatever the extension."""
     try:
         data = regular(path).read_bytes()
     except OSError as error:
@@ -58,7 +60,7 @@ def decode(path: Path, limit: int = MAX_DECODED) -> bytes:
 
 
 def gunzip(data: bytes, name: str, limit: int = MAX_DECODED) -> bytes:
-    """Return `data` gunzipped if it is gzip, else as it is; at most `limit` bytes come out."""
+    """Return `data`, decompressed if it is gzip data; raise a DataError beyond `limit` bytes."""
     if not data.startswith(_GZIP_MAGIC):
         return data
     parts: list[bytes] = []
@@ -68,14 +70,14 @@ def gunzip(data: bytes, name: str, limit: int = MAX_DECODED) -> bytes:
                 parts.append(part)
                 limit -= len(part)
                 if limit < 0:
-                    raise DataError(f"{name} unpacks to more than it may hold; get it again")
+                    raise DataError(f"{name} unpacks to more bytes than allowed; download it again")
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{name} is a damaged gzip file ({error}); get it again") from error
+        raise DataError(f"{name} is a damaged gzip file ({error}); download it again") from error
     return b"".join(parts)
 
 
 def find(folder: Path, name: str) -> list[Path]:
-    """List the files in `folder` that are `name`, dashed or dotted, plain or .gz."""
+    """List the files in `folder` called `name`, with a dash or a dot before idx, plain or .gz."""
     dotted = name.replace("-idx", ".idx")
     spellings = (name, f"{name}.gz", dotted, f"{dotted}.gz")
     return [folder / spelling for spelling in spellings if (folder / spelling).is_file()]
@@ -83,16 +85,20 @@ def find(folder: Path, name: str) -> list[Path]:
 
 def _shape(data: bytes, name: str) -> tuple[int, ...]:
     if len(data) < 4:
-        raise DataError(f"{name} is truncated: {len(data)} bytes, not even a header; get it again")
+        raise DataError(
+            f"{name} is truncated: {len(data)} bytes, less than a header; download it again"
+        )
     rank = data[3]
     if data[:3] != b"\x00\x00\x08" or not 1 <= rank <= MAX_RANK:
         raise DataError(
             f"{name} is not an IDX file of unsigned bytes: it starts with {data[:4].hex(' ')}, "
-            "not 00 00 08 and the rank; check which file it is"
+            "not with 00 00 08 and the rank; check the path"
         )
     if len(data) < 4 + 4 * rank:
-        raise DataError(f"{name} is truncated inside its header ({len(data)} bytes); get it again")
+        raise DataError(
+            f"{name} is truncated inside its header ({len(data)} bytes); download it again"
+        )
     shape = tuple(int(size) for size in np.frombuffer(data, dtype=">u4", count=rank, offset=4))
     if 0 in shape:
-        raise DataError(f"{name} is empty: its shape is {shape}; give a file that holds values")
+        raise DataError(f"{name} is empty: its shape is {shape}; use a file with values")
     return shape

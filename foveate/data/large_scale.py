@@ -1,23 +1,24 @@
-"""MNIST Large Scale: rescale small images over a factor of 16 into one frame size.
+"""MNIST Large Scale: rescale small images over a factor of 16 into frames of one size.
 
-The recipe, in the order of the paper's appendix, with every convention it leaves open:
+The steps follow the paper's appendix, with each convention that it leaves open made explicit:
 
-1. Bicubic rescale by s about the image centre (Keys' kernel, a = -1/2). Pixel i covers [i, i + 1),
-   so source and frame share their centre whatever their sizes, odd or even, and the rescaled image
-   keeps its exact size of 28 s pixels: nothing is rounded to whole pixels. When shrinking, the
-   kernel is widened by 1/s (antialiasing). Beyond its border the source repeats its edge pixel.
+1. Rescale by s about the image centre with bicubic interpolation (Keys' kernel, a = -1/2). Pixel i
+   covers [i, i + 1), so source and frame have the same centre for odd and even sizes, and the
+   rescaled image measures exactly 28 s pixels, without rounding. For s < 1, the kernel is widened
+   by 1/s (antialiasing). Beyond its border, the source repeats its edge pixels.
 2. Clip to [0, 256].
-3. Embed in the frame: a frame pixel whose centre lies outside the rescaled image is 0 (on its
-   very edge is inside); what lies outside the frame is cut off.
-4. Smooth with the discrete Gaussian of sigma = 7 s / 8. What the kernel meets outside the frame is
-   `border`, which matters where strokes reach the frame, hardly before s = 4. The default repeats
-   the edge pixels: of the four readings it comes closest to the paper's CNN trained on scale 4 and
-   tested on 8 (47.6 %; replicate 48.5, whole 46.1, reflect 44.9, zero 39.5; one seed each).
-5. Rescale each image linearly to [0, 255] (a constant image becomes 0).
-6. (2 / pi) atan(0.02 (I - 128)), so the background is -0.7629, not 0.
+3. Embed in the frame. A frame pixel whose centre lies outside the rescaled image is 0; a centre on
+   the edge counts as inside. Parts of the image outside the frame are cropped.
+4. Smooth with the discrete Gaussian of sigma = 7 s / 8. `border` defines the values outside the
+   frame; it matters only where strokes reach the frame, rarely below s = 4. The default repeats the
+   edge pixels. Of the four options, it comes closest to the paper's CNN trained on scale 4 and
+   tested on scale 8 (paper 47.6 %; replicate 48.5, whole 46.1, reflect 44.9, zero 39.5; one seed
+   each).
+5. Rescale the values of each image linearly to [0, 255]; a constant image becomes 0.
+6. Apply (2 / pi) atan(0.02 (I - 128)). The background is therefore -0.7629, not 0.
 """
-# Shape letters: N images, C channels, h w source pixels, F frame pixels, E frame pixels plus what
-# the smoothing kernel reaches beyond them.
+# Shape letters: N images, C channels, h w source pixels, F frame pixels, E frame pixels plus the
+# radius of the smoothing kernel on both sides.
 
 import math
 from typing import Literal, cast, get_args
@@ -32,21 +33,48 @@ from foveate.scales import LARGEST as LARGEST
 from foveate.scales import SMALLEST as SMALLEST
 from foveate.scales import check_scale as check_scale
 
-RECIPE = 1  # raise it when the same options give other pixels
+RECIPE = 1  # increase this number whenever the same options produce different pixels
 Border = Literal["replicate", "reflect", "zero", "whole"]
-MAX_SIZE = 4096  # pixels of a side
+MAX_SIZE = 4096  # pixels per side
 BACKGROUND = 2 / math.pi * math.atan(0.02 * (0 - 128))
 
 
 def rescale(
     images: Tensor, scales: float | Tensor, *, size: int = 112, border: Border = "replicate"
 ) -> Tensor:
-    """Turn (N, C, h, w) images of 0 to 255 into (N, C, size, size) float32 images of the data set.
+    """Rescale images as in the MNIST Large Scale data set.
 
-    `scales` is one factor for all images or a tensor of N factors. Runs where the images are.
+    The computation runs on the device of ``images``.
+
+    Args:
+        images: Images with values from 0 to 255, of any dtype.
+        scales: One scale for all images, or one per image.
+        size: Width and height of the output frame in pixels.
+        border: Values outside the frame when smoothing: ``replicate`` repeats the edge pixels,
+            ``reflect`` mirrors the frame, ``zero`` uses 0, and ``whole`` uses the rescaled image
+            itself, as if the frame were larger.
+
+    Shape:
+        - images: ``(N, C, h, w)``
+        - scales: a float, or ``(N,)``
+        - output: ``(N, C, size, size)``
+
+    Returns:
+        Images of dtype float32 with values from -0.7629 (background) to 0.7612.
+
+    Raises:
+        DataError: If the images do not have shape ``(N, C, h, w)``.
+        ConfigError: If a scale, the size or the border is invalid, or memory is insufficient.
+
+    Example:
+        >>> images = torch.randint(256, (2, 1, 28, 28), dtype=torch.uint8)
+        >>> rescale(images, 2.0, size=112).shape
+        torch.Size([2, 1, 112, 112])
+        >>> rescale(images, torch.tensor([0.5, 4.0]), size=64).shape
+        torch.Size([2, 1, 64, 64])
     """
     factors = _check(images, scales, size, border)
-    if not images.is_cuda:  # the result, and the two products on the way to it
+    if not images.is_cuda:  # the result and two intermediate products, float32 each
         needed = 12 * len(images) * images.shape[1] * size**2
         check_memory(needed, f"{len(images)} images of {size} pixels", "use a smaller size")
     radius = _reach(factors, border)
@@ -60,10 +88,10 @@ def rescale(
 
 
 def _one_scale(images: Tensor, down: Tensor, across: Tensor, smooth: Tensor) -> Tensor:
-    """Do all images at one scale, leaving out the frame pixels that the digit does not reach."""
+    """Rescale all images by one factor, computing only the frame pixels that the digit reaches."""
     rows, columns = _reached(down), _reached(across)
     smooth_rows, smooth_columns = smooth[:, rows], smooth[:, columns]
-    # Less than 1e-9 of a stroke changes no float32 of the result.
+    # Weights below 1e-9 do not change a float32 result.
     lines, places = _reached(smooth_rows, 1e-9), _reached(smooth_columns, 1e-9)
     rescaled = _apply(down[rows], images.float(), across[columns]).clamp_(0, 256)
     smoothed = _apply(smooth_rows[lines], rescaled, smooth_columns[places])
@@ -76,7 +104,7 @@ def _one_scale(images: Tensor, down: Tensor, across: Tensor, smooth: Tensor) -> 
 
 
 def bicubic_matrices(scales: Tensor, source: int, size: int, margin: int = 0) -> Tensor:
-    """Weights (N, size + 2 margin, source) that rescale a line of pixels into the frame."""
+    """Return weights (N, size + 2 margin, source) that rescale a line of pixels to the frame."""
     frame = torch.arange(-margin, size + margin, dtype=torch.float64, device=scales.device)
     position = (frame + 0.5 - size / 2) / scales[:, None] + source / 2
     width = (1 / scales).clamp_min(1)[:, None, None]
@@ -84,12 +112,13 @@ def bicubic_matrices(scales: Tensor, source: int, size: int, margin: int = 0) ->
     pixel = torch.arange(-beyond, source + beyond, dtype=torch.float64, device=scales.device)
     weights = keys((position[:, :, None] - (pixel + 0.5)) / width)
     weights = weights / weights.sum(-1, keepdim=True).clamp_min(0.5)
-    inside = (position - source / 2).abs() <= source / 2 + 1e-9  # both ends in: mirror symmetric
+    # Both ends count as inside, so that the weights are mirror-symmetric.
+    inside = (position - source / 2).abs() <= source / 2 + 1e-9
     return fold(weights * inside[:, :, None], pixel.long(), source, "replicate")
 
 
 def smoothing_matrices(scales: Tensor, size: int, border: Border) -> Tensor:
-    """Weights (N, F, F) that smooth a line of the frame, or (N, F, E) for the border `whole`."""
+    """Return weights (N, F, F) that smooth a line of the frame; (N, F, E) for border `whole`."""
     variance = (7 / 8 * scales) ** 2
     radius = gaussian_radius(float(variance.max()))
     kernel = discrete_gaussian(variance, radius)
@@ -102,25 +131,28 @@ def smoothing_matrices(scales: Tensor, size: int, border: Border) -> Tensor:
 
 def _check(images: Tensor, scales: float | Tensor, size: int, border: str) -> Tensor:
     if images.ndim != 4 or 0 in images.shape[1:]:
-        raise DataError(f"images must be (N, C, h, w) with pixels, got {tuple(images.shape)}")
+        raise DataError(f"images must be (N, C, h, w) and not empty, got {tuple(images.shape)}")
     check_size(size)
     check_border(border)
     factors = torch.as_tensor(scales, dtype=torch.float64, device=images.device).reshape(-1)
     if factors.numel() not in (1, len(images)):
-        raise ConfigError(f"give one scale or one per image, got {factors.numel()}")
+        raise ConfigError(
+            f"scales must be one number or one per image, got {factors.numel()} for "
+            f"{len(images)} images"
+        )
     for factor in (factors.min(), factors.max()) if factors.numel() else ():
         check_scale(float(factor))
     return factors
 
 
 def check_size(size: int) -> None:
-    """Raise a ConfigError for a frame of fewer or more pixels than images can have."""
+    """Raise a ConfigError unless `size` is from 1 to `MAX_SIZE` pixels."""
     if not 1 <= size <= MAX_SIZE:
         raise ConfigError(f"size must be 1 to {MAX_SIZE:,} pixels, got {size}")
 
 
 def check_border(border: str) -> Border:
-    """Return `border`, or say which there are."""
+    """Return `border`, or raise a ConfigError if it is unknown."""
     if border not in get_args(Border):
         raise ConfigError(f"border must be one of {', '.join(get_args(Border))}, got {border!r}")
     return cast(Border, border)
@@ -131,7 +163,7 @@ def _reach(scales: Tensor, border: Border) -> int:
 
 
 def keys(x: Tensor) -> Tensor:
-    """Keys' cubic kernel, a = -1/2."""
+    """Evaluate Keys' cubic kernel with a = -1/2."""
     x = x.abs()
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((-0.5 * x + 2.5) * x - 4) * x + 2
@@ -139,7 +171,7 @@ def keys(x: Tensor) -> Tensor:
 
 
 def fold(weights: Tensor, pixel: Tensor, length: int, border: Border) -> Tensor:
-    """Give the weights of pixels outside [0, length) to those inside that stand for them."""
+    """Add the weights of pixels outside [0, length) to the inside pixels that replace them."""
     if border == "zero":
         return weights[..., (pixel >= 0) & (pixel < length)]
     if border == "replicate":
@@ -152,24 +184,24 @@ def fold(weights: Tensor, pixel: Tensor, length: int, border: Border) -> Tensor:
 
 
 def _reached(matrix: Tensor, least: float = 0.0) -> slice:
-    """The rows of a matrix that have any weight to speak of."""
+    """Return the range of rows whose absolute weights sum to more than `least`."""
     rows = (matrix.abs().sum(-1) > least).nonzero()
     return slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 1)
 
 
 def _apply(rows: Tensor, images: Tensor, columns: Tensor) -> Tensor:
-    """Take (N, C, h, w) images to rows @ image @ columns' transpose."""
+    """Compute rows @ image @ columns.T for images (N, C, h, w)."""
     left, right = rows.float(), columns.float()
-    if left.ndim == 3:  # matrices of its own for each image
+    if left.ndim == 3:  # one matrix per image
         left, right = left[:, None], right[:, None]
     return left @ (images @ right.mT)
 
 
 def _finish(images: Tensor, reaches_all: bool) -> Tensor:
-    """Stretch each image from its darkest and lightest value to 0 and 255, and threshold it.
+    """Stretch the values of each image to 0 to 255 and apply the arctangent (steps 5 and 6).
 
-    Where part of the frame is left out as black, the darkest value is 0. The two linear maps are
-    one pass: 0.02 (255 (I - low) / span - 128) = gain I - (gain low + 2.56).
+    Unless `reaches_all`, the omitted part of the frame is black, so the lowest value is 0. Both
+    linear maps take one pass: 0.02 (255 (I - low) / span - 128) = gain I - (gain low + 2.56).
     """
     flat = images.flatten(1)
     low, high = (flat.amin(1, keepdim=True), flat.amax(1, keepdim=True))

@@ -1,4 +1,4 @@
-"""A folder of pictures with a sub-folder per class."""
+"""A folder of images with one subfolder per class."""
 # Shape letters: N images, C image channel, H W pixels.
 
 import hashlib
@@ -27,24 +27,25 @@ EXTENSIONS = frozenset(
 VALIDATION = frozenset(("val", "validation"))
 
 Classes: TypeAlias = dict[str, list[Path]]
-"""The files of each class, both in the order of their names."""
+"""The files of each class; classes and files are sorted by name."""
 Item: TypeAlias = tuple[Path, int]
-"""A file and its label."""
+"""A file and its class index."""
 
 
 def read_folder(name: str, folder: Path) -> Source:
-    """Read all pictures of `folder` into memory, as a source called `name`.
+    """Read all images of `folder` into memory, as a source called `name`.
 
-    Classes are numbered, and files ordered, by name. Sub-folders `train`, `val` (or `validation`)
-    and `test` are the splits. Where there is no `val`, a sixth of `train` is; without sub-folders a
-    fifth of all files is test and a tenth val. A hash of class and file name decides which, see
-    `fraction`: adding or removing a file moves no other one. Near-duplicates, as the frames of a
-    film, can fall into different splits then; make the sub-folders yourself for those. In each
-    split the classes take turns, so its first images are balanced. Hidden files and other
-    extensions are ignored.
+    Classes and files are sorted by name. The subfolders `train`, `val` (or `validation`) and `test`
+    are the splits. Without `val`, one sixth of `train` is the validation set. Without such
+    subfolders, one fifth of all files is the test set and one tenth the validation set. A hash of
+    class and file name assigns the files (see `fraction`), so adding or removing a file does not
+    move any other. Near-duplicates, such as the frames of a video, can then end up in different
+    splits; create the subfolders yourself for such data. The images of each split alternate between
+    the classes, so its first images are balanced. Hidden files and files with other extensions are
+    ignored.
 
-    Each picture is read as by `read_picture`. C is 1 if all are grey; a single colour picture makes
-    all of them RGB.
+    Images are decoded by `read_picture`. They have one channel if all are grey; otherwise all of
+    them become RGB.
     """
     found = PictureFolder(folder)
     images = _decode_all([path for split in SPLITS for path, _ in found.items[split]])
@@ -54,9 +55,10 @@ def read_folder(name: str, folder: Path) -> Source:
 
 
 def list_pictures(folder: Path, split: str = "all") -> tuple[list[Item], tuple[str, ...]]:
-    """List the files of a split with their labels, or of `all`, and the names of the classes.
+    """List the files of a split, or of all splits, with their labels, and the class names.
 
-    The splits are those of `read_folder`; `all` needs none. Nothing is opened.
+    The splits are those of `read_folder`; `all` also accepts folders that cannot be split. No file
+    is opened.
     """
     if split != "all":
         plan = [_plan(folder)[list[str](SPLITS).index(split)]]
@@ -66,7 +68,7 @@ def list_pictures(folder: Path, split: str = "all") -> tuple[list[Item], tuple[s
 
 
 class PictureFolder:
-    """The pictures of a folder in the splits of `read_folder`, read when they are needed."""
+    """The images of a folder in the splits of `read_folder`, read on demand."""
 
     def __init__(self, folder: Path) -> None:
         plan = _plan(folder)
@@ -78,19 +80,19 @@ class PictureFolder:
         }
 
     def open(self) -> ExitStack:
-        """Nothing stays open between two pictures."""
+        """Return an empty context: no file stays open between two images."""
         return ExitStack()
 
     def images(self, file: object, split: SplitName, chosen: Sequence[int]) -> list[Pixels]:
-        """Read the pictures, each (C, H, W), at the indices `chosen`."""
+        """Read the images, each (C, H, W), at the indices `chosen`."""
         paths = [self.items[split][index][0] for index in chosen]
         return [read_picture(path).transpose(2, 0, 1) for path in paths]
 
     @cached_property
     def in_colour(self) -> bool:
-        """Whether any picture is in colour; headers are read up to the first that is.
+        """Whether any image is in colour; reads headers up to the first one that is.
 
-        Pictures that cannot be read do not count: they are reported when they are needed.
+        Files that cannot be read are ignored here and reported when they are used.
         """
         for path, _ in itertools.chain.from_iterable(self.items.values()):
             with suppress(DataError):
@@ -99,14 +101,13 @@ class PictureFolder:
         return False
 
     def where(self, split: SplitName, index: int) -> str:
-        """Name a picture in an error."""
+        """Return the name of an image for error messages."""
         return f"image {self.items[split][index][0]}"
 
     def listing(self) -> Iterator[list[Any]]:
-        """What identifies the pictures without decoding them: relative path and size.
+        """Yield relative path and size of each file, which identify the images for a checksum.
 
-        A file that is missing, as where a link leads nowhere, has no size: it is reported when the
-        picture is needed.
+        A missing file, such as a broken link, has no size. It is reported when the image is used.
         """
         for path, _ in itertools.chain.from_iterable(self.items.values()):
             name = unicodedata.normalize("NFC", path.relative_to(self.path).as_posix())
@@ -118,9 +119,9 @@ class PictureFolder:
 
 
 def folder_state(folder: Path) -> tuple[tuple[int, int, int], ...]:
-    """Device, inode and time of change of a folder and of the folders in it, two levels deep.
+    """Return device, inode and modification time of a folder and its subfolders, two levels deep.
 
-    It differs where a picture or class was added, removed or renamed.
+    The result changes when an image or class is added, removed or renamed.
     """
     found = [os.stat(folder)]
     for inside in _folders(folder):
@@ -134,14 +135,14 @@ def _folders(folder: Path | str) -> list[str]:
 
 
 def has_splits(folder: Path) -> bool:
-    """Whether the folder has the sub-folders train and test."""
+    """Whether the folder has the subfolders train and test."""
     return {"train", "test"} <= {path.name for path in _entries(folder) if path.is_dir()}
 
 
 def fraction(label: str, name: str) -> float:
-    """Map the name of a file and its class to a number from 0 to 1 by their sha256.
+    """Map the class and the name of a file to a number from 0 to 1 by their sha256.
 
-    Names are compared in Unicode's composed form (NFC), which not all file systems keep.
+    Names are normalised to Unicode's composed form (NFC), because some file systems decompose them.
     """
     text = unicodedata.normalize("NFC", f"{label}/{name}")
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
@@ -149,13 +150,13 @@ def fraction(label: str, name: str) -> float:
 
 
 def _plan(folder: Path) -> list[Classes]:
-    """The files of train, val and test."""
+    """Return the files of train, val and test."""
     names = {path.name for path in _entries(folder) if path.is_dir()}
     if not {"train", "test"} <= names:
         if names and names <= {"train", "test", *VALIDATION}:
             raise DataError(
-                f"{folder} has only {' and '.join(sorted(names))}; give it both train and test, "
-                "or one sub-folder per class"
+                f"{folder} has only {' and '.join(sorted(names))}; add both train and test, "
+                "or use one subfolder per class"
             )
         _refuse_unknown_splits(folder, names)
         classes = _classes(folder)
@@ -163,16 +164,16 @@ def _plan(folder: Path) -> list[Classes]:
         return _checked(folder, [_part(classes, *share) for share in shares])
     if unknown := sorted(names - {"train", "test", *VALIDATION}):
         raise DataError(
-            f"{folder} has {unknown[0]!r} beside train and test; move it away, or call it val"
+            f"{folder} has {unknown[0]!r} next to train and test; remove it, or rename it to val"
         )
     if names >= VALIDATION:
-        raise DataError(f"{folder} has both val and validation; keep one of them")
+        raise DataError(f"{folder} has both val and validation; remove one of them")
     train = _classes(folder / "train")
     others = {name: _classes(folder / name) for name in sorted(names - {"train"})}
     for name, classes in others.items():
         if different := sorted(train.keys() ^ classes.keys()):
             raise DataError(
-                f"train and {name} in {folder} must hold the same classes; only one of them has "
+                f"train and {name} in {folder} must have the same classes; only one of them has "
                 f"{', '.join(different)}"
             )
     test = others.pop("test")
@@ -182,20 +183,19 @@ def _plan(folder: Path) -> list[Classes]:
 
 
 def _refuse_unknown_splits(folder: Path, names: set[str]) -> None:
-    """Refuse a folder whose train, val or test holds folders: it is a split, and no class."""
+    """Raise a DataError if train, val or test has subfolders, as a split and not a class has."""
     for name in sorted(names & {"train", "test", *VALIDATION}):
         inside = folder / name
         if not _images(inside) and any(path.is_dir() for path in _entries(inside)):
             other = sorted(names - {"train", "test", *VALIDATION})[0]
             raise DataError(
-                f"{folder} has {name!r} with sub-folders, and {other!r}; the splits of a folder "
-                "are train, test and, if there is one, val or validation: rename or move "
-                f"{other!r}"
+                f"{folder} has {name!r} with subfolders, and {other!r}; the splits of a folder "
+                f"are train, test and optionally val or validation: rename or move {other!r}"
             )
 
 
 def _part(classes: Classes, low: float, high: float) -> Classes:
-    """The files of each class whose `fraction` lies from `low` to below `high`."""
+    """Return the files of each class whose `fraction` is at least `low` and below `high`."""
     return {
         label: [path for path in files if low <= fraction(label, path.name) < high]
         for label, files in classes.items()
@@ -203,17 +203,17 @@ def _part(classes: Classes, low: float, high: float) -> Classes:
 
 
 def _checked(folder: Path, plan: list[Classes]) -> list[Classes]:
-    """Refuse splits by `fraction` that leave a split or the training images of a class empty."""
+    """Raise a DataError if a split, or the training set of a class, has no images."""
     counts = {
         split: sum(map(len, classes.values())) for split, classes in zip(SPLITS, plan, strict=True)
     }
     bare = [label for label, files in plan[0].items() if not files]
     if bare or 0 in counts.values():
         what = ", ".join(f"{count} {split}" for split, count in counts.items())
-        also = f", and class {bare[0]!r} no training image" if bare else ""
+        also = f", and no training image of class {bare[0]!r}" if bare else ""
         raise DataError(
-            f"the images of {folder} give {what}{also}; add images, or make the sub-folders "
-            "train, val and test yourself"
+            f"splitting the images of {folder} gives {what}{also}; add images, or create the "
+            "subfolders train, val and test yourself"
         )
     return plan
 
@@ -221,13 +221,15 @@ def _checked(folder: Path, plan: list[Classes]) -> list[Classes]:
 def _classes(folder: Path) -> Classes:
     classes = {path.name: _images(path) for path in _entries(folder) if path.is_dir()}
     if not classes:
-        raise DataError(f"{folder} has no class sub-folders; put the images of each class into one")
+        raise DataError(
+            f"{folder} has no class subfolders; move the images of each class to a subfolder"
+        )
     for name, files in classes.items():
         if not files:
             known = " ".join(sorted(extension[1:] for extension in EXTENSIONS))
             raise DataError(
                 f"class {name!r} in {folder} has no images; add some ({known}) "
-                "or remove the sub-folder"
+                "or remove the subfolder"
             )
     return classes
 
@@ -238,11 +240,11 @@ def _images(folder: Path) -> list[Path]:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in `folder` and not hidden or left by a program (__pycache__, __MACOSX), by name."""
+    """List `folder` sorted by name, without hidden and system entries (__pycache__, __MACOSX)."""
     if not folder.exists():
         raise DataError(f"folder {folder} does not exist; check the path")
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; give one with a sub-folder of images per class")
+        raise DataError(f"{folder} is not a folder; use one with a subfolder of images per class")
     try:
         paths = sorted(folder.iterdir(), key=lambda path: unicodedata.normalize("NFC", path.name))
     except OSError as error:
@@ -251,7 +253,7 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _interleave(classes: Classes) -> list[Item]:
-    """First the first file of every class, then the second of every class that has one, ..."""
+    """List the first file of every class, then the second of every class that has one, etc."""
     columns: list[list[Item]] = [
         [(path, label) for path in files] for label, files in enumerate(classes.values())
     ]
@@ -260,7 +262,7 @@ def _interleave(classes: Classes) -> list[Item]:
 
 
 def _decode_all(paths: Sequence[Path]) -> Tensor:
-    """Read pictures of one size into (N, C, H, W)."""
+    """Read images of equal size into one tensor (N, C, H, W)."""
     pictures: list[Pixels] = []
     for path in paths:
         pictures.append(read_picture(path))
@@ -268,10 +270,10 @@ def _decode_all(paths: Sequence[Path]) -> Tensor:
             first, other = (f"{p.shape[1]}x{p.shape[0]}" for p in (pictures[0], pictures[-1]))
             raise DataError(
                 f"images differ in size: {paths[0]} is {first} and {path} is {other}; "
-                "resize them to one size first"
+                "resize them to one size"
             )
     channels = max(picture.shape[2] for picture in pictures)
     images = np.empty((len(paths), channels, *pictures[0].shape[:2]), dtype=np.uint8)
     for image, picture in zip(images, pictures, strict=True):
-        image[:] = picture.transpose(2, 0, 1)  # a grey picture fills all three channels
+        image[:] = picture.transpose(2, 0, 1)  # broadcasting turns grey images into RGB
     return torch.from_numpy(images)

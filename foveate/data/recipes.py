@@ -1,4 +1,4 @@
-"""Recipes: how a picture becomes what a network sees."""
+"""Recipes: the preprocessing that turns an image into a network input."""
 # Shape letters: C image channel, H W pixels.
 
 import math
@@ -14,41 +14,45 @@ from foveate.errors import ConfigError, DataError
 
 RecipeName = Literal["mnist-large-scale", "photo"]
 Transform = Callable[[Tensor], Tensor]
-MAX_PIXELS = 1 << 24  # of a picture brought to its base size; 200 MB as float32
+MAX_PIXELS = 1 << 24  # of a resized image; 200 MB in float32
 MAX_BASE = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """How a picture becomes what a network sees, in training and afterwards.
+    """The preprocessing of images, in training and in evaluation.
 
-    `mnist-large-scale` is the paper's recipe (see `foveate.data.large_scale`); the other fields do
-    not apply to it. `photo` resizes the picture, with antialiasing, until its short side has `base`
-    pixels, maps its values to 0 to 1 and normalises them. No frame is needed and nothing is
-    cropped: any aspect ratio is kept. In training, `photo` also flips every other picture at random
-    and moves the centre of its windows. With `sizes` it shows pictures at random sizes.
+    ``mnist-large-scale`` is the paper's recipe (see `foveate.data.large_scale`); the other fields
+    do not apply to it. ``photo`` resizes an image with antialiasing so that its short side has
+    ``base`` pixels, scales its values to the range 0 to 1 and normalises them. It does not crop or
+    pad, and it preserves the aspect ratio. In training, ``photo`` also augments the images: the
+    fields ``flip``, ``shift``, ``sizes``, ``resolution`` and ``colour`` define how.
 
     Args:
-        name: `mnist-large-scale` or `photo`.
-        base: Short side of a picture in pixels after resizing.
-        mean: Mean per channel (R, G, B) that is subtracted; ImageNet's by default.
-        std: Standard deviation per channel used for normalisation.
-        flip: Whether pictures are flipped horizontally in training, with a probability of 1/2.
-        shift: Largest distance in pixels of the resized picture by which the centre of the windows
-            moves along each axis in training; uniform, and not rounded to whole pixels.
-        sizes: Smallest and largest factor of `base` in training, drawn log-uniformly for each
-            picture; (1, 1) shows all at `base`.
-        resolution: Smallest share of its resolution that a picture keeps in training: every other
-            picture, at random, is reduced by a factor drawn log-uniformly from here to 1, and
-            enlarged again to its size. 1 reduces none.
-        colour: Strength of the changes of brightness, contrast and saturation in training, as in
-            torchvision's `ColorJitter`; 0 for none.
+        name: ``mnist-large-scale`` or ``photo``.
+        base: Short side of the resized image in pixels.
+        mean: Per-channel mean (R, G, B) used for normalisation; ImageNet's by default.
+        std: Per-channel standard deviation used for normalisation.
+        flip: Whether to flip images horizontally in training, with probability 1/2.
+        shift: Largest random offset of the window centre along each axis in training, in pixels of
+            the resized image. Offsets are uniform and not rounded to whole pixels.
+        sizes: Smallest and largest factor by which ``base`` is multiplied in training. The factor
+            is drawn log-uniformly for each image; ``(1, 1)`` turns this off.
+        resolution: Lowest relative resolution in training. With probability 1/2, an image is
+            downsampled by a factor drawn log-uniformly between this value and 1, and upsampled to
+            its size again. 1 turns this off.
+        colour: Strength of random changes of brightness, contrast and saturation in training, as in
+            torchvision's ``ColorJitter``; 0 turns this off.
 
     Raises:
         ConfigError: If a field is out of range.
 
     Example:
-        >>> Recipe(name="photo", base=160, flip=False)
+        >>> recipe = Recipe(name="photo", base=160, flip=False)
+        >>> transform = recipe.transform()
+        >>> image = torch.zeros(3, 480, 640, dtype=torch.uint8)
+        >>> transform(image).shape
+        torch.Size([3, 160, 213])
     """
 
     name: RecipeName = "mnist-large-scale"
@@ -73,7 +77,7 @@ class Recipe:
         for key in ("mean", "std"):
             if len(getattr(self, key)) != 3:
                 raise ConfigError(
-                    f"recipe.{key} must be 3 numbers, for red, green and blue, "
+                    f"recipe.{key} must have 3 values (red, green, blue), "
                     f"got {len(getattr(self, key))}"
                 )
         if min(self.std) <= 0:
@@ -84,39 +88,59 @@ class Recipe:
             raise ConfigError(f"recipe.colour must be 0 to 1, got {self.colour:g}")
         if len(self.sizes) != 2 or not 1 / 64 <= self.sizes[0] <= self.sizes[1] <= 64:
             raise ConfigError(
-                f"recipe.sizes must be two factors from 1/64 to 64, the smaller first, "
+                f"recipe.sizes must be two factors from 1/64 to 64 in ascending order, "
                 f"got {list(self.sizes)}"
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
+        """Return all fields as values that JSON can store.
+
+        Returns:
+            A dictionary of the fields, with tuples as lists.
+        """
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Recipe":
-        """Read what `to_dict` wrote."""
+        """Create a recipe from the output of `to_dict`.
+
+        Args:
+            values: Fields of the recipe; missing fields have their defaults.
+
+        Returns:
+            The recipe.
+
+        Raises:
+            ConfigError: If a field is unknown or out of range.
+        """
         check_keys("a recipe", values, {field.name for field in fields(cls)})
         return cls(**values)
 
     def transform(self) -> Transform:
-        """Build the transform of the recipe `photo` outside training.
+        """Return the evaluation transform of the recipe ``photo``.
 
         Returns:
-            A function from uint8 ``(C, H, W)``, with C of 1 or 3, to float32 ``(3, H', W')`` whose
-            short side is `base`. It raises a DataError for a picture that would have more than
-            `MAX_PIXELS` pixels.
+            A function that maps a uint8 image ``(C, H, W)``, where C is 1 or 3, to float32
+            ``(3, H', W')`` whose short side is ``base``. It raises a DataError if the result would
+            have more than 2^24 pixels.
 
         Raises:
-            ConfigError: If the recipe has no transform, or torchvision is not installed.
+            ConfigError: If the recipe is not ``photo``, or torchvision is not installed.
         """
         resize = self.resize()
         return lambda picture: self.normalise(resize(picture))
 
     def resize(self, training: bool = False) -> Transform:
-        """Build the first part of the transform: uint8 ``(C, H, W)`` to uint8 ``(3, H', W')``.
+        """Return the first part of the transform: resizing and, in training, augmentation.
 
         Args:
-            training: Whether to augment, with draws from torch's default generator.
+            training: Whether to augment. Random numbers come from PyTorch's default generator.
+
+        Returns:
+            A function that maps a uint8 image ``(C, H, W)`` to uint8 ``(3, H', W')``.
+
+        Raises:
+            ConfigError: If the recipe is not ``photo``, or torchvision is not installed.
         """
         if self.name != "photo":
             raise ConfigError(f"the recipe {self.name} has no transform; use the recipe photo")
@@ -142,10 +166,15 @@ class Recipe:
         return v2.Compose(steps) if steps else v2.Identity()
 
     def normalise(self, pictures: Tensor) -> Tensor:
-        """Normalise uint8 pictures ``(..., 3, H, W)``, the second part of the transform.
+        """Normalise images with ``mean`` and ``std``: the second part of the transform.
 
-        One product and one difference take 0.74 of the time of torchvision's functions on a CPU.
+        Args:
+            pictures: Images of dtype uint8, shape ``(..., 3, H, W)``.
+
+        Returns:
+            Normalised images of dtype float32, same shape.
         """
+        # One multiplication and one subtraction take 0.74 of the time of torchvision on a CPU.
         values = pictures.to(torch.float32)
         mean, std = (values.new_tensor(v)[:, None, None] for v in (self.mean, self.std))
         return values.mul_(1 / (255 * std)).sub_(mean / std)
@@ -157,7 +186,11 @@ class Recipe:
         return max(1, round(self.base * math.exp(_draw(math.log(low), math.log(high)))))
 
     def draw_shift(self) -> Tensor:
-        """Draw a shift (y, x) of the window centre from torch's default generator, in float64."""
+        """Draw a random offset of the window centre from PyTorch's default generator.
+
+        Returns:
+            Offset (y, x) in pixels of the resized image, dtype float64, shape ``(2,)``.
+        """
         return (2 * torch.rand(2, dtype=torch.float64) - 1) * self.shift
 
 
@@ -166,7 +199,7 @@ def _draw(low: float, high: float) -> float:
 
 
 def check_resized(picture: Tensor, base: int) -> None:
-    """Refuse a picture so narrow that its long side would not fit in memory."""
+    """Raise a DataError if an image is so narrow that the resized one would not fit in memory."""
     height, width = picture.shape[-2:]
     long = base * max(height, width) // min(height, width)
     if base * long > MAX_PIXELS:
@@ -177,9 +210,9 @@ def check_resized(picture: Tensor, base: int) -> None:
 
 
 def find_recipe(name: str) -> Recipe:
-    """Return the recipe of that name with its default settings."""
+    """Return a recipe by name, with default settings."""
     if name not in (names := get_args(RecipeName)):
-        raise ConfigError(f"there is no recipe {name!r}; use {' or '.join(names)}")
+        raise ConfigError(f"unknown recipe {name!r}; use {' or '.join(names)}")
     return Recipe(name=cast(RecipeName, name))
 
 
@@ -189,6 +222,6 @@ def _transforms() -> Any:
     except (ImportError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(
-            f"the recipe photo needs torchvision ({reason}): pip install 'foveate[photos]'"
+            f"the recipe photo needs torchvision ({reason}); run pip install 'foveate[photos]'"
         ) from None
     return v2

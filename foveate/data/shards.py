@@ -1,17 +1,17 @@
-"""Images in files of which only what is asked for is in memory: HDF5, tars, a folder of pictures.
+"""Sources that are read from disk on demand: HDF5 files, tar files and folders of images.
 
-`open_shards` takes one HDF5 file, shards:DIR, all .h5 or all .tar files of a folder, or
-shards:PATTERN, those whose path matches, in the order of their names.
+`open_shards` accepts one HDF5 file; shards:DIR, all .h5 or all .tar files of a folder; or
+shards:PATTERN, all files whose path matches. Files are sorted by name.
 
-- HDF5 files are in the layout of `foveate.data.store`, with images at their scales already. A file
-  may leave out splits.
-- A tar is as WebDataset has it: for each sample a picture and a text with its label, as 0001.png
-  and 0001.cls, one after the other. Its name begins with its split: train-000.tar, val-000.tar.
-  Pictures are of one size. The first decides whether they are grey or RGB: then grey ones become
-  RGB too.
+- HDF5 files have the layout of `foveate.data.store`, with images that are already rescaled. A file
+  can lack splits.
+- Tar files follow WebDataset: each sample is an image and a text file with its label, such as
+  0001.png and 0001.cls, one after the other. File names begin with the split: train-000.tar,
+  val-000.tar. All images have one size. If the first one is RGB, grey ones are converted to RGB.
 
-Any image can be read alone, so every order can be had, and had again after an interruption. Kept
-in memory are a label for each image and, of a tar, where its picture is: 32 bytes.
+Images are read individually, so batches can have any order, and a resumed run reads the same
+batches. Only the label of each image and, for a tar file, the position of the image are held in
+memory: 32 bytes per image.
 """
 # Shape letters: N images, C image channel, H W pixels.
 
@@ -39,37 +39,37 @@ from foveate.errors import DataError
 from foveate.files import reading, regular
 
 PREFIX = "shards:"
-OPEN = 32  # files kept open at a time
+OPEN = 32  # largest number of open files
 LONGEST_LABEL = 32  # bytes
-SETTLED = 2_000_000_000  # ns; of two changes in a moment, file systems may record one time
+SETTLED = 2_000_000_000  # ns; file systems can record one time for two changes in quick succession
 
 
 class Shard(Protocol):
-    """One file or folder: the labels (N,) of its splits in memory, its images on the disk."""
+    """One file or folder, with the labels (N,) of its splits in memory and its images on disk."""
 
     path: Path
     labels: Labels
 
     def open(self) -> Any:
-        """Open the file for `images`; what it gives has a close()."""
+        """Open the file for `images`; the returned object has a `close` method."""
 
     def images(self, file: Any, split: SplitName, chosen: Sequence[int]) -> Sequence[NDArray[Any]]:
-        """Read the images, each (C, H, W), float32 or uint8, at the rising indices `chosen`."""
+        """Read the images, each (C, H, W), float32 or uint8, at the ascending indices `chosen`."""
 
     def where(self, split: SplitName, index: int) -> str:
-        """Name an image in an error."""
+        """Return the name of an image for error messages."""
 
     def listing(self) -> Iterator[list[Any]]:
-        """What identifies the images without reading their pixels."""
+        """Yield the properties of each file that a checksum covers, without reading pixels."""
 
 
 def is_shards(source: str) -> bool:
-    """Whether a source names shards."""
+    """Whether a source has the form shards:DIR or shards:PATTERN."""
     return source.startswith(PREFIX)
 
 
 def open_shards(source: str) -> "Shards":
-    """Open an HDF5 file, or the files that shards:DIR or shards:PATTERN names."""
+    """Open an HDF5 file, or the files of shards:DIR or shards:PATTERN."""
     if not is_shards(source):
         return Shards([ScaledFile(Path(source))])
     place = os.path.expanduser(source.removeprefix(PREFIX))
@@ -78,22 +78,24 @@ def open_shards(source: str) -> "Shards":
     if not names:
         raise DataError(f"no .h5 or .tar files in {place!r}; check the path")
     if len({KINDS[Path(name).suffix] for name in names}) > 1:
-        raise DataError(f"{place!r} has .h5 and .tar files; name those of one kind, as DIR/*.tar")
+        raise DataError(
+            f"{place!r} has .h5 and .tar files; select files of one kind, such as DIR/*.tar"
+        )
     return _open_files(tuple((name, os.stat(name).st_mtime_ns) for name in names))
 
 
-@lru_cache(maxsize=4)  # a tar is read through once to find its pictures
+@lru_cache(maxsize=4)  # a tar file is scanned once to find its images
 def _open_files(files: tuple[tuple[str, int], ...]) -> "Shards":
-    """Open files by their names; when they were changed tells them from others so named."""
+    """Open files by name; the modification times make the cache miss if a file was replaced."""
     return Shards([KINDS[Path(name).suffix](Path(name)) for name, _ in files])
 
 
 def open_folder(folder: Path) -> "Shards":
-    """Open a folder of pictures; it is listed once, and again only after it changed."""
+    """Open a folder of images; it is listed once, and again only after it changed."""
     try:
         state = folder_state(folder)
     except OSError:
-        state = ()  # opening it reports why
+        state = ()  # opening the folder reports the reason
     last = max((changed for _, _, changed in state), default=0)
     if not 0 < last < time.time_ns() - SETTLED:
         return Shards([PictureFolder(folder)])
@@ -106,13 +108,13 @@ def _open_folder(folder: Path, state: tuple[tuple[int, int, int], ...]) -> "Shar
 
 
 class TarShard:
-    """A tar of pictures and labels as a shard."""
+    """A tar file of images and labels."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         with reading(path):
             found = list(_samples(regular(path)))
-        labels = np.array([sample[2] for sample in found], np.float64)  # holds 2^63 too
+        labels = np.array([sample[2] for sample in found], np.float64)  # int64 overflows at 2^63
         self.labels: Labels = {_split_of(path): checked_labels(labels, str(path))}
         self.places = np.array([sample[:2] for sample in found], np.int64)
 
@@ -121,7 +123,7 @@ class TarShard:
         return regular(self.path).open("rb")
 
     def images(self, file: Any, split: SplitName, chosen: Sequence[int]) -> list[NDArray[Any]]:
-        """Read the pictures, each (C, H, W), at the indices `chosen`."""
+        """Read the images, each (C, H, W), at the indices `chosen`."""
         found = []
         for index in chosen:
             offset, size = map(int, self.places[index])
@@ -131,11 +133,11 @@ class TarShard:
         return found
 
     def where(self, split: SplitName, index: int) -> str:
-        """Name a picture in an error."""
+        """Return the name of an image for error messages."""
         return f"image {index} of {self.path}"
 
     def listing(self) -> Iterator[list[Any]]:
-        """What identifies the file without its pixels: name, size, labels, places of pictures."""
+        """Yield name and size of the file, and checksums of labels and image positions."""
         labels = {split: digest(values) for split, values in self.labels.items()}
         yield [self.path.name, self.path.stat().st_size, labels, digest(self.places)]
 
@@ -148,7 +150,7 @@ KINDS: dict[str, type[ScaledFile] | type[TarShard]] = {
 
 
 class _Picture(BytesIO):
-    """The content of a picture; its name is for messages."""
+    """The content of an image file, with a name for error messages."""
 
     name = ""
 
@@ -157,12 +159,12 @@ class _Picture(BytesIO):
 
 
 class Shards:
-    """The images of many files, as if they were one."""
+    """The images of several files as one source."""
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards = shards
         self.files: dict[int, Any] = {}
-        self.lock = threading.Lock()  # runs side by side may read at the same time
+        self.lock = threading.Lock()  # several runs can read at the same time
         self.scaled: list[ScaledFile] = [shard for shard in shards if isinstance(shard, ScaledFile)]
         self.starts, self._labels = {}, dict[SplitName, Tensor]()
         for split in SPLITS:
@@ -172,11 +174,13 @@ class Shards:
                 self._labels[split] = torch.from_numpy(np.concatenate(found))
         self.counts = {split: len(labels) for split, labels in self._labels.items()}
         if not self.counts:
-            raise DataError(f"there are no images in {shards[0].path} and the files beside it")
+            raise DataError(
+                f"{shards[0].path} and the files next to it have no images; check the path"
+            )
 
     @cached_property
     def first(self) -> NDArray[Any]:
-        """The first image (C, H, W)."""
+        """First image (C, H, W)."""
         split = next(iter(self.counts))
         return self._read(int(np.flatnonzero(self.starts[split])[0]) - 1, split, [0])[0]
 
@@ -187,7 +191,7 @@ class Shards:
 
     @cached_property
     def in_colour(self) -> bool:
-        """Whether the first image that can be read has three channels."""
+        """Whether the first readable image has three channels."""
         for split, count in self.counts.items():
             for index in range(count):
                 with suppress(DataError):
@@ -200,11 +204,13 @@ class Shards:
         return 1 + max(int(labels.max()) for labels in self._labels.values())
 
     def labels(self, split: SplitName) -> Tensor:
-        """The labels (N,) of a split."""
+        """Return the labels (N,) of a split."""
         if split not in self.counts:
             where, holds = self.shards[0].path, ", ".join(self.counts)
             where = where if len(self.shards) == 1 else where.parent
-            raise DataError(f"{where} holds no {split} images, only {holds}")
+            raise DataError(
+                f"{where} has no {split} images, only {holds}; use a source that has them"
+            )
         return self._labels[split]
 
     def pick(self, split: SplitName, chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -220,29 +226,30 @@ class Shards:
                 image = found[number]
                 if image.shape not in (self.shape, (1, *self.shape[1:])):
                     raise DataError(
-                        f"{self.shards[at].where(split, int(inside[number]))} is {image.shape}, "
-                        f"the first of all is {self.shape}; make them alike"
+                        f"{self.shards[at].where(split, int(inside[number]))} has shape "
+                        f"{image.shape}, but the first image has {self.shape}; "
+                        "convert them to one shape"
                     )
                 images[place] = image
         return torch.from_numpy(images), labels
 
     def read(self, split: SplitName, index: int) -> NDArray[Any]:
-        """Read the image (C, H, W) at an index, of whatever size it is."""
+        """Read the image (C, H, W) at an index; images can differ in size."""
         at, inside = self._place(split, index)
         return self._read(at, split, [inside])[0]
 
     def where(self, split: SplitName, index: int) -> str:
-        """Name an image in an error."""
+        """Return the name of an image for error messages."""
         at, inside = self._place(split, index)
         return self.shards[at].where(split, inside)
 
     def listing(self) -> Iterator[list[Any]]:
-        """What identifies the images without reading their pixels."""
+        """Yield the properties of each file that a checksum covers, without reading pixels."""
         for shard in self.shards:
             yield from shard.listing()
 
     def close(self) -> None:
-        """Close all files; they open again when needed."""
+        """Close all files; reading opens them again."""
         while self.files:
             self.files.popitem()[1].close()
 
@@ -250,13 +257,13 @@ class Shards:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "files": {}, "lock": None}  # a process opens files of its own
+        return {**vars(self), "files": {}, "lock": None}  # each process opens its own files
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, lock=threading.Lock())
 
     def _place(self, split: SplitName, index: int) -> tuple[int, int]:
-        """The shard that holds an image, and its index there."""
+        """Return the number of the shard with an image, and the index of the image in it."""
         at = int(np.searchsorted(self.starts[split], index, side="right")) - 1
         return at, index - int(self.starts[split][at])
 
@@ -264,7 +271,7 @@ class Shards:
         shard = self.shards[at]
         with reading(shard.path), self.lock:
             file = self.files.pop(at, None) or shard.open()
-            self.files[at] = file  # the last in the order, which is that of use
+            self.files[at] = file  # moves it to the end: the order is least recently used first
             if len(self.files) > OPEN:
                 self.files.pop(next(iter(self.files))).close()
             return shard.images(file, split, chosen)
@@ -274,24 +281,24 @@ def _split_of(path: Path) -> SplitName:
     for split in SPLITS:
         if path.name.startswith(split):
             return split
-    raise DataError(f"{path} must begin with the name of its split, as train-000.tar")
+    raise DataError(f"the name of {path} must begin with its split, such as train-000.tar")
 
 
 def _samples(path: Path) -> Iterator[tuple[int, int, int]]:
-    """Where the picture of each sample begins, its size, and the sample's label."""
+    """Yield offset and size in bytes of each sample's image, and the label of the sample."""
     end = path.stat().st_size
     with tarfile.open(path, "r:") as tar:
         name, parts = "", dict[str, int]()
         while member := tar.next():
-            tar.members = []  # type: ignore[attr-defined]  # it would keep them all
+            tar.members = []  # type: ignore[attr-defined]  # tarfile would hold all in memory
             folder, slash, base = member.name.rpartition("/")
             stem, _, kind = base.partition(".")
             if not member.isfile() or not stem:
-                continue  # a link, a device, a folder: nothing is followed or unpacked
+                continue  # links, devices and folders are never followed or unpacked
             if member.issparse() or member.size < 0 or member.offset_data + member.size > end:
                 raise DataError(
-                    f"{member.name} of {path} claims {member.size} bytes that are not in the file; "
-                    "make it again"
+                    f"{member.name} of {path} declares {member.size} bytes that are not in the "
+                    "file; create the tar file again"
                 )
             if folder + slash + stem != name:
                 yield from _sample(path, name, parts)
@@ -307,8 +314,8 @@ def _sample(path: Path, name: str, parts: dict[str, int]) -> Iterator[tuple[int,
     if len(parts) == 3:
         yield parts["offset"], parts["size"], parts["label"]
     elif parts:
-        lacks = "label (.cls)" if "offset" in parts else "picture"
-        raise DataError(f"sample {name!r} of {path} has no {lacks} beside it; add it")
+        lacks = "label (.cls)" if "offset" in parts else "image"
+        raise DataError(f"sample {name!r} of {path} has no {lacks} next to it; add one")
 
 
 def _label(tar: tarfile.TarFile, member: tarfile.TarInfo) -> int:
@@ -316,5 +323,7 @@ def _label(tar: tarfile.TarFile, member: tarfile.TarInfo) -> int:
     assert content is not None
     text = content.read(LONGEST_LABEL + 1)
     if not text.strip().isdigit() or len(text) > LONGEST_LABEL:
-        raise DataError(f"{member.name} of {tar.name!r} must be a label as 7, got {text!r}")
+        raise DataError(
+            f"{member.name} of {tar.name!r} must be a class index such as 7, got {text!r}"
+        )
     return int(text)

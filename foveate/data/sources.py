@@ -1,4 +1,4 @@
-"""The door to the data: every kind of source, and `load_source` and `open_source` by name."""
+"""Load or open a data source by name: MNIST and its family, folders, shards and HDF5 files."""
 # Shape letters: N images, C image channel, H W pixels.
 
 import hashlib
@@ -39,33 +39,58 @@ EMBEDDED = {
 
 
 def load_source(name: str, report: Report | None = None) -> Source:
-    """Load one of `SOURCES` into memory, with its splits fixed as follows.
+    """Load a data source into memory.
 
-    - `mnist`, `fashion-mnist`, `idx:DIR`: the last sixth of the training images is val (of 60,000
-      the first 50,000 are train), and the test images are test.
-    - `mnist-5k`: the first 500 of each class of MNIST's training images, the classes taking turns;
-      3,500 are train, the next 500 val and the last 1,000 test, each balanced. All of them,
-      the test split too, belong to MNIST's *training* set: never mix the two in one experiment.
-    - `folder:DIR`: see `foveate.data.pictures.read_folder`.
+    The splits of each source are fixed:
 
-    `report` is told in words what is being fetched from where.
+    - ``mnist``, ``fashion-mnist`` and ``idx:DIR``: the last sixth of the training images is the
+      validation set (of 60,000 images, the first 50,000 are for training). The test set is
+      unchanged.
+    - ``mnist-5k``: the first 500 images of each class of MNIST's training set, in an order that
+      alternates between the classes. The first 3,500 are the training set, the next 500 the
+      validation set and the last 1,000 the test set, each with equally many images per class. All
+      of them, including the test set, belong to MNIST's *training* set: never use ``mnist`` and
+      ``mnist-5k`` in the same experiment.
+    - ``folder:DIR``: subfolders define the splits, or a hash of the file names does; see
+      `foveate.data.pictures.read_folder`.
+
+    ``mnist`` and ``fashion-mnist`` are downloaded once and then read from the cache.
+
+    Args:
+        name: ``mnist``, ``fashion-mnist``, ``mnist-5k``, ``idx:DIR`` or ``folder:DIR``.
+        report: Called with a line of text for each file that is downloaded or found damaged.
+
+    Returns:
+        The images and labels of all splits.
+
+    Raises:
+        DataError: If the source is unknown, missing or damaged, if a download fails, or if the
+            source is of a kind that can only be streamed (``shards:DIR`` and HDF5 files).
+
+    Example:
+        >>> source = load_source("mnist-5k")
+        >>> source.counts
+        {'train': 3500, 'val': 500, 'test': 1000}
+        >>> source.train.images.shape, source.train.images.dtype
+        (torch.Size([3500, 1, 28, 28]), torch.uint8)
     """
     kind = find_kind(name)
     if kind is None:
-        raise DataError(f"unknown data source {name!r}; there are: {', '.join(SOURCES)}")
+        raise DataError(f"unknown data source {name!r}; use one of: {', '.join(SOURCES)}")
     if kind.load is None:
         whole = ", ".join(key for key, kind in SOURCES.items() if kind.load)
-        raise DataError(f"{name} can only be trained on; give images of one of: {whole}")
+        raise DataError(f"{name} can only be used for training; use one of: {whole}")
     return kind.load(name, report)
 
 
 def open_source(name: str, load: Load = load_source, stream: bool = False) -> Source | Shards:
-    """Open a source to read its images by index.
+    """Open a source whose images are read by index.
 
     Args:
-        name: One of `SOURCES`.
-        load: Loads the kinds that are held in memory.
-        stream: Whether images stay on the disk until they are read, where the kind can do both.
+        name: Name of the source, in one of the forms of `SOURCES`.
+        load: Function that loads a source into memory.
+        stream: Whether to read images from disk on demand. Sources that are always loaded into
+            memory, or always streamed, ignore it.
     """
     kind = find_kind(name)
     if kind and kind.open and (stream or kind.load is None):
@@ -80,10 +105,10 @@ def _fetched(name: str, report: Report | None) -> Source:
 
 
 def _place(name: str) -> Path:
-    """The folder of a name as folder:DIR."""
+    """Return the path in a name such as folder:DIR."""
     prefix, _, folder = name.partition(":")
     if not folder:
-        raise DataError(f"{name!r} names no folder; write {prefix}:DIR")
+        raise DataError(f"{name!r} has no folder name; use {prefix}:DIR")
     return Path(folder).expanduser()
 
 
@@ -94,25 +119,25 @@ def _read_idx_folder(name: str, report: Report | None) -> Source:
     found = {file: find(folder, file) for file in FILES}
     for file, paths in found.items():
         if not paths:
-            raise DataError(f"{folder} has no {file} (nor {file}.gz); put it there")
+            raise DataError(f"{folder} has no {file} or {file}.gz; add the file")
     tensors = [read_idx(decode(paths[0]), str(paths[0])) for paths in found.values()]
     if tensors[0].shape[1:] != tensors[2].shape[1:]:
         raise DataError(
             f"training and test images in {folder} differ in shape: {kind_of(tensors[0])} and "
-            f"{kind_of(tensors[2])}; bring them to one size"
+            f"{kind_of(tensors[2])}; resize them to one size"
         )
     count = int(max(tensors[1].max(), tensors[3].max())) + 1
     return _from_tensors(name, tensors, tuple(str(label) for label in range(count)))
 
 
 def _from_tensors(name: str, tensors: Sequence[Tensor], classes: tuple[str, ...]) -> Source:
-    """Cut training images, their labels, test images and their labels into the three splits."""
+    """Build a source from training images, training labels, test images and test labels."""
     training = _split(tensors[0], tensors[1], f"training set of {name}")
     test = _split(tensors[2], tensors[3], f"test set of {name}")
     count = len(training) - len(training) // 6
     if count == len(training):
         raise DataError(
-            f"{name} has {count} training images; at least 6 are needed, a sixth is for validation"
+            f"{name} has {count} training images; use at least 6, as one sixth is for validation"
         )
     return Source.of(name, (training[:count], training[count:], test), classes)
 
@@ -127,27 +152,34 @@ def _read_verified(file: str, sha256: str) -> Tensor:
     path = Path(__file__).with_name("embedded") / file
     data = decode(path)
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise DataError(f"{path} is not the file that foveate came with; install foveate again")
+        raise DataError(f"{path} differs from the file in the release; install foveate again")
     return read_idx(data, str(path))
 
 
 def _split(images: Tensor, labels: Tensor, what: str) -> Split:
-    """Join grey images (N, H, W) and labels (N,) as IDX files have them."""
+    """Return a split of grey images (N, H, W) and labels (N,), the shapes in IDX files."""
     if images.ndim != 3 or labels.ndim != 1:
         raise DataError(
             f"the {what} must have images (N, H, W) and labels (N,), got {kind_of(images)} and "
-            f"{kind_of(labels)}; check that the files are not swapped"
+            f"{kind_of(labels)}; check whether the files are swapped"
         )
     if len(images) != len(labels):
         raise DataError(
-            f"the {what} has {len(images)} images but {len(labels)} labels; get both files again"
+            f"the {what} has {len(images)} images but {len(labels)} labels; "
+            "download both files again"
         )
     return Split(images.unsqueeze(1), labels.long())
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of source: what it is, and how to read it, into memory or image by image."""
+    """A kind of source.
+
+    Attributes:
+        about: One-line description.
+        load: Function that loads the source into memory, if the kind supports it.
+        open: Function that opens the source for streaming, if the kind supports it.
+    """
 
     about: str
     load: Callable[[str, Report | None], Source] | None = None
@@ -155,23 +187,25 @@ class Kind:
 
 
 SOURCES = {
-    "mnist": Kind("60,000 handwritten digits for training, 10,000 to test; fetched once", _fetched),
-    "fashion-mnist": Kind("the same number of pictures of clothes; fetched once", _fetched),
-    "mnist-5k": Kind("5,000 of MNIST's training digits, part of this package", _read_embedded),
+    "mnist": Kind("60,000 training and 10,000 test digits; downloaded once", _fetched),
+    "fashion-mnist": Kind(
+        "60,000 training and 10,000 test images of clothes; downloaded once", _fetched
+    ),
+    "mnist-5k": Kind("5,000 of MNIST's training digits, included in the package", _read_embedded),
     "idx:DIR": Kind("the four IDX files in the folder DIR, plain or .gz", _read_idx_folder),
     "folder:DIR": Kind(
-        "pictures in the folder DIR, one sub-folder per class, or train/ and test/ first",
+        "images in the folder DIR, one subfolder per class, or train/ and test/ first",
         lambda name, report: read_folder(name, _place(name)),
         lambda name: open_folder(_place(name)),
     ),
     "shards:DIR": Kind("the .h5 or .tar files in the folder DIR", open=open_shards),
-    "FILE.h5": Kind("a file of 'foveate generate', or an official one", open=open_shards),
+    "FILE.h5": Kind("a file from 'foveate generate', or an official one", open=open_shards),
 }
-"""Every kind of source, by how it is named."""
+"""Every kind of source, keyed by the form of its name."""
 
 
 def find_kind(name: str) -> Kind | None:
-    """The kind of a source by its name: all of it, what is before a colon, or how it ends."""
+    """Return the kind of a source by its full name, its prefix or its file extension."""
     prefix, colon, _ = name.partition(":")
     if found := SOURCES.get(f"{prefix}:DIR" if colon else name):
         return found

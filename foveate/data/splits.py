@@ -1,4 +1,4 @@
-"""Labelled images in three splits, and the checks of labels and pixels of any origin."""
+"""Labelled images in three splits, and validation of labels and pixels from any file."""
 # Shape letters: N images, C image channel, H W pixels.
 
 import hashlib
@@ -17,13 +17,28 @@ from foveate.errors import DataError
 SplitName = Literal["train", "val", "test"]
 SPLITS: tuple[SplitName, ...] = ("train", "val", "test")
 Labels: TypeAlias = dict[SplitName, NDArray[np.int64]]
-MAX_CLASSES = 100_000  # where nothing says how many classes there are
-NUMBERS = "biuf"  # NumPy's kinds of real numbers: no complex ones, strings, objects or records
+MAX_CLASSES = 100_000  # limit for files that do not declare their number of classes
+NUMBERS = "biuf"  # NumPy's kind codes of bool, integer and floating-point dtypes
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Images (N, C, H, W) uint8 with their labels (N,) int64."""
+    """Images with their labels.
+
+    Indexing with a slice returns a split of those images.
+
+    Args:
+        images: Images of dtype uint8, shape ``(N, C, H, W)``.
+        labels: Class indices of dtype int64, shape ``(N,)``.
+
+    Raises:
+        DataError: If a shape or dtype is wrong.
+
+    Example:
+        >>> split = Split(torch.zeros(3, 1, 28, 28, dtype=torch.uint8), torch.tensor([0, 1, 1]))
+        >>> len(split), split[1:].labels
+        (3, tensor([1, 1]))
+    """
 
     images: Tensor
     labels: Tensor
@@ -46,10 +61,31 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A data set in memory, in three splits; `classes[label]` is the name of a label.
+    """A data set in memory, in three splits.
 
-    `checksum` is the sha256 over the content: shapes, image bytes and labels of train, val and
-    test in this order. Equal checksums mean equal data, wherever it came from.
+    Use `Source.of` to create one: it computes the checksum.
+
+    Args:
+        name: Name of the source, as given to `load_source`.
+        train: Training set.
+        val: Validation set.
+        test: Test set.
+        classes: Names of the classes; ``classes[label]`` is the name of a class index.
+        checksum: sha256 of the shapes, pixels and labels of train, val and test, in this order.
+            Equal checksums mean equal data, whatever the origin.
+
+    Raises:
+        DataError: If a label is not a class index.
+
+    Example:
+        >>> images = torch.zeros(3, 1, 28, 28, dtype=torch.uint8)
+        >>> split = Split(images, torch.tensor([0, 1, 1]))
+        >>> source = Source.of("own", (split, split, split), classes=("cat", "dog"))
+        >>> source.num_classes, source.shape
+        (2, (1, 28, 28))
+        >>> batch, labels = source.pick("train", torch.tensor([2, 0]))
+        >>> batch.shape, labels
+        (torch.Size([2, 1, 28, 28]), tensor([1, 0]))
     """
 
     name: str
@@ -66,7 +102,16 @@ class Source:
 
     @classmethod
     def of(cls, name: str, splits: Sequence[Split], classes: tuple[str, ...]) -> "Source":
-        """Make a source of its three splits, with their checksum."""
+        """Create a source from its splits and compute the checksum.
+
+        Args:
+            name: Name of the source.
+            splits: The training, validation and test set, in this order.
+            classes: Names of the classes, in the order of the class indices.
+
+        Returns:
+            The source.
+        """
         sha256 = hashlib.sha256()
         for split in splits:
             sha256.update(f"{tuple(split.images.shape)}".encode())
@@ -82,7 +127,7 @@ class Source:
 
     @property
     def counts(self) -> dict[SplitName, int]:
-        """Number of images of each split."""
+        """Number of images in each split."""
         return {split: len(getattr(self, split)) for split in SPLITS}
 
     @property
@@ -91,12 +136,27 @@ class Source:
         return len(self.classes)
 
     def labels(self, split: SplitName) -> Tensor:
-        """The labels (N,) of a split."""
+        """Return the labels of a split.
+
+        Args:
+            split: ``train``, ``val`` or ``test``.
+
+        Returns:
+            Class indices of dtype int64, shape ``(N,)``.
+        """
         labels: Tensor = getattr(self, split).labels
         return labels
 
     def pick(self, split: SplitName, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Images (N, C, H, W) and labels (N,) at the indices `chosen`."""
+        """Return the images and labels at given indices.
+
+        Args:
+            split: ``train``, ``val`` or ``test``.
+            chosen: Indices of the images, shape ``(B,)``.
+
+        Returns:
+            Images of dtype uint8, shape ``(B, C, H, W)``, and class indices, shape ``(B,)``.
+        """
         data: Split = getattr(self, split)
         return data.images[chosen], data.labels[chosen]
 
@@ -104,18 +164,18 @@ class Source:
 def checked_labels(
     labels: NDArray[Any], where: str, classes: int = MAX_CLASSES
 ) -> NDArray[np.int64]:
-    """Return labels (N,) as int64 if each is a whole number from 0 to `classes` - 1.
+    """Return labels (N,) as int64, or raise a DataError if one is not a valid class index.
 
     Args:
         labels: Labels of any dtype.
-        where: The file, and the data set in it, that an error names.
+        where: Name of the file, and of the array in it, for the error message.
         classes: Number of classes.
     """
     if labels.dtype.kind not in NUMBERS:
         good = np.zeros(labels.shape, bool)
     else:
-        with np.errstate(over="ignore"):  # float16 ends below MAX_CLASSES
-            good = (labels >= 0) & (labels < classes) & (labels == np.floor(labels))  # not NaN
+        with np.errstate(over="ignore"):  # MAX_CLASSES overflows float16
+            good = (labels >= 0) & (labels < classes) & (labels == np.floor(labels))  # rejects NaN
     if not good.all():
         index = int(np.argmin(good))
         raise DataError(
@@ -126,29 +186,35 @@ def checked_labels(
 
 
 def checked_pixels(values: NDArray[Any], where: str, indices: Sequence[int]) -> NDArray[np.float32]:
-    """Return pixels as float32 if all are finite; `indices` numbers the images along axis 0."""
+    """Return pixels as float32, or raise a DataError if one is not finite.
+
+    Args:
+        values: Pixels of any dtype; axis 0 is the image.
+        where: Name of the file, and of the array in it, for the error message.
+        indices: Index in the file of each image in `values`, for the error message.
+    """
     if values.dtype.kind not in NUMBERS:
         raise DataError(f"{where}: pixels are {values.dtype}, not real numbers; convert them")
-    with np.errstate(over="ignore"):  # a float64 beyond float32 becomes infinite
+    with np.errstate(over="ignore"):  # float64 values beyond the range of float32 become infinite
         pixels = values.astype(np.float32, copy=False)
     finite = np.isfinite(pixels)
     if not finite.all():
         place = int(np.argmin(finite))
         image = indices[int(np.unravel_index(place, finite.shape)[0])]
         raise DataError(
-            f"{where}: image {image} has a pixel of {_shown(values, place)}; pixels must be finite "
-            "as float32"
+            f"{where}: image {image} has a pixel of {_shown(values, place)}; replace it with a "
+            "value that is finite in float32"
         )
     return pixels
 
 
 def digest(values: NDArray[Any]) -> str:
-    """The sha256 of an array's bytes."""
+    """Return the sha256 of an array's bytes."""
     return hashlib.sha256(values.tobytes()).hexdigest()
 
 
 def kind_of(tensor: Tensor) -> str:
-    """Shape and dtype of a tensor, for an error."""
+    """Return the shape and dtype of a tensor as text, for an error message."""
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 
 

@@ -1,4 +1,4 @@
-"""Write and read data set files in the layout of the official MNIST Large Scale files."""
+"""Write and read HDF5 files in the layout of the official MNIST Large Scale data set."""
 # Shape letters: N images, C image channel, F frame pixels.
 
 import io
@@ -35,29 +35,50 @@ from foveate.errors import ConfigError, DataError
 from foveate.files import reading, reason_of, regular, replacing
 from foveate.scales import ScaleRange
 
-# Images are always computed in the same blocks by one thread each, because matrix products round
-# differently for other shapes and thread counts: so the file does not depend on either.
+# Matrix products round differently for other shapes and thread counts. Images are therefore always
+# computed in blocks of this size, by one thread each, so that a file does not depend on either.
 BLOCK = 128
-MAX_SEED = 2**32 - 1  # training multiplies it by a million, within 64 bits
-MAX_UNSTORED = 1 << 30  # bytes; a data set may claim so many without being on the disk
-MAX_RATIO = 1_100  # claimed bytes per byte of the file beyond that; gzip reaches 1,032
+MAX_SEED = 2**32 - 1  # training multiplies the seed by a million, which must fit in 64 bits
+MAX_UNSTORED = 1 << 30  # bytes that a data set may declare without having them on disk
+MAX_RATIO = 1_100  # declared bytes per byte of the file beyond that; gzip reaches 1,032
 
 
 def draw(scales: ScaleRange, count: int, seed: int, split: SplitName) -> Tensor:
-    """Draw a scale for each of `count` images; each split has a stream of its own."""
+    """Draw a scale for each of `count` images; each split has its own random stream."""
     random = np.random.default_rng([seed, SPLITS.index(split)]).random(count)
     return torch.from_numpy(scales.low * (scales.high / scales.low) ** random)
 
 
 def _spelled(scales: ScaleRange) -> str:
-    """A range as the official file names have it: 2p000 or 1p000-4p000."""
+    """Return a range in the notation of the official file names: 2p000 or 1p000-4p000."""
     ends = sorted({scales.low, scales.high})
     return "-".join(f"{end:.3f}".replace(".", "p") for end in ends)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileSpec:
-    """One file to make: scales for training and validation, scales for testing, and the recipe."""
+    """Description of one MNIST Large Scale file: the scales of its splits and the recipe.
+
+    Args:
+        test: Scales of the test images.
+        train: Scales of the training and validation images; without them, the file has test images
+            only.
+        size: Width and height of the images in pixels.
+        seed: Seed for drawing the scale of each image, 0 to 2^32 - 1.
+        border: Values outside the frame when smoothing; see `foveate.data.large_scale.rescale`.
+
+    Raises:
+        ConfigError: If a field is out of range.
+
+    Example:
+        >>> from foveate.data.sources import load_source
+        >>> spec = FileSpec(train=ScaleRange(1, 4), test=ScaleRange(2, 2))
+        >>> source = load_source("mnist-5k")
+        >>> spec.count(source)
+        5000
+        >>> spec.name(source)
+        'mnist-5k_large_scale_tr3500_vl500_te1000_outsize112-112_sctr1p000-4p000_scte2p000.h5'
+    """
 
     test: ScaleRange
     train: ScaleRange | None = None
@@ -72,15 +93,34 @@ class FileSpec:
         check_border(self.border)
 
     def splits(self) -> tuple[SplitName, ...]:
-        """Name the splits that hold images (a test-only file has one dummy in the others)."""
+        """List the splits that hold images.
+
+        Returns:
+            All splits, or ``("test",)``. A test-only file has one placeholder image in each of the
+            other splits.
+        """
         return SPLITS if self.train else ("test",)
 
     def scales(self, split: SplitName) -> ScaleRange:
-        """Give the scales of one split."""
+        """Return the scales of a split.
+
+        Args:
+            split: ``train``, ``val`` or ``test``.
+
+        Returns:
+            The range from which scales are drawn.
+        """
         return self.train if self.train and split != "test" else self.test
 
     def name(self, source: Source) -> str:
-        """Name the file as the official ones are named."""
+        """Return the file name, in the scheme of the official files.
+
+        Args:
+            source: Source of the images.
+
+        Returns:
+            File name that ends in ``.h5``.
+        """
         stem = re.sub(r"[^A-Za-z0-9-]+", "-", source.name.split("/")[-1].replace(":", "-"))
         counts, scales = f"te{len(source.test)}", f"scte{_spelled(self.test)}"
         if self.train is not None:
@@ -89,15 +129,38 @@ class FileSpec:
         return f"{stem}_large_scale_{counts}_outsize{self.size}-{self.size}_{scales}.h5"
 
     def count(self, source: Source) -> int:
-        """Count the images that the file holds."""
+        """Count the images in the file.
+
+        Args:
+            source: Source of the images.
+
+        Returns:
+            Number of images, without placeholders.
+        """
         return sum(source.counts[split] for split in self.splits())
 
     def bytes(self, source: Source) -> int:
-        """Estimate the size of the file."""
+        """Estimate the size of the file.
+
+        Args:
+            source: Source of the images.
+
+        Returns:
+            Size of the pixels in bytes.
+        """
         return self.count(source) * source.shape[0] * self.size**2 * 4
 
     def manifest(self, source: Source) -> dict[str, Any]:
-        """Say how the file is made, so that it can be made again and told from others."""
+        """Return the settings that define the content of the file.
+
+        They are stored in the file, so that it can be reproduced and distinguished from others.
+
+        Args:
+            source: Source of the images.
+
+        Returns:
+            The fields, the version of the recipe, and the name and checksum of the source.
+        """
         made_from = {"name": source.name, "checksum": source.checksum}
         return {"recipe": RECIPE, "source": made_from, **asdict(self)}
 
@@ -110,10 +173,31 @@ def write(
     workers: int = 2,
     advance: Callable[[int], None] = lambda count: None,
 ) -> Path:
-    """Make one file of the data set in `folder`, unless it is there already.
+    """Write one MNIST Large Scale file, unless it already exists.
 
-    The file holds the same bytes of images whatever `workers` is. It appears under its name only
-    when it is whole. `advance` is told the number of images done.
+    The pixels do not depend on ``workers``. The file gets its final name only when it is complete.
+
+    Args:
+        spec: Description of the file.
+        source: Source of the images.
+        folder: Folder for the file; created if missing.
+        workers: Number of threads that rescale images.
+        advance: Called after each block with the number of images in it.
+
+    Returns:
+        Path of the file.
+
+    Raises:
+        DataError: If the file cannot be written, or a file of this name has other settings.
+
+    Example:
+        >>> import torch
+        >>> from foveate.data.splits import Source, Split
+        >>> split = Split(torch.zeros(2, 1, 28, 28, dtype=torch.uint8), torch.tensor([0, 1]))
+        >>> source = Source.of("tiny", (split, split, split), ("zero", "one"))
+        >>> path = write(FileSpec(test=ScaleRange(2, 2), size=32), source, Path("."))
+        >>> path.name
+        'tiny_large_scale_te2_outsize32-32_scte2p000.h5'
     """
     path = folder / spec.name(source)
     if path.exists():
@@ -138,18 +222,18 @@ def write(
     except (OSError, RuntimeError) as error:
         reason = reason_of(error)
         raise DataError(
-            f"cannot write {path} ({reason}); free some space or choose --out"
+            f"cannot write {path} ({reason}); free some disk space or choose another --out"
         ) from None
     return path
 
 
 class _Disk(io.FileIO):
-    """A file that keeps a failed write to itself until `check`: HDF5 crashes on a full disk."""
+    """A file that defers write errors until `check`, because HDF5 crashes on a full disk."""
 
     failure: OSError | None = None
 
     def write(self, data: Any, /) -> int:
-        """Write all of `data`, or remember why not."""
+        """Write all of `data`, or store the error."""
         left = memoryview(data).cast("B")
         try:
             while left:
@@ -159,7 +243,7 @@ class _Disk(io.FileIO):
         return memoryview(data).nbytes
 
     def truncate(self, size: int | None = None, /) -> int:
-        """Set the size, or remember why not."""
+        """Set the size, or store the error."""
         try:
             return super().truncate(size)
         except OSError as error:
@@ -167,16 +251,40 @@ class _Disk(io.FileIO):
         return size or 0
 
     def check(self) -> None:
-        """Raise the error of the first write that failed, if one did."""
+        """Raise the first stored error, if there is one."""
         if self.failure is not None:
             raise self.failure
 
 
 class ScaledFile:
-    """A data set file, ours or an official one, whose pixels are read when they are needed.
+    """An MNIST Large Scale file, generated by `write` or official, read on demand.
 
-    Opening it reads the labels and checks them, the shapes and the manifest. Pixels are checked
-    when they are read.
+    The constructor reads and validates the labels, the shapes and the manifest. Pixels are
+    validated when they are read.
+
+    Args:
+        path: Path of the HDF5 file.
+
+    Attributes:
+        manifest: Settings with which the file was generated; ``None`` for an official file.
+        labels: Class indices of each split, shape ``(N,)``.
+        counts: Number of images in each split.
+
+    Raises:
+        DataError: If the file is missing or damaged.
+
+    Example:
+        >>> import torch
+        >>> from foveate.data.splits import Source, Split
+        >>> split = Split(torch.zeros(2, 1, 28, 28, dtype=torch.uint8), torch.tensor([0, 1]))
+        >>> source = Source.of("tiny", (split, split, split), ("zero", "one"))
+        >>> spec = FileSpec(train=ScaleRange(1, 4), test=ScaleRange(8, 8), size=32)
+        >>> file = ScaledFile(write(spec, source, Path(".")))
+        >>> file.counts
+        {'train': 2, 'val': 2, 'test': 2}
+        >>> images, labels = file.read("test")
+        >>> images.shape, labels
+        (torch.Size([2, 1, 32, 32]), tensor([0, 1]))
     """
 
     def __init__(self, path: Path) -> None:
@@ -187,25 +295,52 @@ class ScaledFile:
         self.counts = {split: len(labels) for split, labels in self.labels.items()}
 
     def read(self, split: SplitName, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """Read images (N, C, F, F) and labels (N,) of a split, or of a part of it."""
+        """Read the images and labels of a split, or of a part of it.
+
+        Args:
+            split: ``train``, ``val`` or ``test``.
+            part: Slice of the split.
+
+        Returns:
+            Images of dtype float32, shape ``(N, C, F, F)``, and class indices, shape ``(N,)``.
+
+        Raises:
+            DataError: If the file does not have this split, or cannot be read.
+        """
         with reading(self.path), self.open() as file:
             if split not in self.counts:
                 holds = ", ".join(self.counts)
-                raise DataError(f"{self.path.name} holds no {split} images, only {holds}")
+                raise DataError(
+                    f"{self.path.name} has no {split} images, only {holds}; "
+                    "use a source that has them"
+                )
             chosen = range(self.counts[split])[part]
             images = np.ascontiguousarray(self.images(file, split, chosen))
         return torch.from_numpy(images), torch.from_numpy(self.labels[split][part].copy())
 
     def open(self) -> Any:
-        """Open the file for `images`."""
+        """Open the file for `images`.
+
+        Returns:
+            An h5py file, to be closed by the caller.
+        """
         return h5py.File(regular(self.path))
 
     def images(self, file: Any, split: SplitName, chosen: Sequence[int]) -> Any:
-        """Read the images (N, C, F, F) at the rising indices `chosen`."""
+        """Read the images at given indices.
+
+        Args:
+            file: The file that `open` returned.
+            split: ``train``, ``val`` or ``test``.
+            chosen: Indices in ascending order.
+
+        Returns:
+            Images of dtype float32, shape ``(N, C, F, F)``.
+        """
         stored = _own_dataset(file, f"x_{split}")
         if not len(chosen) or stored.ndim == 3:
             pixels = stored[()].reshape(-1, *stored.shape[-3:])[list(chosen)]
-        elif chosen[-1] - chosen[0] == len(chosen) - 1:  # a slice is read much faster than a list
+        elif chosen[-1] - chosen[0] == len(chosen) - 1:  # h5py reads slices much faster than lists
             pixels = stored[chosen[0] : chosen[-1] + 1]
         else:
             pixels = stored[list(chosen)]
@@ -213,11 +348,23 @@ class ScaledFile:
         return np.moveaxis(pixels, -1, 1)
 
     def where(self, split: SplitName, index: int) -> str:
-        """Name an image in an error."""
+        """Return the name of an image for error messages.
+
+        Args:
+            split: ``train``, ``val`` or ``test``.
+            index: Index of the image in the split.
+
+        Returns:
+            Index of the image and path of the file.
+        """
         return f"image {index} of {self.path}"
 
     def training_scales(self) -> str | None:
-        """The scales of the training images as text, as far as manifest or file name give them."""
+        """Return the scales of the training images, from the manifest or the file name.
+
+        Returns:
+            One scale or a range, such as ``"2"`` or ``"1-4"``; ``None`` if unknown.
+        """
         if self.manifest and self.manifest.get("train"):
             return str(ScaleRange(**self.manifest["train"]))
         if found := re.search(r"_sctr(\d+p\d+(?:-\d+p\d+)?)", self.path.name):
@@ -225,21 +372,26 @@ class ScaledFile:
         return None
 
     def listing(self) -> Iterator[list[Any]]:
-        """What identifies the file without its pixels: name, size, labels, manifest."""
+        """List the properties of the file that a checksum covers, without reading pixels.
+
+        Yields:
+            Name, size, checksums of the labels, and manifest.
+        """
         labels = {split: digest(values) for split, values in self.labels.items()}
         yield [self.path.name, self.path.stat().st_size, labels, self.manifest]
 
 
 def _has(file: h5py.File, name: str) -> bool:
-    """Whether the file has an object or link of that name; nothing is followed."""
+    """Whether the file has an object or link of that name; links are not followed."""
     return bool(file.id.links.exists(name.encode()))
 
 
 def _own_dataset(file: h5py.File, name: str) -> h5py.Dataset:
     """Return a data set of the file, or raise an OSError if reading it could open another file.
 
-    Links, virtual data sets and external storage name other files, which the user did not. A data
-    set that claims far more bytes than the file could hold is refused before memory is allocated.
+    Links, virtual data sets and external storage could read files that the user did not name. A
+    data set that declares far more bytes than the file could hold is rejected before memory is
+    allocated for it.
     """
     if not _has(file, name):
         raise OSError(f"it has no {name}")
@@ -249,20 +401,20 @@ def _own_dataset(file: h5py.File, name: str) -> h5py.Dataset:
     if not isinstance(found, h5py.Dataset) or found.shape is None:
         raise OSError(f"{name} is not an array")
     if found.is_virtual or found.external:
-        raise OSError(f"the values of {name} are in other files")
+        raise OSError(f"{name} stores its values in other files")
     values = max(math.prod(found.shape), math.prod(found.chunks or ()))
     claimed, size = values * found.dtype.itemsize, file.id.get_filesize()
     if claimed > MAX_UNSTORED + MAX_RATIO * size:
-        raise OSError(f"{name} claims {claimed:,} bytes in a file of {size:,}")
+        raise OSError(f"{name} declares {claimed:,} bytes in a file of {size:,}")
     return found
 
 
 def _read_labels(file: h5py.File) -> Labels:
-    """Read the labels of the splits that the file has; a single image beside a test set is none."""
+    """Read the labels of all splits in the file, except those that hold only a placeholder."""
     found = {s: _labels(file, s) for s in SPLITS if _has(file, f"x_{s}")}
     if not found:
         raise OSError("it has no images")
-    test_only = len(found.get("test", ())) > 1  # such files hold a dummy in the other splits
+    test_only = len(found.get("test", ())) > 1  # test-only files have one placeholder per split
     return {s: n for s, n in found.items() if s == "test" or len(n) > 1 or not test_only}
 
 
@@ -273,10 +425,13 @@ def _labels(file: h5py.File, split: SplitName) -> NDArray[np.int64]:
     square = images.ndim in (3, 4) and images.shape[-3] == images.shape[-2]
     fits = labels.shape in ((count,), (count, 1)) or (count == 1 and labels.shape == ())
     if not square or not fits or 0 in images.shape:
-        raise OSError(f"x_{split} is {images.shape} and y_{split} is {labels.shape}")
+        raise OSError(
+            f"x_{split} has shape {images.shape} and y_{split} has {labels.shape}, "
+            "not (N, F, F, C) and (N,)"
+        )
     if images.dtype.kind not in NUMBERS:
-        raise OSError(f"x_{split} holds {images.dtype}, not real numbers")
-    # Labels that are not numbers are refused at the first one: the others need not be read.
+        raise OSError(f"x_{split} has dtype {images.dtype}, not real numbers")
+    # The check rejects labels that are not numbers at the first one, so read only that.
     values = labels[()] if labels.dtype.kind in NUMBERS else labels[:1]
     return checked_labels(np.reshape(values, -1), f"y_{split} of {file.filename}")
 
@@ -284,9 +439,9 @@ def _labels(file: h5py.File, split: SplitName) -> NDArray[np.int64]:
 def _write_split(
     file: h5py.File, spec: FileSpec, split: SplitName, source: Source, workers: int
 ) -> Iterator[int]:
-    """Write the images of a split block by block, and yield how many each block has."""
+    """Write the images of a split block by block, and yield the number of images per block."""
     shape = (spec.size, spec.size, source.shape[0])
-    if split not in spec.splits():  # a dummy
+    if split not in spec.splits():  # a placeholder
         file[f"x_{split}"] = np.zeros((1, *shape), np.float32)
         file[f"y_{split}"] = np.zeros(1, np.int64)
         return
@@ -303,7 +458,7 @@ def _write_split(
         factor = wanted.low if wanted.low == wanted.high else scales[part]
         return rescale(data.images[part], factor, size=spec.size, border=spec.border)
 
-    starts, ahead = range(0, len(data), BLOCK), 4 * workers  # so many blocks in memory at most
+    starts, ahead = range(0, len(data), BLOCK), 4 * workers  # at most `ahead` blocks in memory
     with ThreadPoolExecutor(workers) as pool:
         for first in range(0, len(starts), ahead):
             some = starts[first : first + ahead]
@@ -313,7 +468,7 @@ def _write_split(
 
 
 def _manifest(file: h5py.File) -> dict[str, Any] | None:
-    """Read how the file was made, if it says so."""
+    """Read the manifest: the settings with which the file was generated, if it has them."""
     text = file.attrs.get("foveate")
     if text is None:
         return None
@@ -331,12 +486,14 @@ def _manifest(file: h5py.File) -> dict[str, Any] | None:
 def _same_or_raise(path: Path, wanted: dict[str, Any]) -> None:
     found = {k: v for k, v in (ScaledFile(path).manifest or {}).items() if k != "version"}
     if found != json.loads(json.dumps(wanted)):
-        raise DataError(f"{path} was made with other options; remove it or choose another --out")
+        raise DataError(
+            f"{path} exists and was made with other options; remove it or choose another --out"
+        )
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let torch use one thread while the block runs."""
+    """Limit PyTorch to one CPU thread within the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -1,1 +1,1 @@
-"""Training: what a run is, how it goes, how it is made fast, and how it survives."""
+"""Training: configuration, training loop, checkpoints, data loading and several processes."""

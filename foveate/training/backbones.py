@@ -1,4 +1,4 @@
-"""Backbones for scale channels: of timm, of torchvision, or of a factory of one's own."""
+"""Create backbones for scale channels from timm, torchvision or a factory function."""
 
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
@@ -17,22 +17,23 @@ LIBRARIES = ("timm", "torchvision")
 
 
 def is_registered(spec: str) -> bool:
-    """Whether `spec` is timm:NAME or torchvision:NAME: a name, which runs no code of a stranger."""
+    """Whether `spec` is timm:NAME or torchvision:NAME, which import no other code."""
     return spec.partition(":")[0] in LIBRARIES
 
 
 def make_backbone(
     spec: str, *, channels: int, classes: int, size: int, pretrained: bool, trust: bool
 ) -> nn.Module:
-    """Create a backbone from (N, C, P, P) to (N, K).
+    """Create a backbone that maps patches (N, C, P, P) to logits (N, K).
 
     Args:
         spec: ``timm:NAME``, ``torchvision:NAME`` or ``package.module:factory``. A factory is called
-            with channels= and classes=.
+            with ``channels=`` and ``classes=``.
         channels: Number of image channels C.
         classes: Number of classes K.
-        size: Width and height P of a patch, for models that must know it.
-        pretrained: Download the weights that the library offers; the classifier is new.
+        size: Width and height P of a patch, for models with a fixed input size.
+        pretrained: Whether to download the pretrained weights of the library. The classifier is
+            reinitialised.
         trust: Whether a factory may be imported and called.
     """
     if is_registered(spec):
@@ -46,19 +47,18 @@ def make_backbone(
 
 
 def load_backbone(backbone: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Load weights from a file, all but a classifier for another number of classes.
+    """Load weights into a backbone, except a classifier for another number of classes.
 
     Raises:
-        ConfigError: If names are missing or unknown, or other shapes differ.
+        ConfigError: If a weight is missing, unknown or not finite, or if one outside the classifier
+            has another shape.
     """
-    counts = ".num_batches_tracked"  # some files leave it out
+    counts = ".num_batches_tracked"  # some files lack it
     own = {n: t for n, t in backbone.state_dict().items() if not n.endswith(counts)}
     weights = {n: t for n, t in weights.items() if not n.endswith(counts)}
     if names := sorted(own.keys() ^ weights.keys()):
         problem = "lacks the weight" if names[0] in own else "has the unknown weight"
-        raise ConfigError(
-            f"{path} {problem} {names[0]!r}; use weights that were saved from this backbone"
-        )
+        raise ConfigError(f"{path} {problem} {names[0]!r}; use weights saved from this backbone")
     if broken := find_non_finite(weights):
         raise ConfigError(f"{path} has non-finite values in {broken}; use another file")
     other = [name for name in own if own[name].shape != weights[name].shape]
@@ -66,17 +66,18 @@ def load_backbone(backbone: nn.Module, weights: dict[str, Tensor], path: Path) -
     if len(heads) > 1 or any(own[n].shape[1:] != weights[n].shape[1:] for n in other):
         got, wanted = tuple(weights[other[0]].shape), tuple(own[other[0]].shape)
         raise ConfigError(
-            f"{path} has {other[0]!r} of the shape {got}, but the backbone needs {wanted}; "
-            "use weights that were saved from this backbone"
+            f"{path} has {other[0]!r} of shape {got}, but the backbone needs {wanted}; "
+            "use weights saved from this backbone"
         )
     backbone.load_state_dict({n: t for n, t in weights.items() if n not in other}, strict=False)
     _start_at_zero(own[name] for name in other)
 
 
 def _start_at_zero(head: Iterable[Tensor]) -> None:
-    """Let a new classifier on pretrained features begin with equal logits for all classes.
+    """Initialise a classifier on pretrained features with zeros: equal logits for all classes.
 
-    timm draws the weights of some classifiers so large that channels disagree strongly at first.
+    timm initialises some classifiers with weights so large that the channels disagree strongly at
+    first.
     """
     with torch.no_grad():
         for tensor in head:
@@ -94,7 +95,7 @@ def _of_timm(name: str, channels: int, classes: int, size: int, pretrained: bool
 
 
 def timm_model(name: str, **options: Any) -> nn.Module:
-    """Create a model that is registered in timm."""
+    """Create a timm model."""
     timm = _import("timm", name)
     if not timm.is_model(name):
         raise _unknown("timm", name, timm.list_models())
@@ -102,13 +103,13 @@ def timm_model(name: str, **options: Any) -> nn.Module:
 
 
 def fixed_size(name: str) -> bool:
-    """Whether a model of timm must know the size of its input, as vision transformers do."""
+    """Whether a timm model has a fixed input size, as vision transformers do."""
     settings: Any = _import("timm", name).get_pretrained_cfg(name)
     return settings is not None and bool(settings.fixed_input_size)
 
 
 def normalisation(spec: str) -> dict[str, tuple[float, ...]]:
-    """Return the mean and std that a model of timm was trained with; nothing for others."""
+    """Return the mean and std with which a timm model was trained; empty for other models."""
     library, _, name = spec.partition(":")
     settings: Any = _import("timm", name).get_pretrained_cfg(name) if library == "timm" else None
     if settings is None or len(settings.mean) != 3:
@@ -119,10 +120,10 @@ def normalisation(spec: str) -> dict[str, tuple[float, ...]]:
 def _import(library: str, name: str) -> Any:
     try:
         return import_module(library)
-    except Exception as error:  # torchvision may fail with errors of its own
+    except Exception as error:  # torchvision can also raise other errors than ImportError
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ConfigError(
-            f"{library}:{name} needs {library} ({reason}): pip install 'foveate[photos]'"
+            f"{library}:{name} needs {library} ({reason}); run pip install 'foveate[photos]'"
         ) from None
 
 
@@ -133,13 +134,15 @@ def _of_torchvision(
     if name not in models.list_models(module=models):
         raise _unknown("torchvision", name, models.list_models(module=models))
     if channels != 3:
-        raise ConfigError(f"torchvision:{name} takes images of 3 channels, not {channels}")
+        raise ConfigError(
+            f"torchvision:{name} takes images of 3 channels, got {channels}; use a timm model"
+        )
     net = _checked(
         f"torchvision:{name}", models.get_model, name, weights="DEFAULT" if pretrained else None
     )
     linear = [module for module in net.named_modules() if type(module[1]) is nn.Linear]
     if not linear:
-        raise ConfigError(f"torchvision:{name} does not end in a linear layer; pass a factory")
+        raise ConfigError(f"torchvision:{name} does not end in a linear layer; use a factory")
     place, head = linear[-1]
     owner, _, last = place.rpartition(".")
     new = nn.Linear(head.in_features, classes, bias=head.bias is not None)
@@ -156,17 +159,18 @@ def _unknown(library: str, name: str, names: list[str]) -> ConfigError:
 
 
 def _checked(spec: str, factory: Callable[..., Any], *arguments: Any, **options: Any) -> nn.Module:
-    """Call a factory, and check that it returns a module with weights."""
+    """Call a factory and check that it returns a module with weights."""
     try:
         net = factory(*arguments, **options)
     except Exception as error:
         given = ", ".join(f"{key}={value}" for key, value in options.items())
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ConfigError(
-            f"{spec} failed with {given} ({reason}); it must take these and give a module"
+            f"{spec} failed with {given} ({reason}); a backbone factory must accept these "
+            "arguments and return a module"
         ) from error
     if not isinstance(net, nn.Module):
-        raise ConfigError(f"{spec} must give a torch module, got {type(net).__name__}")
+        raise ConfigError(f"{spec} must return a torch.nn.Module, got {type(net).__name__}")
     if not list(net.parameters()):
-        raise ConfigError(f"{spec} gives a module without weights; there is nothing to train")
+        raise ConfigError(f"{spec} returns a module without weights; there is nothing to train")
     return net

@@ -1,6 +1,6 @@
-"""A run's folder: its configuration, metrics, weights, and the point to resume from.
+"""The folder of a run: its configuration, metrics, weights and checkpoint.
 
-Everything is safetensors and JSON, written whole or not at all, by one process at a time.
+All files are safetensors, JSON or CSV. They are written atomically, by one process at a time.
 """
 
 import json
@@ -36,33 +36,66 @@ MADE_WITH = ("version", "commit", "hardware")
 
 
 class BusyError(DataError):
-    """Another process holds the folder of a run."""
+    """The folder of a run is locked by another process."""
 
 
 @dataclass
 class Progress:
-    """How far a run is: the next step of the next epoch, and what past epochs measured.
+    """Progress of a run.
 
-    `seconds` are those of its epochs by the clock; `share` is what the run took of the time of the
-    runs side by side, with preparing, validating and saving, also before an interruption.
+    Attributes:
+        epoch: Number of complete epochs.
+        step: Number of complete steps in the current epoch.
+        loss: Sum of the losses of the current epoch's steps.
+        seconds: Wall-clock time of the epochs.
+        share: Time spent on this run alone if several are trained at the same time, including
+            preparation, validation, saving, and the time before interruptions.
+        metrics: Metrics of each complete epoch.
+        empty: Number of steps in the current epoch without any usable image.
     """
 
     epoch: int = 0
     step: int = 0
-    loss: float = 0.0  # sum over the steps of this epoch
+    loss: float = 0.0
     seconds: float = 0.0
     share: float = 0.0
     metrics: list[dict[str, float]] = field(default_factory=list)
-    empty: int = 0  # steps of this epoch of whose pictures none could be used
+    empty: int = 0
 
     @property
     def reached(self) -> str:
-        """Where the run is, in words."""
+        """Current epoch and step as text."""
         return f"epoch {self.epoch + 1}, step {self.step}"
 
 
 class RunFolder:
-    """The folder of one run."""
+    """The folder of a training run.
+
+    Args:
+        path: Path of the folder.
+
+    Attributes:
+        weights: Path of the final weights, ``weights.safetensors``; exists once the run is
+            finished.
+        resume: Path of the checkpoint, ``resume.safetensors``; exists until the run is finished.
+
+    Example:
+        >>> from foveate.models.zoo import model_config
+        >>> from foveate.scales import ScaleGrid
+        >>> from foveate.training.loop import train
+        >>> model = model_config("fovavg", scales=ScaleGrid(1, 2, per_octave=1), size=12,
+        ...                      features=(4, 8), hidden=8)
+        >>> config = TrainConfig(model=model, source="mnist-5k", samples=64, size=24, epochs=1)
+        >>> path = train(config, Path("runs/first")).path
+        >>> run = RunFolder(path)
+        >>> run.finished, run.config() == config
+        (True, True)
+        >>> sorted(run.metrics()[0])
+        ['epoch', 'learning_rate', 'loss', 'seconds', 'share', 'validation']
+        >>> net = run.net().eval()
+        >>> net(torch.zeros(1, 1, 24, 24)).shape
+        torch.Size([1, 10])
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,17 +105,27 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run has ended; its weights appear last."""
+        """Whether the run is finished: the final weights are the last file written."""
         return self.weights.exists()
 
     @property
     def saved(self) -> bool:
-        """Whether there is a point to resume from."""
+        """Whether there is a checkpoint to resume from."""
         return self.resume.exists()
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes out while the block runs; the lock ends with the process."""
+        """Lock the folder against other processes within a ``with`` block.
+
+        The lock is released when the process ends, even if it is killed.
+
+        Yields:
+            Nothing; the folder is locked until the block ends.
+
+        Raises:
+            BusyError: If another process holds the lock.
+            DataError: If the folder cannot be created or written.
+        """
         lock = FileLock(self.path / LOCK, thread_local=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -93,7 +136,10 @@ class RunFolder:
                 f"another process is training in {self.path}; wait for it, or choose another --out"
             ) from None
         except OSError as error:
-            raise DataError(f"cannot use the folder {self.path} ({error.strerror})") from None
+            raise DataError(
+                f"cannot use the folder {self.path} ({error.strerror}); check its permissions or "
+                "choose another --out"
+            ) from None
         try:
             yield
         finally:
@@ -101,10 +147,19 @@ class RunFolder:
             lock.release()
 
     def claim(self, config: TrainConfig, device: torch.device, also: str = "") -> None:
-        """Record what this run is, or check that it is what the folder already holds.
+        """Write the configuration of a new run, or compare it with the one in the folder.
 
-        `also` follows the hardware. A start with another version, commit or hardware than the last
-        is added to the history.
+        If version, commit or hardware differ from those of the last start, they are added to the
+        history.
+
+        Args:
+            config: Configuration of the run.
+            device: Device on which the run is trained.
+            also: Text to add to the description of the hardware.
+
+        Raises:
+            ConfigError: If the folder has a run of another configuration.
+            DataError: If the folder has weights but no configuration, or cannot be written.
         """
         used = ", ".join(filter(None, [hardware(device), also]))
         how = {"version": __version__, "commit": commit(), "hardware": used}
@@ -117,41 +172,73 @@ class RunFolder:
         record = self._record()
         if differing := _differences(record["config"].to_dict(), config.to_dict()):
             others = ", ".join(differing)
-            raise ConfigError(f"{self.path} has a run with other {others}; choose another --out")
+            raise ConfigError(
+                f"{self.path} has a run with other settings ({others}); choose another --out"
+            )
         if not self.finished and record["history"][-1:] != [how]:
             self._update_record(history=[*record["history"], how])
 
     def config(self) -> TrainConfig:
-        """Read the configuration of the run."""
+        """Read the configuration of the run.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            DataError: If the folder is not a run, or its config.json is damaged.
+        """
         config: TrainConfig = self._record()["config"]
         return config
 
     def about(self) -> dict[str, Any]:
-        """Read with what the run was made: version, commit and hardware, of a resumed run all."""
+        """Read the version, commit and hardware with which the run was trained.
+
+        Returns:
+            A dictionary with ``version``, ``commit`` and ``hardware``. The different values of a
+            resumed run are separated by semicolons.
+        """
         starts = self.history()
         values = {key: dict.fromkeys(start[key] for start in starts) for key in MADE_WITH}
         return {key: "; ".join(filter(None, found)) for key, found in values.items()}
 
     def history(self) -> list[dict[str, str]]:
-        """Read version, commit and hardware of each start that differed from the one before."""
+        """Read the version, commit and hardware of each start that differed from the one before.
+
+        Returns:
+            A dictionary with ``version``, ``commit`` and ``hardware`` per start.
+        """
         history: list[dict[str, str]] = self._record()["history"]
         return history
 
     def data(self) -> dict[str, Any]:
-        """Read the source of the run, its checksum and classes; nothing of an older version."""
+        """Read the description of the training data.
+
+        Returns:
+            ``source``, ``checksum`` and ``classes`` of the data; empty for a run of a version that
+            did not store them.
+        """
         data: dict[str, Any] = self._record()["data"]
         return data
 
     def classes(self) -> tuple[str, ...]:
-        """Read the names of the classes; nothing if the source has none, or of an older run."""
+        """Read the names of the classes.
+
+        Returns:
+            Names in the order of the class indices; empty if the source does not name its classes,
+            or the run did not store them.
+        """
         return tuple(self.data().get("classes", ()))
 
     def record_data(self, data: dict[str, Any]) -> None:
-        """Add the source of the run, its checksum and its classes to config.json."""
+        """Write the description of the training data to config.json.
+
+        Args:
+            data: ``source``, ``checksum`` and, if known, ``classes`` of the data.
+        """
         self._update_record(data=data)
 
     def _record(self) -> dict[str, Any]:
-        """Read config.json: the configuration, the history of starts, and the data of the run."""
+        """Read config.json: the configuration, the history of starts and the training data."""
         path = self.path / CONFIG
         try:
             found = parse_json(read_text(path))
@@ -163,9 +250,13 @@ class RunFolder:
             check_names(data.get("classes", []))
             config = TrainConfig.from_dict(found["config"])
         except FileNotFoundError:
-            raise DataError(f"{self.path} is not a run: it has no {CONFIG}") from None
+            raise DataError(
+                f"{self.path} is not a run: it has no {CONFIG}; check the path"
+            ) from None
         except OSError as error:
-            raise DataError(f"cannot read {path} ({error.strerror})") from None
+            raise DataError(
+                f"cannot read {path} ({error.strerror}); check its permissions"
+            ) from None
         except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             raise DataError(f"{path} is damaged ({error}); remove the folder") from None
         return {"config": config, "history": history, "data": data}
@@ -178,12 +269,24 @@ class RunFolder:
         self._write(lambda: write_text(self.path / CONFIG, text))
 
     def save(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
-        """Write the point to resume from, and the metrics so far."""
+        """Write the checkpoint and the metrics.
+
+        Args:
+            progress: Progress of the run.
+            tensors: State of the network, the optimiser and the random number generators.
+        """
         self._write(lambda: _write_bytes(self.resume, pack(progress, tensors)))
         self._save_metrics(progress)
 
     def load(self) -> tuple[Progress, dict[str, Tensor]] | None:
-        """Read the point to resume from, if there is one."""
+        """Read the checkpoint.
+
+        Returns:
+            Progress and tensors as passed to `save`, or ``None`` if there is no checkpoint.
+
+        Raises:
+            DataError: If the checkpoint is damaged.
+        """
         if not self.saved:
             return None
         tensors, note = read_tensors(self.resume)
@@ -193,11 +296,17 @@ class RunFolder:
             check_fields(progress)
             return progress, tensors
         except (KeyError, TypeError, ValueError, ConfigError):
-            raise DataError(f"{self.resume} is damaged; remove it to start again") from None
+            raise DataError(f"{self.resume} is damaged; remove it to start over") from None
 
     def finish(self, progress: Progress, weights: dict[str, Tensor], config: TrainConfig) -> None:
-        """Write the final weights; only then is the run finished."""
-        self._save_metrics(progress)  # the last save may have been cut off before them
+        """Write the metrics and the final weights, and remove the checkpoint.
+
+        Args:
+            progress: Progress of the run.
+            weights: Final weights.
+            config: Configuration of the run.
+        """
+        self._save_metrics(progress)  # the last save may have been interrupted before the metrics
         note = {"model": json.dumps(config.model.to_dict()), "digest": config.digest()}
         if config.recipe is not None:
             note["recipe"] = json.dumps(config.recipe.to_dict())
@@ -207,15 +316,26 @@ class RunFolder:
         self.resume.unlink(missing_ok=True)
 
     def check_finished(self) -> None:
-        """Make sure that the final weights are whole; clear away what is no longer needed."""
+        """Verify the final weights, and remove a checkpoint that is no longer needed.
+
+        Raises:
+            DataError: If the weights are damaged.
+        """
         read_tensors(self.weights)
         self.resume.unlink(missing_ok=True)
 
     def net(self, trust: bool = False) -> nn.Module:
-        """Build the network of a finished run, with its weights, on the CPU.
+        """Build the network of a finished run and load its weights.
 
         Args:
-            trust: Whether a factory that config.json names may be imported and called.
+            trust: Whether a factory named in config.json may be imported and called.
+
+        Returns:
+            The network, on the CPU and in training mode.
+
+        Raises:
+            DataError: If the run is not finished, or a file is missing or damaged.
+            ConfigError: If weights and configuration do not match, or ``trust`` is required.
         """
         config = self.config()
         if config.backbone and not is_registered(config.backbone):
@@ -224,25 +344,40 @@ class RunFolder:
         if not self.finished:
             raise DataError(
                 f"{self.path} is not finished ({len(self.metrics())} of {config.epochs} epochs); "
-                "run 'foveate train' as before to go on"
+                "run the same 'foveate train' command again to resume it"
             )
         weights, note = read_tensors(self.weights)
         with torch.random.fork_rng(devices=[]):
             net = build_net(config, trust=trust)
         load_weights(net, weights, self.weights)
         if "model" in note and _model(note["model"]) != config.model:
-            raise ConfigError(f"{self.weights} is of another model than {CONFIG} says")
+            raise ConfigError(
+                f"{self.weights} is of another model than {CONFIG}; restore the files of one run"
+            )
         return net
 
     def validation(self) -> float | None:
-        """Return the validation accuracy of the weights that the run keeps, if there is one yet."""
+        """Return the validation accuracy of the weights that the run saves.
+
+        Returns:
+            Accuracy from 0 to 1: the highest with ``keep="best"``, otherwise the last one. ``None``
+            before the first validation.
+        """
         found = [entry["validation"] for entry in self.metrics() if "validation" in entry]
         if not found:
             return None
         return max(found) if self.config().keep == "best" else found[-1]
 
     def metrics(self) -> list[dict[str, float]]:
-        """Read what was measured after each epoch."""
+        """Read the metrics of each epoch.
+
+        Returns:
+            A dictionary per epoch with ``epoch``, ``loss``, ``learning_rate``, ``seconds`` and
+            ``share``, and ``validation`` for epochs after which the run was validated.
+
+        Raises:
+            DataError: If metrics.jsonl is damaged.
+        """
         path = self.path / "metrics.jsonl"
         try:
             found = [parse_json(line) for line in read_text(path).splitlines()]
@@ -252,7 +387,9 @@ class RunFolder:
             raise DataError(f"{path} is damaged ({error}); remove it") from None
         for line, entry in enumerate(found, 1):
             if not isinstance(entry, dict) or not all(map(is_number, entry.values())):
-                raise DataError(f"{path} is damaged (line {line} has no numbers); remove it")
+                raise DataError(
+                    f"{path} is damaged (line {line} is not an object of numbers); remove it"
+                )
         return found
 
     def _save_metrics(self, progress: Progress) -> None:
@@ -262,15 +399,15 @@ class RunFolder:
     def _write(self, action: Callable[[], None]) -> None:
         if self._lock is not None and not _is_same(self._lock, self.path / LOCK):
             raise DataError(
-                f"{self.path} was removed while the run was training; run the same command to "
-                "start again"
+                f"{self.path} was removed during training; run the same command again to start over"
             )
         try:
             action()
         except (OSError, SafetensorError) as error:
             reason = reason_of(error)
             raise DataError(
-                f"cannot write in {self.path} ({reason}); free some space and run again to go on"
+                f"cannot write in {self.path} ({reason}); free some disk space and run the same "
+                "command again to resume"
             ) from None
 
 
@@ -283,19 +420,19 @@ def _is_same(lock: os.stat_result, path: Path) -> bool:
 
 
 def _model(note: str) -> ModelConfig | None:
-    """The model that a file of weights says it is of; None if that cannot be read."""
+    """Parse the model configuration in a weights file; None if it is invalid."""
     with suppress(ValueError, TypeError, ConfigError):
         return ModelConfig.from_dict(parse_json(note))
     return None
 
 
 def pack(progress: Progress, tensors: dict[str, Tensor]) -> bytes:
-    """A point to resume from, as a safetensors file has it."""
+    """Return a checkpoint as the bytes of a safetensors file."""
     return pack_tensors(tensors, {"progress": json.dumps(vars(progress))})
 
 
 def unpack(data: bytes) -> tuple[Progress, dict[str, Tensor]] | None:
-    """Read what `pack` made; nothing from nothing."""
+    """Read the output of `pack`; None for empty data."""
     if not data:
         return None
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
@@ -303,7 +440,7 @@ def unpack(data: bytes) -> tuple[Progress, dict[str, Tensor]] | None:
 
 
 def _write_bytes(path: Path, data: bytes) -> None:
-    with replacing(path) as temporary:  # save_file has temporary files of its own
+    with replacing(path) as temporary:  # safetensors' save_file makes its own temporary files
         temporary.write_bytes(data)
 
 

@@ -29,25 +29,55 @@ MAX_BATCH = 65_536
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Everything that decides the weights a run ends with; the defaults are the paper's.
+    """The settings that determine the final weights of a run; the defaults are the paper's.
 
-    `scales` are the training scales, as text that `foveate.scales` describes. For each image one
-    of its items is drawn, by `data_seed`: all seeds see the same images.
-    `samples` is how many of the first training images are used, 0 for all. The batch size is not
-    in the paper; with 32 FovAvg reaches the paper's figures, with 128 it does not.
+    Args:
+        model: Configuration of the network.
+        source: Data source, such as ``mnist``, ``folder:DIR`` or ``shards:DIR``.
+        scales: Scales of the training images: one scale ``2``, a range ``1-4``, a grid
+            ``0.5:8:4``, or a list of these. Each image is shown at one scale, drawn from them.
+        samples: Number of training images to use, from the start of the training set; 0 uses all.
+        size: Width and height in pixels of the frame in which digits are shown.
+        border: Values outside the frame when smoothing; see `foveate.data.large_scale.rescale`.
+        epochs: Number of epochs.
+        batch: Number of images per step. The paper does not state it: FovAvg reaches the paper's
+            accuracy with 32, and does not with 128.
+        seed: Seed of the initial weights, the order of the images, dropout and augmentation.
+        data_seed: Seed for drawing the scale of each image. Runs that differ only in ``seed`` see
+            the same images.
+        learning_rate: Highest learning rate.
+        smallest_rate: Lowest learning rate to which the schedule decays.
+        epochs_per_decay: Number of epochs after which the schedule ``steps`` divides the learning
+            rate by e.
+        schedule: ``steps``, the paper's schedule, or ``cosine``: the learning rate rises from 1/25
+            of ``learning_rate`` during the warm-up, and then falls to ``smallest_rate``.
+        warmup: Fraction of the run that is warm-up; only for the schedule ``cosine``.
+        weight_decay: Weight decay. If above 0, the optimiser is AdamW instead of Adam. Parameters
+            with fewer than two dimensions, such as biases and batch norms, do not decay.
+        label_smoothing: Label smoothing of the cross-entropy loss.
+        clip: Largest norm of the gradient; 0 turns clipping off.
+        freeze_norms: Whether batch norms use their stored running statistics and do not update
+            them.
+        keep: Weights that the run saves at its end: ``last``, or ``best`` for those with the
+            highest validation accuracy.
+        precision: ``float32``, or ``bf16`` for autocast to bfloat16.
+        backbone: Network that replaces the paper's in each channel: ``timm:NAME``,
+            ``torchvision:NAME`` or ``package.module:factory``. A factory is called with
+            ``channels=`` and ``classes=``.
+        pretrained: Whether to start from the pretrained weights that timm or torchvision offers.
+        weights: Path of a ``.safetensors`` file with initial weights of the backbone.
+        recipe: Preprocessing of the images. ``None`` is the paper's recipe, ``mnist-large-scale``.
+            Colour images require an explicit recipe; ``foveate train`` selects ``photo`` for them.
 
-    `schedule` is "steps", the paper's, or "cosine": the rate rises over the first part `warmup` of
-    the run to `learning_rate`, and falls to `smallest_rate`. With `weight_decay` the optimiser is
-    AdamW; biases and norms do not decay. `clip` limits the norm of the gradient, 0 for no limit.
-    `freeze_norms` keeps the running statistics of batch norm as they are. `keep` is "last", or
-    "best" for the weights with the highest validation accuracy.
+    Raises:
+        ConfigError: If a field is out of range, or fields contradict each other.
 
-    `backbone` replaces the paper's network: timm:NAME, torchvision:NAME or package.module:factory
-    (see `build_net`). Its weights are new, or with `pretrained` the library's, or those of the file
-    `weights` (.safetensors).
-
-    `recipe` defines how a picture becomes what the network sees. Without one, `fitted` in
-    `foveate.training.data` chooses it by the source.
+    Example:
+        >>> config = TrainConfig(source="mnist-5k", scales="1-4", epochs=2)
+        >>> config.rate(0), config.batch
+        (0.003, 32)
+        >>> config.changed({"model.dropout": "0", "seed": "1"}).model.dropout
+        0.0
     """
 
     model: ModelConfig = field(default_factory=lambda: model_config("fovavg"))
@@ -93,15 +123,19 @@ class TrainConfig:
                 limits = "0 or more" if name == "clip" else "at least 0 and below 1"
                 raise ConfigError(f"{name} must be {limits}, got {getattr(self, name):g}")
         if (self.pretrained or self.weights) and not self.backbone:
-            raise ConfigError("pretrained and weights are of a backbone: name one")
+            raise ConfigError("pretrained and weights need a backbone; set backbone=timm:NAME")
         if self.pretrained and self.weights:
-            raise ConfigError("set pretrained or weights, not both")
+            raise ConfigError("pretrained and weights exclude each other; set only one of them")
         parse_scales(self.scales)
 
     def rate(self, epoch: float) -> float:
-        """Learning rate after that many epochs.
+        """Return the learning rate at a point of the run.
 
-        By steps it is divided by e every `epochs_per_decay` epochs, to a floor.
+        Args:
+            epoch: Number of completed epochs, with the fraction of the current one.
+
+        Returns:
+            The learning rate.
         """
         if self.schedule == "steps":
             steps = math.floor(math.floor(epoch) / self.epochs_per_decay + 1e-9)
@@ -114,14 +148,29 @@ class TrainConfig:
         return low + (self.learning_rate - low) * (1 - math.cos(math.pi * part)) / 2
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON; without a recipe, as versions before recipes had it."""
+        """Return all fields as values that JSON can store.
+
+        Returns:
+            A dictionary of the fields. ``recipe`` is absent if it is ``None``, so that digests
+            equal those of versions without recipes.
+        """
         values = {**asdict(self), "model": self.model.to_dict()}
         recipe = {"recipe": self.recipe.to_dict()} if self.recipe else {}
         return {key: value for key, value in values.items() if key != "recipe"} | recipe
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainConfig":
-        """Read what `to_dict` wrote."""
+        """Create a configuration from the output of `to_dict`.
+
+        Args:
+            values: Fields of the configuration; missing fields have their defaults.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ConfigError: If a field is unknown or out of range.
+        """
         check_keys("a run", values, {f.name for f in fields(cls)})
         parts: dict[str, Any] = {"model": ModelConfig.from_dict(values.get("model", {}))}
         if "recipe" in values:
@@ -129,12 +178,27 @@ class TrainConfig:
         return cls(**{**values, **parts})
 
     def digest(self) -> str:
-        """Twelve letters that differ where the configuration differs."""
+        """Return a short hash of the configuration.
+
+        Returns:
+            The first twelve hexadecimal digits of the sha256 of all fields.
+        """
         text = json.dumps(self.to_dict(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def changed(self, changes: dict[str, str]) -> "TrainConfig":
-        """Apply `key=value` texts: a field of the run, or of a part as model.field."""
+        """Return a copy with some fields changed.
+
+        Args:
+            changes: New values as text, by field name; ``model.FIELD`` and ``recipe.FIELD`` change
+                the model and the recipe.
+
+        Returns:
+            The changed configuration.
+
+        Raises:
+            ConfigError: If a field is unknown, or a value is invalid.
+        """
         config = self
         for key, text in changes.items():
             if key.startswith("model."):
@@ -143,7 +207,7 @@ class TrainConfig:
             elif key == "recipe":
                 config = replace(config, recipe=find_recipe(text))
             elif key.startswith("recipe."):
-                recipe = config.recipe or Recipe(name="photo")  # the one that has settings
+                recipe = config.recipe or Recipe(name="photo")  # the only recipe with settings
                 config = replace(config, recipe=_set(recipe, key.removeprefix("recipe."), text))
             else:
                 config = _set(config, key, text)
@@ -154,12 +218,12 @@ def _set(config: Any, key: str, text: str) -> Any:
     parts = ("model", "recipe")
     known = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in parts}
     if key not in known:
-        raise ConfigError(f"cannot set {key!r}; there are {', '.join(sorted(known))}")
+        raise ConfigError(f"cannot set {key!r}; use one of {', '.join(sorted(known))}")
     return replace(config, **{key: _read(key, text, known[key])})
 
 
 def _read(key: str, text: str, now: Any) -> Any:
-    """Read `text` as the kind of value that is there now."""
+    """Parse `text` as a value of the same type as the current one."""
     if isinstance(now, str) and key != "padding":
         return text
     if isinstance(now, ScaleGrid):
@@ -175,7 +239,7 @@ def _read(key: str, text: str, now: Any) -> Any:
     if type(now) is float and type(value) is int and is_number(value):
         return float(value)
     if key != "padding" and type(value) is not type(now):
-        raise ConfigError(f"{key} must be like {_shown(now)}, got {text!r}")
+        raise ConfigError(f"{key} must be a value such as {_shown(now)}, got {text!r}")
     return value
 
 
@@ -184,26 +248,28 @@ def _shown(value: Any) -> str:
 
 
 def build_net(config: TrainConfig, *, trust: bool = False, start: bool = False) -> nn.Module:
-    """Build the network of a configuration, its weights drawn from torch's random state.
+    """Build the network of a configuration, with weights from PyTorch's default generator.
 
-    The backbone of `config` maps (N, C, P, P) to (N, K); the rest of `config.model` defines how it
-    is shown the image.
+    The backbone maps (N, C, P, P) to (N, K); `config.model` defines its scale channels.
 
     Args:
         config: Configuration of the run.
-        trust: Whether a factory that `config.backbone` names may be imported and called.
-        start: Load the pretrained weights of the backbone, as a new run does.
+        trust: Whether a factory named in `config.backbone` may be imported and called.
+        start: Whether to load the pretrained weights of the backbone, as at the start of a run.
     """
     model = config.model
     if not config.backbone:
         if model.form == "plain" and model.size != config.size:
             raise ConfigError(
-                f"this network sees whole images of model.size={model.size} pixels, but they have "
-                f"size={config.size}; set both to one number"
+                f"this network takes whole images: model.size is {model.size} pixels, but size is "
+                f"{config.size}; set both to the same number"
             )
         return model.build()
     if model.form != "foveated":
-        raise ConfigError("a backbone goes into fovmax, fovavg or fovconc, not this model")
+        raise ConfigError(
+            f"a model of the form {model.form} does not take a backbone; "
+            "use fovmax, fovavg or fovconc"
+        )
     backbone = make_backbone(
         config.backbone,
         channels=model.channels,
@@ -230,11 +296,12 @@ def build_net(config: TrainConfig, *, trust: bool = False, start: bool = False) 
 
 @torch.no_grad()
 def _try_out(net: ScaleChannels, config: TrainConfig) -> None:
-    """Show the backbone two empty patches, to hear of a wrong shape before the data is prepared."""
+    """Run the backbone on two empty patches, to detect wrong shapes before preparing the data."""
     model = config.model
     outputs = net.eval().forward_patches(torch.zeros(2, 1, model.channels, model.size, model.size))
     net.train()
     if outputs.shape[-1] != model.classes:
         raise ConfigError(
-            f"{config.backbone} gives {outputs.shape[-1]} logits, not classes={model.classes}"
+            f"{config.backbone} must return {model.classes} logits, one per class, "
+            f"got {outputs.shape[-1]}"
         )

@@ -1,4 +1,4 @@
-"""The images of a run: made at its training scales, prepared once, and handed out in batches."""
+"""The images of a run: rescaled to the training scales, prepared once, and loaded in batches."""
 
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,19 +28,19 @@ from foveate.scales import ScaleGrid, parse_scales
 from foveate.training.backbones import normalisation
 from foveate.training.config import Precision, TrainConfig
 
-LISTED = 1000  # pictures whose headers tell the sizes of all
-MAX_WINDOW = 8  # times the base size: very long pictures do not decide
-PHOTO_SHAPE = (3,)  # channels of a picture by the recipe photo; it has any size
+LISTED = 1000  # images whose headers are read to estimate the sizes of all
+MAX_WINDOW = 8  # times the base size: limits the largest window for very elongated images
+PHOTO_SHAPE = (3,)  # channels of an image with the recipe photo; its size varies
 Show = Callable[[Tensor, Tensor], Tensor]
-"""Brings images (N, C, h, w) with their indices (N,) to their scales."""
+"""Rescales images (N, C, h, w), given their indices (N,), to their training scales."""
 
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """The images of a split, prepared for a network and handed out in any order.
+    """A loader for the images of a split, prepared for a network, in any order.
 
-    Either all are prepared once and `held` on the device, or each batch is read and prepared when
-    needed, the next one while this one is used.
+    Either all images are prepared once and `held` on the device, or each batch is read and prepared
+    on demand, the next one while the current one is used.
     """
 
     images: Source | Shards
@@ -58,11 +58,11 @@ class Batches:
     def __call__(
         self, order: Tensor, batch: int, draws: tuple[int, int] = (0, 0)
     ) -> Iterator[Batch]:
-        """Hand out the images that `order` lists, `batch` at a time.
+        """Yield the images at the indices `order` in batches of size `batch`.
 
-        Random augmentation, where there is any, depends on `draws`, the seed and the epoch.
+        Random augmentation, if any, depends on `draws`: the seed and the epoch.
         """
-        if self.held is not None:  # one copy of the order to the device, not one per batch
+        if self.held is not None:  # copy the order to the device once, not once per batch
             order = order.to(self.device)
         groups = torch.split(order, batch) if len(order) else ()
         if self.held is not None:
@@ -77,7 +77,7 @@ class Batches:
                 yield self._prepared(images, labels, chosen)
 
     def close(self) -> None:
-        """Give back what is held between epochs; nothing here."""
+        """Release resources that persist between epochs; this class has none."""
 
     def _prepared(self, images: Tensor, labels: Tensor, chosen: Tensor) -> Batch:
         with torch.no_grad():
@@ -86,11 +86,11 @@ class Batches:
         return Batch(ready, labels.to(self.device))
 
     def resident(self, config: TrainConfig) -> "Batches":
-        """Prepare all images at once, and hold them on the device."""
+        """Prepare all images and hold them on the device."""
         held: Prepared | None = None
         for chosen in torch.arange(self.count).split(CHUNK):
             ready = self._prepared(*self.images.pick(self.split, chosen), chosen)[0]
-            if held is None:  # one allocation of the whole, filled piece by piece
+            if held is None:  # allocate the whole once, and fill it chunk by chunk
                 _check_memory(config, ready, self.count, self.device)
                 whole = tuple(t.new_empty(self.count, *t.shape[1:]) for t in ready.inputs)
                 held = replace(ready, inputs=whole)
@@ -98,7 +98,7 @@ class Batches:
                 target[chosen[0] : chosen[-1] + 1] = part
         labels = self.images.labels(self.split)[: self.count].to(self.device)
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # runs side by side read it on their own streams
+            torch.cuda.synchronize(self.device)  # other runs read the images on their own streams
         assert held is not None
         return replace(self, held=Batch(held, labels))
 
@@ -113,11 +113,11 @@ def open_batches(
     workers: int | None = None,
     bad: Literal["stop", "skip"] = "stop",
 ) -> Batches:
-    """Open the images of a split as batches.
+    """Return a loader for the images of a split.
 
-    Shards are always streamed, other sources if `stream` is set. With the recipe `photo`, they
-    are streamed by `workers` processes, by default one per core up to eight; pictures that cannot
-    be used are errors, or left out if `bad` is "skip".
+    Shards are always streamed, other sources only if `stream` is set. With the recipe `photo`,
+    `workers` processes load the images, by default one per core up to eight. Images that cannot be
+    used are errors, or left out if `bad` is "skip".
     """
     if is_photo(config):
         return _open_photos(config, split, net, device, workers, bad)
@@ -140,7 +140,7 @@ def _open_photos(
     workers: int | None,
     bad: Literal["stop", "skip"],
 ) -> Batches:
-    from foveate.training.photos import PhotoBatches, default_workers  # it needs `Batches`
+    from foveate.training.photos import PhotoBatches, default_workers  # which imports this module
 
     assert config.recipe is not None
     images = open_pictures(config.source)
@@ -161,7 +161,7 @@ def _open_photos(
 
 
 def _rescaling(scales: Tensor, config: TrainConfig) -> Show:
-    """Show each image at its scale."""
+    """Return a function that rescales each image to its training scale."""
     same = len(scales.unique()) == 1
 
     def show(images: Tensor, chosen: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ def _rescaling(scales: Tensor, config: TrainConfig) -> Show:
 
 
 def draw_scales(config: TrainConfig, count: int, split: SplitName) -> Tensor:
-    """Draw the scale of each image; the same for every training seed."""
+    """Draw the scale of each image; the result does not depend on the training seed."""
     ranges = parse_scales(config.scales)
     drawn = torch.stack([draw(r, count, config.data_seed, split) for r in ranges])
     if len(ranges) == 1:
@@ -184,17 +184,17 @@ def draw_scales(config: TrainConfig, count: int, split: SplitName) -> Tensor:
 def fitted(
     config: TrainConfig, load: Load, given: Collection[str] = (), stream: bool = False
 ) -> TrainConfig:
-    """Let the recipe and the model's channels and classes follow the source, unless `given`.
+    """Adapt the recipe and the model's channels and classes to the source, unless `given`.
 
-    Colour pictures in a folder or in tars have the recipe `photo`: the model cuts its windows with
-    antialiasing, and inputs are normalised as a timm backbone expects. For a backbone the windows
-    follow from the pictures, see `propose_windows`. Data set files also decide the size, the scales
-    and the border of the images.
+    Colour images in a folder or in tar files get the recipe `photo`: the model resamples windows
+    with antialiasing, and inputs are normalised as a timm backbone expects. With a backbone, the
+    windows follow from the sizes of the images (see `propose_windows`). HDF5 files also determine
+    the size, the scales and the border of the images.
     """
     config = replace(config, recipe=_fitted_recipe(config))
     if is_photo(config):
         classes = open_pictures(config.source).num_classes
-        config = replace(config, scales="1")  # `recipe.base` is the size of a picture
+        config = replace(config, scales="1")  # `recipe.base` defines the size instead
         if config.recipe and not {"recipe.mean", "recipe.std"} & set(given):
             known = normalisation(config.backbone)
             config = replace(config, recipe=replace(config.recipe, **known))  # type: ignore[arg-type]
@@ -216,10 +216,10 @@ def fitted(
 
 
 def propose_windows(config: TrainConfig) -> ScaleGrid:
-    """Propose windows for objects of 1/4 to 2 times the size that they have in the pictures.
+    """Propose windows for objects at 1/4 to 2 times their size in the training images.
 
-    The smallest window is a quarter of the base size of the recipe, the largest twice the long side
-    of a typical picture: of the median aspect ratio. For tars these are the model's own.
+    The smallest window is one quarter of the recipe's base size. The largest is twice the long side
+    of an image with the median aspect ratio. For tar files, the model's scales are unchanged.
     """
     assert config.recipe is not None
     model, base, images = config.model, config.recipe.base, open_pictures(config.source)
@@ -227,7 +227,7 @@ def propose_windows(config: TrainConfig) -> ScaleGrid:
         return model.scales
     items, aspects = folder.items["train"], []
     for path, _ in items[:: max(1, len(items) // LISTED)]:
-        with suppress(DataError):  # told when the picture is needed
+        with suppress(DataError):  # reported when the image is used
             header = read_header(path)
             aspects.append(max(header.width, header.height) / min(header.width, header.height))
     longest = 2 * base * (median(aspects) if aspects else 1)
@@ -245,7 +245,7 @@ def is_photo(config: TrainConfig) -> bool:
 
 
 def _fitted_recipe(config: TrainConfig) -> Recipe | None:
-    """The recipe of a configuration, or the one that its pictures call for."""
+    """Return the recipe of a configuration, or `photo` if its source has colour images."""
     if config.recipe is not None and is_photo(config):
         return config.recipe
     if not has_colour_pictures(config.source):
@@ -254,7 +254,7 @@ def _fitted_recipe(config: TrainConfig) -> Recipe | None:
 
 
 def has_colour_pictures(source: str) -> bool:
-    """Whether a source is picture files, some in colour; of tars the first readable one tells."""
+    """Whether a source has image files in colour; for tar files, the first readable one decides."""
     if not source.startswith(("folder:", "shards:")):
         return False
     found = open_source(source, stream=True)
@@ -265,34 +265,37 @@ def has_colour_pictures(source: str) -> bool:
 
 
 def open_pictures(source: str) -> Shards:
-    """Open the picture files of a folder or of tars; none is decoded."""
+    """Open the image files of a folder or of tar files, without decoding any."""
     if source.startswith(("folder:", "shards:")):
         found = open_source(source, stream=True)
         if isinstance(found, Shards) and not found.scaled:
             return found
     raise ConfigError(
-        f"the recipe photo reads picture files, and {source} has none: use folder:DIR, or shards: "
+        f"the recipe photo reads image files, and {source} has none; use folder:DIR, or shards:DIR "
         "with .tar files"
     )
 
 
 def is_file(source: str) -> bool:
-    """Whether the source is one data set file."""
+    """Whether the source is one HDF5 file."""
     return source.endswith((".h5", ".hdf5")) and not is_shards(source)
 
 
 def is_made(source: str) -> bool:
-    """Whether the source is data set files, whose images are at their scales already."""
+    """Whether the source consists of HDF5 files, whose images are already rescaled."""
     return is_file(source) or bool(made_files(source))
 
 
 def made_files(source: str) -> list[ScaledFile]:
-    """The data set files that a source consists of; none if it is something else."""
+    """Return the HDF5 files of a source; an empty list for other kinds of source."""
     return open_shards(source).scaled if is_shards(source) or is_file(source) else []
 
 
 def made_from(source: str) -> str | None:
-    """The source that data set files were made from, as far as they say; else the source itself."""
+    """Return the source from which HDF5 files were generated, or None if unknown.
+
+    Other sources are returned unchanged.
+    """
     files = made_files(source)
     if not files:
         return source
@@ -303,46 +306,48 @@ def _count(config: TrainConfig, there: int, split: SplitName) -> int:
     if split != "train" or not config.samples:
         return there
     if config.samples > there:
-        raise ConfigError(f"samples={config.samples}, but there are {there} training images")
+        raise ConfigError(
+            f"samples must be at most {there}, the size of the training set, got {config.samples}"
+        )
     return config.samples
 
 
 def _check_fit(config: TrainConfig, shape: tuple[int, ...], labels: Tensor) -> None:
-    """Refuse images that the network cannot take, and labels that it cannot give."""
+    """Raise a ConfigError if the images or labels do not fit the network."""
     model, channels, classes = config.model, shape[0], int(labels.max()) + 1
     if channels != model.channels:
         raise ConfigError(
-            f"{config.source} has images of {channels} channels, and the model takes "
-            f"{model.channels}: set model.channels={channels}"
+            f"{config.source} has images of {channels} channels, but the model takes "
+            f"{model.channels}; set model.channels={channels}"
         )
     if classes > model.classes:
         raise ConfigError(
-            f"{config.source} has {classes} classes, and the model knows {model.classes}: "
+            f"{config.source} has {classes} classes, but the model has {model.classes}; "
             f"set model.classes={classes}"
         )
     made = is_made(config.source)
     if channels == PHOTO_SHAPE[0] and not made and config.recipe is None:
         raise ConfigError(
-            f"{config.source} has colour pictures: set recipe to photo, or to mnist-large-scale "
+            f"{config.source} has colour images; set recipe to photo, or to mnist-large-scale "
             "to stretch their contrast"
         )
     if made and shape[-1] != config.size:
         raise ConfigError(
-            f"{config.source} has images of {shape[-1]} pixels, not {config.size}: "
+            f"{config.source} has images of {shape[-1]} pixels, not {config.size}; "
             f"set size={shape[-1]}"
         )
 
 
 def _check_memory(config: TrainConfig, ready: Prepared, count: int, device: torch.device) -> None:
-    """Refuse images and a step of training that the memory of this machine cannot hold.
+    """Raise a ConfigError if the images or a training step do not fit in the main memory.
 
-    Of each activation the step keeps the output of the convolution, that of the norm, and a
-    gradient. On a GPU an allocation that does not fit is an error of its own.
+    For each activation, a step stores the output of the convolution, the output of the norm and a
+    gradient. On a GPU, PyTorch reports an allocation that does not fit.
     """
     if device.type != "cpu":
         return
     images = count * sum(t[0].numel() * t.element_size() for t in ready.inputs)
     step = 12 * min(config.batch, count) * config.model.activations()
-    remedy = "use fewer samples or a smaller size; --stream reads a folder or file in parts"
+    remedy = "use fewer samples, a smaller size, or --stream to read images on demand"
     check_memory(images, f"{count} images of {config.size} pixels", remedy)
     check_memory(step, f"steps of {config.batch} images", "use a smaller batch")

@@ -1,21 +1,23 @@
-"""One run on several processes: who they are, what each takes of a batch, how they step together.
+"""Train one network with several processes: process group, batch partition and training step.
 
 `torchrun --nproc-per-node=N -m foveate train ...` starts N processes (NCCL between GPUs, Gloo
-between CPUs) that train one network. Up to rounding the result does not depend on N:
+between CPUs) that train one network. Up to rounding, the result does not depend on N:
 
-- The batch is `config.batch` images over all processes. Each takes its part of every batch, and
-  losses are weighted so that the gradients, averaged by PyTorch's DistributedDataParallel, are
-  those of the whole batch, also where parts differ by an image. A last batch of fewer images than
-  processes is computed whole by each.
-- Batch norm is `shared`: mean and variance are over the whole batch, exactly as in one process.
-  Or it is `local`: each process norms its part by itself, which is quicker and depends on N, and
-  the running statistics are averaged over the processes after every step.
-- Dropout is drawn by each process for its part, from (seed, epoch, step, rank): a run that goes
-  on with as many processes draws the same, and with another number of them other draws.
-- The first process alone reads and writes the run folder and hands its content to the others.
-  Nothing in a checkpoint tells N.
+- A batch has `config.batch` images over all processes, and each process takes its part. Losses are
+  weighted so that the gradients, averaged by PyTorch's DistributedDataParallel, are those of the
+  whole batch, even if the parts differ by one image. If the last batch has fewer images than there
+  are processes, every process computes all of it.
+- Batch norm is `shared` or `local`. With `shared`, mean and variance are those of the whole batch,
+  exactly as in one process. With `local`, each process normalises its own part, and the running
+  statistics are averaged over the processes after every step. This is faster, but the result
+  depends on N.
+- Each process draws its own dropout from (seed, epoch, step, rank). A run that resumes with the
+  same number of processes draws the same dropout; with another number, it draws a different one.
+- Only the first process reads and writes the run folder. It broadcasts the checkpoint to the
+  others. A checkpoint does not depend on N.
 
-Images that are not streamed are held by every process; of streamed ones each reads its own part.
+Images that are not streamed are held by every process. Streamed images are read only by the process
+that needs them.
 """
 
 import gc
@@ -35,8 +37,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-# Ten functions of this module take group.WORLD as a default argument. If torch._dynamo imported
-# it after the group was made, they would keep the group and its threads alive until the end.
+# Ten functions of this module have group.WORLD as a default argument. If torch._dynamo imported it
+# after the group was created, they would keep the group and its threads alive until exit.
 import torch.distributed.nn.functional
 from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
@@ -52,31 +54,44 @@ from foveate.training.shared_norm import running_statistics, set_apart, share_no
 
 Norms = Literal["shared", "local"]
 Result = TypeVar("Result")
-GRACE = 20.0  # seconds from the request to end to the end; torchrun itself waits for 30
-TROUBLE = ("gloo", "nccl", "connection", "socket")  # words in the errors of the two backends
-_PARALLEL: WeakSet[DistributedDataParallel] = WeakSet()  # what `_group_destroyed` must take apart
+GRACE = 20.0  # seconds from a signal to a forced exit; torchrun itself waits for 30
+TROUBLE = ("gloo", "nccl", "connection", "socket")  # parts of the errors of both backends
+_PARALLEL: WeakSet[DistributedDataParallel] = WeakSet()  # modules that `_group_destroyed` clears
 
 
 class LostProcessError(FoveateError):
-    """Another process of this run is no more."""
+    """Another process of this run died."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Team:
-    """The processes of a run; this is number `rank` of `count`. Alone, nothing changes."""
+    """The processes that train one run together, as seen by one of them.
+
+    With one process, all methods leave their input unchanged.
+
+    Attributes:
+        rank: Number of this process, from 0.
+        count: Number of processes.
+        norms: Batch norm over all processes (`shared`) or per process (`local`).
+        store: Key-value store of torch.distributed, which all processes can access.
+    """
 
     rank: int = 0
     count: int = 1
     norms: Norms = "shared"
-    store: Any = None  # of torch.distributed: what all processes can read and write
+    store: Any = None
 
     @property
     def leads(self) -> bool:
-        """Whether this process reads and writes the run folder, and speaks."""
+        """Whether this process reads and writes the run folder and prints messages."""
         return self.rank == 0
 
     def deal(self, order: Tensor, batch: int) -> list[tuple[Tensor, int]]:
-        """This process's part of each batch of `order`, as (order, batch) to go through in turn."""
+        """Return this process's part of each batch of `order`.
+
+        The result is a list of (order, batch size) pairs, to be processed one after the other: the
+        full batches, and the last incomplete one.
+        """
         if self.count == 1:
             return [(order, batch)]
         whole, rest = order.split([len(order) // batch * batch, len(order) % batch])
@@ -87,44 +102,47 @@ class Team:
 
     @property
     def words(self) -> str:
-        """How many there are, for the record; nothing for one."""
+        """Description of the processes for config.json; empty for one process."""
         return f"{self.count} processes, {self.norms} batch norm" if self.count > 1 else ""
 
     def prepare(self, net: nn.Module, batch: int) -> None:
-        """Let a network be trained by all; each takes a part of a batch."""
+        """Prepare a network for training by all processes, and check the options."""
         if self.norms not in get_args(Norms):
             raise ConfigError(f"norms must be {' or '.join(get_args(Norms))}, got {self.norms!r}")
         if batch < self.count:
-            raise ConfigError(f"batch={batch} is too few for {self.count} processes; start fewer")
+            raise ConfigError(
+                f"batch must be at least {self.count}, the number of processes, got {batch}; "
+                "start fewer processes"
+            )
         if self.count > 1 and self.norms == "shared":
             share_norms(net, self.add_up)
 
     def device(self, name: str) -> str:
-        """The device of this process: of several on a machine each has a GPU of its own."""
+        """Return the device of this process; each process of a machine has its own GPU."""
         return f"cuda:{_local_rank()}" if name == "cuda" and self.count > 1 else name
 
     def part(self, order: Tensor) -> Tensor:
-        """This process's part of all."""
+        """Return this process's part of `order`."""
         return order.tensor_split(self.count)[self.rank]
 
     def seed(self, *numbers: int) -> None:
-        """Give dropout a state that depends on the numbers and the process."""
+        """Seed PyTorch's default generator from the numbers and the rank of the process."""
         if self.count > 1:
             state = np.random.SeedSequence([*numbers, self.rank]).generate_state(1, np.uint64)
             torch.manual_seed(int(state[0]))
 
     def add_up(self, tensor: Tensor) -> Tensor:
-        """Add up a tensor over all processes, in place."""
+        """Sum a tensor over all processes, in place."""
         if self.count > 1:
             dist.all_reduce(tensor)
         return tensor
 
     def tell(self, number: int) -> int:
-        """Give every process the first one's number."""
+        """Broadcast a number from the first process."""
         return int(self.add_up(torch.tensor(number if self.leads else 0, dtype=torch.int64)))
 
     def share(self, data: bytes) -> bytes:
-        """Give every process the first one's bytes."""
+        """Broadcast bytes from the first process."""
         if self.count == 1:
             return data
         held = np.zeros(self.tell(len(data)), np.uint8)
@@ -135,7 +153,10 @@ class Team:
         return held.tobytes()
 
     def in_turn(self, action: Callable[[], Result]) -> Result:
-        """Let the first process of each machine act before the others, as it may fetch files."""
+        """Run `action` in the first process of each machine, then in the others.
+
+        The first call can download files that the others then find in the cache.
+        """
         first = _local_rank() == 0
         if self.count > 1 and not first:
             self.tell(0)
@@ -145,33 +166,34 @@ class Team:
         return done
 
     def may_say(self) -> bool:
-        """Whether no process has said yet how the run ended: it is said once."""
+        """Whether this process is the first to report how the run ended; only one reports it."""
         if self.store is None:
             return True
         try:
             return bool(self.store.add("said", 1) == 1)
-        except RuntimeError:  # the store is lost with the process that kept it
+        except RuntimeError:  # the store is lost if the process that hosts it died
             return True
 
     @contextmanager
     def guard(self, kept: Callable[[], str]) -> Iterator[None]:
-        """Say in one line that another process died; `kept` says what is not lost."""
+        """Raise a LostProcessError if another process died; `kept` describes what was saved."""
         try:
             yield
         except (RuntimeError, FoveateError, KeyboardInterrupt) as error:
             if self.count == 1 or isinstance(error, LostProcessError):
                 raise
-            asked = isinstance(error, KeyboardInterrupt)  # by the user, or by torchrun for this
+            # The user sends signals, but so does torchrun after a process died.
+            asked = isinstance(error, KeyboardInterrupt)
             if not (self._one_is_gone() if asked else _is_of_network(error)):
                 raise
-            _ignore_signals()  # torchrun's request to end comes now, and would cut off the words
+            _ignore_signals()  # torchrun's SIGTERM arrives now, and would interrupt the message
             raise LostProcessError(f"a process of this run died; {kept()}; {_remedy()}") from error
 
     def _one_is_gone(self) -> bool:
-        """Whether a process of this machine is no more."""
+        """Whether a process of this machine died."""
         try:
             said = [self.store.get(f"process/{k}").decode().split() for k in range(self.count)]
-        except RuntimeError:  # the store is lost with the process that kept it
+        except RuntimeError:  # the store is lost if the process that hosts it died
             return True
         here = said[self.rank][0]
         return not all(is_alive(int(pid)) for host, pid in said if host == here)
@@ -179,28 +201,30 @@ class Team:
 
 @contextmanager
 def joined(device: str, norms: str = "shared") -> Iterator[Team]:
-    """Join the processes that torchrun started beside this one; without it, be a team of one.
+    """Join the processes that torchrun started together; without torchrun, yield a team of one.
 
-    `norms` is shared or local, as above. Ctrl-C and a request to end (SIGTERM) reach the first
-    process as KeyboardInterrupt and its subclass `Terminated`. The others end when it does: so it
-    can still finish its step with them, and save.
+    `norms` is `shared` or `local` (see the module docstring). SIGINT and SIGTERM raise
+    KeyboardInterrupt and its subclass `Terminated` in the first process. The others ignore them and
+    end with the first, so that all can complete the current step and the first can save the run.
     """
-    norms = cast(Norms, norms)  # `prepare` looks, when one of the processes can say it for all
+    norms = cast(Norms, norms)  # checked in `prepare`, where one process reports for all
     if int(os.environ.get("WORLD_SIZE", 1)) == 1 or "MASTER_ADDR" not in os.environ:
         yield Team(norms=norms)
         return
     try:
         common, rank, count = next(iter(rendezvous("env://")))
-        # Torchrun's store outlives a restart, and must not be asked for what died before it.
+        # torchrun's store survives a restart; the prefix hides entries of processes that died.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         store = dist.PrefixStore(f"foveate/{attempt}/{count}", common)  # type: ignore[attr-defined]
         store.set(f"process/{rank}", f"{socket.gethostname()} {os.getpid()}")
         dist.init_process_group(_backend(device), store=store, rank=rank, world_size=count)
     except (RuntimeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise FoveateError(f"the processes of this run did not meet ({reason})") from None
+        raise FoveateError(
+            f"the processes of this run could not connect ({reason}); start torchrun again"
+        ) from None
     team = Team(rank=rank, count=count, norms=norms, store=store)
-    with _ending(team), _group_destroyed(), team.guard(lambda: "what was saved is kept"):
+    with _ending(team), _group_destroyed(), team.guard(lambda: "saved files are unaffected"):
         yield team
 
 
@@ -208,10 +232,10 @@ def joined(device: str, norms: str = "shared") -> Iterator[Team]:
 def _group_destroyed() -> Iterator[None]:
     """Destroy the process group after the block, and with it the threads of Gloo.
 
-    A thread of Gloo may drop the last reference to a tensor some time after the operation is
-    complete. If Python is finalizing by then, the thread cannot take the GIL and the process
-    aborts. The threads end when nothing refers to the group any more. References are held by the
-    reducer of DistributedDataParallel and by frames in the tracebacks of errors.
+    A Gloo thread can drop the last reference to a tensor some time after an operation is complete.
+    If Python is finalizing by then, the thread cannot take the GIL, and the process aborts. The
+    threads end when no reference to the group is left. The reducer of DistributedDataParallel and
+    the frames in tracebacks hold such references.
     """
     try:
         yield
@@ -222,12 +246,12 @@ def _group_destroyed() -> Iterator[None]:
         _ignore_signals()
         for module in _PARALLEL:
             vars(module).clear()
-        gc.collect()  # errors caught in the block may be part of reference cycles
+        gc.collect()  # errors caught in the block can be part of reference cycles
         dist.destroy_process_group()
 
 
 def _clear_frames(error: BaseException | None) -> None:
-    """Clear the local variables in the tracebacks of an error and of its causes."""
+    """Clear the local variables in the tracebacks of an error and its causes."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
@@ -241,12 +265,12 @@ def _backend(device: str) -> str:
 
 
 def _local_rank() -> int:
-    """Which process of this machine this is."""
+    """Return the number of this process on its machine."""
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
 def _is_of_network(error: BaseException | None) -> bool:
-    """Whether an error, or what it came from, says that another process cannot be reached."""
+    """Whether an error or one of its causes reports that another process is unreachable."""
     while error is not None:
         words = str(error).lower()
         if isinstance(error, RuntimeError) and any(word in words for word in TROUBLE):
@@ -256,7 +280,7 @@ def _is_of_network(error: BaseException | None) -> bool:
 
 
 def _ignore_signals() -> None:
-    """Let nothing interrupt this process, which is about to end; `_ending` puts back what was."""
+    """Ignore signals in this process, which is about to end; `_ending` restores the handlers."""
     if threading.current_thread() is threading.main_thread():
         for number in SIGNALS:
             signal.signal(number, lambda number, frame: None)
@@ -265,17 +289,17 @@ def _ignore_signals() -> None:
 def _remedy() -> str:
     names = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS")
     used, given = (os.environ.get(name, "0") for name in names)
-    return "it starts again by itself" if int(used) < int(given) else "start the same command again"
+    return "torchrun restarts it" if int(used) < int(given) else "run the same command to resume"
 
 
 @contextmanager
 def _ending(team: Team) -> Iterator[None]:
-    """Handle signals as `joined` says, and end a process that cannot handle them in time.
+    """Handle signals as described in `joined`, and end a process that does not react in time.
 
-    One that waits on a GPU for a process that is no more never comes back to Python.
+    A process that waits on a GPU for a dead process never returns to Python.
     """
     main = threading.current_thread() is threading.main_thread()
-    if not main or sys.platform == "win32":  # no pipe can be woken there
+    if not main or sys.platform == "win32":  # set_wakeup_fd does not take pipes on Windows
         yield
         return
     reader, writer = os.pipe()
@@ -302,7 +326,7 @@ def _end_in_time(reader: int, over: threading.Event, team: Team) -> None:
         while number := told.read(1):
             if number[0] in SIGNALS and not over.wait(GRACE):
                 if team.may_say():
-                    words = "a process of this run does not answer; what was saved is kept"
+                    words = "a process of this run does not respond; saved files are unaffected"
                     print(f"error: {words}; {_remedy()}", file=sys.stderr, flush=True)
                 os._exit(2)
 
@@ -315,7 +339,7 @@ class _Objective(nn.Module):
         self.net, self.precision, self.smoothing = net, precision, smoothing
 
     def forward(self, images: Prepared, labels: Tensor) -> Tensor:
-        """Mean loss of a part of a batch."""
+        """Return the mean loss over a part of a batch."""
         return loss_of(self.net, images, labels, self.precision, self.smoothing)
 
 
@@ -327,9 +351,12 @@ def team_step(
     images: Callable[[], int],
     smoothing: float = 0.0,
 ) -> Step:
-    """The plain step, taken by all processes together, each with its part of `images()` images."""
+    """Return a training step for all processes together.
+
+    Each process passes its part of a batch; `images` returns the size of the whole batch.
+    """
     objective = _Objective(net, precision, smoothing)
-    # A graph that never changes may leave weights out. Buffers are the same everywhere already.
+    # A static graph can have unused weights. Buffers are already equal in all processes.
     together = DistributedDataParallel(objective, static_graph=True)
     together.broadcast_buffers = False
     _PARALLEL.add(together)
@@ -337,7 +364,7 @@ def team_step(
     def step(batch: Batch) -> Tensor:
         ready, labels = batch.pick()
         count = images()
-        apart = count < team.count  # then everyone has all of them
+        apart = count < team.count  # every process has the whole batch
         set_apart(net, apart)
         weight = 1.0 if apart else len(labels) * team.count / count
         optimiser.zero_grad(set_to_none=True)
@@ -353,7 +380,7 @@ def team_step(
 
 @torch.no_grad()
 def _average(tensors: list[Tensor], team: Team) -> None:
-    """Replace tensors by their mean over all processes."""
+    """Replace tensors by their mean over all processes, in place."""
     if tensors:
         flat = team.add_up(torch.cat([tensor.flatten() for tensor in tensors])) / team.count
         for tensor, mean in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):

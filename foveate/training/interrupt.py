@@ -1,4 +1,4 @@
-"""SIGINT (Ctrl-C) and SIGTERM: both raise an exception in the main thread, between two steps."""
+"""Turn SIGINT (Ctrl-C) and SIGTERM into exceptions in the main thread, between two steps."""
 
 import signal
 import threading
@@ -7,27 +7,27 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-arrived: list[
-    int
-] = []  # what `stop` was called for; Ray makes a KeyboardInterrupt of any exception
+arrived: list[int] = []
+"""Signals that `stop` received. Ray replaces `Terminated` by KeyboardInterrupt, so the exception
+alone does not tell SIGTERM from Ctrl-C."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which clusters send before they take a machine, asked the process to end."""
+    """The process received SIGTERM, which clusters send before they reclaim a machine."""
 
 
 def stop(number: int, frame: object) -> NoReturn:
-    """Signal handler that raises KeyboardInterrupt, for SIGTERM its subclass `Terminated`."""
+    """Raise KeyboardInterrupt, or its subclass `Terminated` for SIGTERM; a signal handler."""
     arrived.append(number)
     raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 @contextmanager
 def held_back() -> Iterator[list[int]]:
-    """Defer signals to the end of the block: a step half done cannot be saved.
+    """Defer signals to the end of the block, because an incomplete step cannot be saved.
 
-    Only signals with a Python handler are deferred; others end the process as always. The block
-    gets a list of those that arrived. Handlers that the block itself sets stay.
+    Only signals with a Python handler are deferred; others end the process as usual. Yields a list
+    of the signals that arrived. Handlers that are set within the block remain.
     """
     before = {number: signal.getsignal(number) for number in SIGNALS}
     handlers = {number: handler for number, handler in before.items() if callable(handler)}

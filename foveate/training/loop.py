@@ -1,4 +1,4 @@
-"""Train a network, or several side by side on one device."""
+"""Train one network, or several at the same time on one device."""
 
 from contextlib import nullcontext, suppress
 from functools import lru_cache
@@ -35,23 +35,53 @@ def train(
     workers: int | None = None,
     bad: Bad = "stop",
 ) -> RunFolder:
-    """Train a network in `folder`, going on where an earlier call was interrupted.
+    """Train a network, or resume an interrupted run.
 
-    `recompute` is how many scale channels to train at a time where the activations of all do not
-    fit in memory. `watch` is told after every step and every epoch how far the run is, and of how
-    many steps an epoch has. Ctrl-C saves before it raises KeyboardInterrupt, and
-    so does SIGTERM where a handler raises that or SystemExit. All processes of a
-    `team` (see `foveate.training.distributed.joined`) call this alike; the first one writes.
+    The run is saved in ``folder`` regularly. Ctrl-C saves the run and raises KeyboardInterrupt;
+    SIGTERM does the same if its handler raises KeyboardInterrupt or SystemExit. A call with the
+    same arguments then resumes the run. A finished run is not trained again.
 
-    An interrupted run whose source changed since it was started is refused, unless `changed_data`
-    says to go on with the source as it is now.
+    Args:
+        config: Configuration of the run.
+        folder: Folder of the run; created if missing.
+        device: ``cpu``, ``cuda``, ``cuda:INDEX``, or ``auto`` for a GPU if there is one.
+        stream: Whether to read images from disk on demand instead of holding them all in memory.
+        compiled: Whether to compile the training step on a GPU.
+        recompute: Number of scale channels to train at a time if the activations of all channels
+            do not fit in memory; 0 trains all at once.
+        watch: Called after every step and every epoch with the configuration, the progress, and
+            the number of steps per epoch.
+        load: Function that loads a source by name.
+        team: The processes that train together; see `foveate.training.distributed.joined`. Each of
+            them calls this function with the same arguments, and the first one writes the folder.
+        changed_data: Whether to resume a run whose data source has changed since it was started.
+        deterministic: Whether a GPU computes bit-for-bit reproducible weights, for the same model
+            of GPU and version of PyTorch. ``False`` is faster.
+        workers: Number of processes that load images for the recipe ``photo``; 0 loads them in
+            this process, ``None`` uses one per core, up to eight.
+        bad: Treatment of images that cannot be used, for the recipe ``photo``: ``stop`` raises an
+            error at the first one, ``skip`` leaves them out and lists them in ``skipped.csv``.
 
-    `workers` is the number of processes that read pictures by the recipe `photo`; 0 reads them in
-    this process, and None takes as many as there are cores. With `bad` "skip", pictures that cannot
-    be used are left out and named in skipped.csv; otherwise the first one stops the run.
+    Returns:
+        The folder of the finished run.
 
-    On a GPU the same configuration gives the same weights to the bit, on the same kind of GPU and
-    version of PyTorch. `deterministic=False` gives that up for speed.
+    Raises:
+        ConfigError: If an option is invalid, or the folder has a run of another configuration.
+        DataError: If the data is missing, damaged, or changed since the run was started.
+        FoveateError: If the loss is not finite.
+
+    Example:
+        >>> from foveate.models.zoo import model_config
+        >>> from foveate.scales import ScaleGrid
+        >>> model = model_config("fovavg", scales=ScaleGrid(1, 2, per_octave=1), size=12,
+        ...                      features=(4, 8), hidden=8)
+        >>> config = TrainConfig(model=model, source="mnist-5k", samples=64, size=24, epochs=1)
+        >>> run = train(config, Path("runs/first"))
+        >>> run.finished
+        True
+        >>> net = run.net().eval()
+        >>> net(torch.zeros(1, 1, 24, 24)).shape
+        torch.Size([1, 10])
     """
     shared = Shared(find_device(device), stream, compiled, watch, load, {}, recompute, team)
     shared = shared._replace(changed_data=changed_data, deterministic=deterministic)
@@ -70,12 +100,41 @@ def train_together(
     deterministic: bool = True,
     bad: Bad = "stop",
 ) -> list[RunFolder]:
-    """Train several networks side by side on one device, some steps of each in turn.
+    """Train several networks at the same time on one device, taking a few steps of each in turn.
 
-    `bad` is for those of them that have the recipe `photo`; the other arguments are as in `train`.
+    On a GPU, every run has its own CUDA stream and random state. Together the runs use the GPU
+    better than one alone, and each ends with the same weights as if it were trained alone.
 
-    On a GPU every run has a stream and random states of its own, so that together they fill the
-    GPU and each ends with the weights that it would have alone.
+    Args:
+        runs: Configuration and folder of each run.
+        device: ``cpu``, ``cuda``, ``cuda:INDEX``, or ``auto`` for a GPU if there is one.
+        stream: Whether to read images from disk on demand instead of holding them all in memory.
+        compiled: Whether to compile the training step on a GPU.
+        watch: Called after every step and every epoch of a run with its configuration, its
+            progress, and the number of steps per epoch.
+        load: Function that loads a source by name.
+        deterministic: Whether a GPU computes bit-for-bit reproducible weights.
+        bad: Treatment of images that cannot be used, for runs with the recipe ``photo``: ``stop``
+            or ``skip``.
+
+    Returns:
+        The folders of the finished runs.
+
+    Raises:
+        ConfigError: If an option is invalid, or a folder has a run of another configuration.
+        DataError: If the data of a run is missing, damaged, or changed since it was started.
+        FoveateError: If the loss of a run is not finite.
+
+    Example:
+        >>> from dataclasses import replace
+        >>> from foveate.models.zoo import model_config
+        >>> from foveate.scales import ScaleGrid
+        >>> model = model_config("fovavg", scales=ScaleGrid(1, 2, per_octave=1), size=12,
+        ...                      features=(4, 8), hidden=8)
+        >>> config = TrainConfig(model=model, source="mnist-5k", samples=64, size=24, epochs=1)
+        >>> seeds = [(replace(config, seed=seed), Path(f"runs/seed{seed}")) for seed in (0, 1)]
+        >>> [run.finished for run in train_together(seeds)]
+        [True, True]
     """
     shared = Shared(find_device(device), stream, compiled, watch, load, {})
     workers = default_workers(len(runs))
@@ -96,23 +155,26 @@ def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFold
                 active = [steps for steps in active if next(steps, "done") != "done"]
         finally:
             for steps in active:
-                with suppress(FoveateError):  # the error that is under way says more
+                with suppress(FoveateError):  # the error being raised is more informative
                     steps.close()
     return [session.folder for session in sessions]
 
 
 def find_device(name: str) -> torch.device:
-    """Check that the device is there; "auto" is a GPU if there is one."""
+    """Return a device by name, or raise a ConfigError if this machine does not have it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"no device is called {name!r}; use cpu or cuda") from None
+        raise ConfigError(f"unknown device {name!r}; use cpu or cuda") from None
     if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"networks run on cpu or cuda, got {name!r}")
+        raise ConfigError(f"device must be cpu or cuda, got {name!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("no GPU was found; use --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"there is no {name}, only {torch.cuda.device_count()} GPUs, from cuda:0")
+        raise ConfigError(
+            f"device {name} was not found; this machine has {torch.cuda.device_count()} GPUs, "
+            "numbered from cuda:0"
+        )
     return device

@@ -1,7 +1,8 @@
-"""Pictures of any size, read and resized by worker processes while a run trains.
+"""Load images of any size with worker processes, for runs with the recipe `photo`.
 
-Patches are cut by the run itself, on the device of the network. A picture has a tenth of the bytes
-of its patches: to hand those over from a worker took twice as long as to cut them.
+Workers read and resize the images. The main process resamples the patches, on the device of the
+network: an image has one tenth of the bytes of its patches, and transferring patches from a worker
+took twice as long as computing them.
 """
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels.
 
@@ -41,14 +42,14 @@ from foveate.training.interrupt import SIGNALS
 from foveate.training.skipped import Bad, Skipped
 
 MOST_WORKERS = 8  # by default
-PR_SET_PDEATHSIG = 1  # of prctl(2): the signal to get when the parent dies
-GRACE = 20  # seconds for which a worker outlives a SIGTERM, so that the run can still be saved
+PR_SET_PDEATHSIG = 1  # option of prctl(2): signal to receive when the parent dies
+GRACE = 20  # seconds for which a worker survives SIGTERM, so that the run can be saved
 Draws = tuple[int, int]
 Item = tuple[int, int, int]
 
 
 class Sample(NamedTuple):
-    """A resized picture (3, H, W) of uint8, the centre (y, x) of its windows, and its label."""
+    """A resized uint8 image (3, H, W), the centre (y, x) of its windows, and its class index."""
 
     picture: Tensor
     centre: tuple[float, float]
@@ -56,9 +57,13 @@ class Sample(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A batch of pictures of any sizes, their values one after another; `shapes` (B, 2) are (H, W).
+    """A batch of images of different sizes, concatenated so that one tensor moves to the GPU.
 
-    One tensor is moved to the GPU for all of them.
+    Attributes:
+        values: Pixels of all images, uint8, one after another.
+        shapes: Height and width of each image, (B, 2).
+        centres: Centre (y, x) of the windows of each image, (B, 2).
+        labels: Class indices, (B,).
     """
 
     values: Tensor
@@ -67,24 +72,24 @@ class Packed(NamedTuple):
     labels: Tensor
 
     def pictures(self) -> list[Tensor]:
-        """Return the pictures (3, H, W)."""
+        """Return the images, each (3, H, W)."""
         shapes = [(3, *shape) for shape in self.shapes.tolist()]
         parts = self.values.split([math.prod(shape) for shape in shapes])
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 Missing = list[tuple[int, str]]
-"""Index and reason of the pictures that were left out of a batch."""
+"""Index and error of each image that was left out of a batch."""
 
 
 @dataclass(frozen=True, eq=False)
 class PhotoBatches(Batches):
-    """The pictures of a split, handed out in any order as patches (B, S, C, P, P).
+    """A loader for the images of a split as patches (B, S, C, P, P), in any order.
 
-    A `DataLoader` reads, decodes, transforms and cuts the pictures. Augmentation depends on the
-    seed, the epoch and the index of a picture alone: not on the number of workers, and not on
-    interruptions. With `bad` "skip", a picture that cannot be used is missing from its batch and
-    named in `skipped`; a batch of which nothing is left is empty in training, else left out.
+    A `DataLoader` reads, decodes and resizes the images. Augmentation depends only on the seed, the
+    epoch and the index of an image, not on the number of workers or on interruptions. With `bad`
+    "skip", an image that cannot be used is left out of its batch and listed in `skipped`. A batch
+    without any usable image is empty in training, and left out otherwise.
     """
 
     recipe: Recipe = field(default_factory=lambda: Recipe(name="photo"))
@@ -98,12 +103,13 @@ class PhotoBatches(Batches):
         if self.workers < 0:
             raise ConfigError(f"workers must be 0 or more, got {self.workers}")
         self.recipe.resize()
-        windows_of(self.net).patches(torch.zeros(1, 3, 2, 2))  # compiled once, before workers start
+        # Compiles the native kernels once, before workers start.
+        windows_of(self.net).patches(torch.zeros(1, 3, 2, 2))
 
     def __call__(self, order: Tensor, batch: int, draws: Draws = (0, 0)) -> Iterator[Batch]:
-        """Hand out the pictures that `order` lists, `batch` at a time.
+        """Yield the images at the indices `order` in batches of size `batch`.
 
-        Outside training a batch has at most `largest` pictures.
+        Outside training, a batch has at most `largest` images.
         """
         size = batch if self.split == "train" else min(batch, self.largest)
         reader = self.idle.pop() if self.idle else self._reader(min(size, max(1, len(order))))
@@ -116,14 +122,16 @@ class PhotoBatches(Batches):
                 if len(made.labels) or self.split == "train":
                     yield made
             if not used and len(order) == self.count:
-                raise DataError(f"none of the {self.count} {self.split} pictures can be used")
+                raise DataError(
+                    f"none of the {self.count} {self.split} images can be used; check the source"
+                )
         except BaseException:
             reader.close()
             raise
         self.idle.append(reader)
 
     def close(self) -> None:
-        """End the workers, which wait for the next epoch."""
+        """Stop the workers, which wait for the next epoch."""
         while self.idle:
             self.idle.pop().close()
 
@@ -133,7 +141,7 @@ class PhotoBatches(Batches):
         return Batch(Prepared(patches, (cut,)), packed.labels)
 
     def _skip(self, missing: list[tuple[int, str]]) -> None:
-        """Note pictures that were left out."""
+        """Record images that were left out."""
         assert isinstance(self.images, Shards)
         for index, reason in missing:
             name = self.images.where(self.split, index).removeprefix("image ")
@@ -143,14 +151,14 @@ class PhotoBatches(Batches):
         assert isinstance(self.images, Shards) and isinstance(self.net, ScaleChannels)
         size = 4 * self.net.size**2 * 3 * len(self.net.scales) * batch
         remedy = "use a smaller batch or a smaller model.size"
-        check_memory(2 * size, "a batch of patches and the next one", remedy)
+        check_memory(2 * size, "two batches of patches", remedy)
         dataset = PhotoDataset(self.images, self.split, self.recipe, self.bad)
         workers = min(self.workers, math.ceil(self.count / batch))
         return _Reader(dataset, workers, pinned=self.device.type != "cpu")
 
 
 class _Reader:
-    """A `DataLoader` whose workers stay for the next epoch."""
+    """A `DataLoader` with persistent workers."""
 
     def __init__(self, dataset: "PhotoDataset", workers: int, pinned: bool) -> None:
         self.groups: list[list[Item]] = []
@@ -164,35 +172,36 @@ class _Reader:
             pin_memory=pinned,
             worker_init_fn=_begin_worker,
             multiprocessing_context="fork" if forked else None,
-            generator=torch.Generator(),  # its own: the state of the run's stays as it is
+            generator=torch.Generator(),  # leaves the random state of the run unchanged
         )
         atexit.register(self.close)
 
     def read(self, groups: list[list[int]], draws: Draws) -> Iterator[tuple[Packed, Missing]]:
-        """Read groups of pictures, augmented by seed and epoch."""
+        """Yield batches of images by index; `draws` is the (seed, epoch) of augmentation."""
         self.groups[:] = [[(*draws, index) for index in group] for group in groups if group]
-        with _signals_blocked():  # until the workers have handlers of their own
+        with _signals_blocked():  # until the workers have set their own handlers
             iterator = iter(self.loader)
         while (found := _next(iterator)) is not None:
             yield found
 
     def close(self) -> None:
-        """End the workers now; the garbage collector may come late, after an error."""
+        """Stop the workers now; after an error, the garbage collector could be too late."""
         atexit.unregister(self.close)
         if shut_down := getattr(self.loader._iterator, "_shutdown_workers", None):
             shut_down()
 
 
 class PhotoDataset(Dataset[Sample]):
-    """The pictures of a split, resized, with the centre of their windows and their labels.
+    """The resized images of a split, with the centres of their windows and their labels.
 
-    An item is a seed, an epoch and the index of a picture; augmentation depends on nothing else.
+    The key of an item is (seed, epoch, index); augmentation depends on nothing else.
 
     Args:
-        images: Pictures of any sizes, grey or in colour.
-        split: One of the splits; pictures of `train` are augmented.
-        recipe: A recipe with a transform.
-        bad: Whether a batch with a picture that cannot be used is an error, or lacks the picture.
+        images: Images of any sizes, grey or in colour.
+        split: ``train``, ``val`` or ``test``; images of ``train`` are augmented.
+        recipe: Recipe ``photo``.
+        bad: Treatment of images that cannot be used: ``stop`` makes the batch an error, ``skip``
+            leaves the image out of the batch.
     """
 
     def __init__(
@@ -221,9 +230,9 @@ class PhotoDataset(Dataset[Sample]):
         return Sample(resized, (height / 2 + y, width / 2 + x), int(self.labels[index]))
 
     def __getitems__(self, items: list[Item]) -> tuple[list[Sample], Missing] | FoveateError:
-        """Return the samples of a batch, or the error of the first that cannot be used.
+        """Return the samples of a batch, or the error of the first unusable one.
 
-        An error that a worker raises would arrive with the text of its traceback.
+        The error is returned because the text of an error raised in a worker includes a traceback.
         """
         samples, missing = [], []
         for item in items:
@@ -231,7 +240,7 @@ class PhotoDataset(Dataset[Sample]):
                 samples.append(self[item])
             except DataError as error:
                 if self.bad == "stop":
-                    return DataError(f"{error}, or leave it out with --bad skip")
+                    return DataError(f"{error}, or skip it with --bad skip")
                 missing.append((item[-1], str(error)))
             except FoveateError as error:
                 return error
@@ -246,10 +255,10 @@ class PhotoDataset(Dataset[Sample]):
 
 @torch.no_grad()
 def cut_patches(packed: Packed, recipe: Recipe, windows: ScaleChannels) -> Tensor:
-    """Normalise pictures and cut their patches (B, S, C, P, P).
+    """Normalise images and resample their patches (B, S, C, P, P).
 
-    On a GPU, pictures of one shape are cut together. On a CPU each is cut alone, while it is in the
-    cache, and by one thread: several would wait for each other, as workers need the cores too.
+    On a GPU, images of equal shape are processed together. On a CPU, they are processed one by one
+    while each is in the cache, by one thread: the workers need the other cores.
     """
     pictures, shapes = packed.pictures(), list(map(tuple, packed.shapes.tolist()))
     size = (len(pictures), len(windows.scales), 3, windows.size, windows.size)
@@ -267,61 +276,61 @@ def cut_patches(packed: Packed, recipe: Recipe, windows: ScaleChannels) -> Tenso
 
 
 def _empty_pages(*size: int) -> Tensor:
-    """Allocate float32 on a CPU, in huge pages where the system has them.
+    """Allocate a float32 tensor on the CPU, in huge pages if the system supports them.
 
-    The first write to 70 MB of small pages takes longer than to cut the patches that fill them.
+    The first write to 70 MB of small pages takes longer than computing the patches that fill them.
     """
     count = math.prod(size)
     if count == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size)
     pages = mmap.mmap(-1, 4 * count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without them
+    with suppress(OSError):  # the kernel does not support huge pages
         pages.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(pages, dtype=torch.float32).view(size)
 
 
 def windows_of(net: nn.Module) -> ScaleChannels:
-    """Return the scale channels of a network without its backbone, to cut patches elsewhere."""
+    """Return the scale channels of a network without its backbone, to resample patches."""
     if not isinstance(net, ScaleChannels) or not patches.fits(net, torch.empty(0)):
         raise ConfigError(
-            "the recipe photo works with scale channels alone: use fovmax, fovavg or fovconc, or "
-            "--recipe mnist-large-scale"
+            "the recipe photo needs a network with scale channels; use fovmax, fovavg or fovconc, "
+            "or --recipe mnist-large-scale"
         )
     options: dict[str, Any] = {"padding": net.padding, "antialias": net.antialias}
     return ScaleChannels(nn.Identity(), net.scales, net.size, **options)
 
 
 def describe_photos(config: TrainConfig) -> str:
-    """Describe in a line the pictures of a run, what they are resized to and the windows in it.
+    """Describe the images, the recipe and the windows of a run in one line.
 
-    The range of sizes is that of the first `LISTED` training pictures, by their headers.
+    The range of sizes is that of the first `LISTED` training images, read from their headers.
     """
     assert config.recipe is not None
     images, model = open_pictures(config.source), config.model
     counts = [len(images.labels("train")), len(images.labels("val"))]
     windows = [round(model.size * scale) for scale in model.scales]
     return (
-        f"{config.source}: {counts[0]:,} training and {counts[1]:,} validation pictures of "
+        f"{config.source}: {counts[0]:,} training and {counts[1]:,} validation images of "
         f"{images.num_classes} classes"
         f"{_sizes(images)}; recipe photo: short side {config.recipe.base}; {len(windows)} windows "
-        f"of {windows[0]} to {windows[-1]} pixels in patches of {model.size}"
+        f"of {windows[0]} to {windows[-1]} pixels, patches of {model.size}"
     )
 
 
 def _sizes(images: Shards) -> str:
-    """The range of sizes of a folder's pictures in words; nothing for tars."""
+    """Return the range of image sizes in a folder as text; empty for tar files."""
     if not isinstance(folder := images.shards[0], PictureFolder):
         return ""
     sizes = []
     for path, _ in folder.items["train"][:LISTED]:
-        with suppress(DataError):  # told when the picture is needed
+        with suppress(DataError):  # reported when the image is used
             header = read_header(path)
             sizes.append((header.width * header.height, f"{header.width}x{header.height}"))
     return f", {min(sizes)[1]} to {max(sizes)[1]} pixels" if sizes else ""
 
 
 def default_workers(runs: int = 1) -> int:
-    """Worker processes for each of the runs side by side, by the cores of this machine."""
+    """Return the number of worker processes for each of `runs` concurrent runs."""
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) * runs
@@ -333,7 +342,7 @@ def _seed(seed: int, epoch: int, index: int) -> int:
 
 
 def _pack(found: Any) -> tuple[Packed, Missing] | FoveateError:
-    """Pack what `PhotoDataset.__getitems__` returns; an error stays as it is."""
+    """Collate the output of `PhotoDataset.__getitems__`; an error is returned unchanged."""
     if isinstance(found, FoveateError):
         return found
     samples, missing = found
@@ -350,7 +359,7 @@ def _pack(found: Any) -> tuple[Packed, Missing] | FoveateError:
 
 
 def _empty(count: int) -> Tensor:
-    """Allocate bytes; those of a worker in shared memory, where the run reads them."""
+    """Allocate bytes; a worker allocates them in shared memory, for the main process to read."""
     if get_worker_info() is None:
         return torch.empty(count, dtype=torch.uint8)
     storage = torch.UntypedStorage._new_shared(count)
@@ -358,7 +367,7 @@ def _empty(count: int) -> Tensor:
 
 
 def _next(iterator: Iterator[Any]) -> Any:
-    """The next batch with what was left out of it, or None at the end."""
+    """Return the next batch and the images left out of it, or None at the end."""
     try:
         found = next(iterator, None)
     except RuntimeError as error:
@@ -366,8 +375,8 @@ def _next(iterator: Iterator[Any]) -> Any:
             raise
         reason = str(error).partition("\n")[0]
         raise FoveateError(
-            f"a process that reads pictures ended early ({reason}); use a smaller batch or fewer "
-            "workers, as --workers 0"
+            f"a data loader process ended early ({reason}); use a smaller batch or fewer workers, "
+            "such as --workers 0"
         ) from error
     if isinstance(found, FoveateError):
         raise found
@@ -375,18 +384,18 @@ def _next(iterator: Iterator[Any]) -> Any:
 
 
 def _begin_worker(number: int) -> None:
-    """Leave signals to the run: it saves, and ends its workers.
+    """Leave signals to the main process, which saves the run and stops its workers.
 
-    Ctrl-C and many schedulers signal all processes at once. A worker that died before the run had
-    finished its step would be an error.
+    Ctrl-C and many schedulers signal all processes at once. A worker that died before the main
+    process had completed its step would cause an error.
     """
-    if sys.platform == "linux":  # a worker that waits on a full queue would outlive a killed run
+    if sys.platform == "linux":  # a worker that waits on a full queue would outlive a killed parent
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         parent = multiprocessing.parent_process()
         if parent is not None and os.getppid() != parent.pid:
-            os._exit(1)  # the run died before the line above
+            os._exit(1)  # the parent died before prctl was called
     if hasattr(signal, "alarm"):
-        signal.set_wakeup_fd(-1)  # that of the parent
+        signal.set_wakeup_fd(-1)  # detach from the pipe of the parent
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(GRACE))
@@ -395,7 +404,7 @@ def _begin_worker(number: int) -> None:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Keep SIGINT and SIGTERM pending in this thread, and in processes that it starts."""
+    """Block SIGINT and SIGTERM in this thread and in the processes that it starts."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return

@@ -1,4 +1,4 @@
-"""A preset for each row of the paper's tables, and one that fine-tunes a backbone."""
+"""Presets: a configuration for each row of the paper's tables, and one for fine-tuning."""
 
 from dataclasses import replace
 from difflib import get_close_matches
@@ -11,7 +11,7 @@ from foveate.training.config import TrainConfig
 
 TRAINED_ON = {"tr1": "1", "tr2": "2", "tr4": "4", "tr14": "1-4"}
 FEW = (10_000, 5_000, 2_000, 1_000, 500, 200, 100)
-BATCH = {"fovavg": 16, "fovmax": 16}  # of all images; 32 otherwise (docs/reproduction.md)
+BATCH = {"fovavg": 16, "fovmax": 16}  # with all images; 32 otherwise (docs/reproduction.md)
 
 
 def _table_1() -> dict[str, TrainConfig]:
@@ -38,14 +38,15 @@ def _table_2() -> dict[str, TrainConfig]:
 
 
 def _whole(name: str, model: ModelConfig, scales: str) -> TrainConfig:
-    """A run on all training images."""
+    """Return the configuration of a run on all training images."""
     return TrainConfig(model=model, scales=scales, batch=BATCH.get(name, TrainConfig.batch))
 
 
 def _table_3() -> dict[str, TrainConfig]:
-    """Few samples: the paper does not say how many epochs; here 400, but not above 200,000 images.
+    """Return the configurations with few samples.
 
-    The schedule is stretched over them.
+    The paper does not state the number of epochs. Here it is at most 400, and at most 200,000
+    images in all, but at least 20 epochs. The schedule is stretched to this length.
     """
     conc = model_config("fovconc", scales=ScaleGrid(0.5, 8, per_octave=4))
     models = {n: model_config(n) for n in ("cnn", "fovavg", "fovmax", "swmax")} | {"fovconc": conc}
@@ -75,13 +76,28 @@ FINETUNE = TrainConfig(
     keep="best",
     precision="bf16",
 )  # fmt: skip
-"""Fine-tunes a backbone on photographs, in seven channels with windows of 56 to 448 pixels."""
+"""Fine-tuning of a backbone on photographs: seven channels with windows of 56 to 448 pixels."""
 
 
 def preset(name: str) -> TrainConfig:
-    """Look up a preset: a row of the paper, or "finetune" for photographs.
+    """Return the configuration of a preset.
 
-    The name of a network of the zoo stands for its run on scale 2.
+    Args:
+        name: A row of the paper's tables, such as ``fovavg-tr2``, ``fovmax-tr2-9ch`` or
+            ``cnn-few1000``; a network name, such as ``fovavg``, for its run on scale 2; or
+            ``finetune`` for fine-tuning a backbone on photographs.
+
+    Returns:
+        The configuration. Use `TrainConfig.changed` or `dataclasses.replace` to change it.
+
+    Raises:
+        ConfigError: If there is no such preset.
+
+    Example:
+        >>> preset("fovavg-tr14").scales
+        '1-4'
+        >>> preset("finetune").backbone
+        'timm:tf_efficientnet_lite0'
     """
     if name == "finetune":
         return FINETUNE
@@ -90,11 +106,11 @@ def preset(name: str) -> TrainConfig:
         return found
     near = get_close_matches(name, [*ZOO, *PRESETS, "finetune"], n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    raise ConfigError(f"no model or preset {name!r}; there are {', '.join(ZOO)} and presets{hint}")
+    raise ConfigError(f"no model or preset {name!r}; use {', '.join(ZOO)} or a preset{hint}")
 
 
 def model_name(config: TrainConfig) -> str:
-    """Name the network of a run as the zoo does, with its channels or backbone if not the zoo's."""
+    """Return the zoo name of a run's network, with its channels and backbone if they differ."""
     model = config.model
     if model.form == "plain":
         return "cnn"

@@ -1,4 +1,4 @@
-"""One run while it trains, from the first batch to the last weights, across any interruption."""
+"""The training of one run: start or resume, epochs, validation, checkpoints and final weights."""
 
 import math
 import time
@@ -28,20 +28,22 @@ from foveate.training.skipped import Bad, add_skipped
 from foveate.training.state import RandomStates, adam, put_back, set_rate, state_of
 from foveate.training.unchanged import record_data
 
-SAVE_EVERY = 30.0  # seconds after which a run is saved in the middle of an epoch too
-VALIDATIONS = 20  # times a run is validated and saved, or a little more; 20 epochs: after each
-FEWEST = 4  # if that would show more than a quarter as many images as training does
-LOOK_EVERY = 1.0  # seconds between looks at the losses: each look makes a GPU wait
-TURN = 0.005  # seconds for which a run takes steps before it is the next one's turn
-# EfficientNet-Lite0 in 7 channels of 160 pixels, batch 32, on one H200: compiling takes 50 s, and
-# a step then 14 ms instead of 20.
+SAVE_EVERY = 30.0  # seconds between checkpoints within an epoch
+VALIDATIONS = 20  # approximate number of validations per run; with 20 epochs, after each
+# A large validation set is used less often, so that validation processes at most a quarter as many
+# images as training. This is the least number of validations.
+FEWEST = 4
+LOOK_EVERY = 1.0  # seconds between reads of the losses, each of which synchronises a GPU
+TURN = 0.005  # seconds for which one of several concurrent runs takes steps at a time
+# EfficientNet-Lite0 in 7 channels of 160 pixels, batch 32, on one H200: compiling takes 50 s and
+# reduces a step from 20 to 14 ms.
 COMPILED_FROM = 8000  # steps
 ALONE = Team()
 Watch = Callable[[TrainConfig, Progress, int], None]
 
 
 class Shared(NamedTuple):
-    """What runs side by side have in common; seeds of one row also their prepared images."""
+    """Options of concurrent runs; runs that differ only in their seed also share `batches`."""
 
     device: torch.device
     stream: bool
@@ -58,7 +60,7 @@ class Shared(NamedTuple):
 
 
 class Session:
-    """One run while it trains; `steps` does all of it."""
+    """The training of one run; iterate over `steps` to train it."""
 
     def __init__(self, config: TrainConfig, folder: RunFolder, shared: Shared) -> None:
         self.config, self.folder, self.shared = config, folder, shared
@@ -70,7 +72,7 @@ class Session:
         self.saved = time.perf_counter()
 
     def steps(self) -> Generator[None, None, None]:
-        """Do the whole run, pausing now and then; the weights are there at the end."""
+        """Train to the end and write the final weights, yielding after every few steps."""
         with self.team.guard(self._kept), self._claimed():
             if self.team.tell(self.folder.finished):
                 return
@@ -81,7 +83,7 @@ class Session:
                 while True:
                     with (
                         held_back() as pressed,
-                        self.team.guard(self._kept),  # knows of a death while signals still wait
+                        self.team.guard(self._kept),  # detects a dead process before signals act
                         self._timed(),
                         self._alone(),
                     ):
@@ -94,20 +96,20 @@ class Session:
                         self._save()
                 raise
             finally:
-                work.close()  # processes that read for it end with it
+                work.close()  # stops the data loader's processes
                 for batches in self.shared.batches.values():
                     batches.close()
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
-        """Count the time as this run's."""
+        """Add the duration of the block to this run's time."""
         start = time.perf_counter()
         yield
         self.progress.share += time.perf_counter() - start
 
     @staticmethod
     def _turn(work: Iterator[None], pressed: list[int]) -> bool:
-        """Take steps for a moment, fewer if a key was pressed; whether none is left."""
+        """Take steps until `TURN` is over or a signal arrives; return whether the run is done."""
         until = time.perf_counter() + TURN
         while next(work, "done") != "done":
             if pressed or time.perf_counter() > until:
@@ -116,7 +118,7 @@ class Session:
 
     @contextmanager
     def _claimed(self) -> Iterator[None]:
-        """Keep the folder for this run, and the processes of the run to one configuration."""
+        """Lock the folder, and check that folder and all processes have this configuration."""
         with self.folder.locked() if self.team.leads else nullcontext():
             if self.team.leads:
                 self.folder.claim(self.config, self.device, self.team.words)
@@ -128,28 +130,33 @@ class Session:
                     record_data(self.folder, self.config, shared.load, **options)
             digest = int(self.config.digest(), 16)
             if self.team.tell(digest) != digest:
-                raise ConfigError("the processes of this run were given different options")
+                raise ConfigError(
+                    "the processes of this run have different options; start all with the same ones"
+                )
             yield
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep runs apart: each has random states of its own, and on a GPU a stream."""
+        """Use this run's own random states and, on a GPU, its own CUDA stream."""
         with self.random.active(), torch.cuda.stream(self.lane):
             yield
 
     def _begin(self) -> None:
-        """Build the network, and bring it and the images to where the run is."""
+        """Build the network, restore the checkpoint and open the images."""
         config, device = self.config, self.device
         torch.manual_seed(config.seed)
         start = not self.folder.saved
-        self.net = build_net(config, trust=True, start=start).to(device)  # named by the caller
+        # The caller of `train` named the backbone, so it is trusted.
+        self.net = build_net(config, trust=True, start=start).to(device)
         if config.backbone:  # EfficientNet-Lite0: a third of the time on one H200, half on a CPU
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimiser = adam(self.net, config, device)
         self._restore()
         if self.shared.recompute:
             if not isinstance(self.net, ScaleChannels):
-                raise ConfigError("only fovmax, fovavg and fovconc have channels to recompute")
+                raise ConfigError(
+                    "recompute needs a network with scale channels; use fovmax, fovavg or fovconc"
+                )
             self.net.recompute = self.shared.recompute
         self.team.prepare(self.net, config.batch)
         self.train, self.valid = self._open("train"), self._open("val")
@@ -171,7 +178,7 @@ class Session:
         )
 
     def _worth_compiling(self) -> bool:
-        """Whether there are enough steps to make up for compiling a backbone of others."""
+        """Whether the run has enough steps to make up for the time of compiling a backbone."""
         return not self.config.backbone or self.count * self.config.epochs > COMPILED_FROM
 
     def _set_mode(self, training: bool) -> None:
@@ -183,7 +190,7 @@ class Session:
                     module.eval()
 
     def _images(self) -> int:
-        """Images in this step's batch, over all processes."""
+        """Return the number of images in the current batch over all processes."""
         batch = self.config.batch
         return min(batch, len(self.train) - self.progress.step * batch)
 
@@ -197,7 +204,7 @@ class Session:
 
     def _open(self, split: SplitName) -> Batches:
         shared, key = self.shared, (split, replace(self.config, seed=0).digest())
-        self._set_mode(split == "train")  # evaluation may need less of the images
+        self._set_mode(split == "train")  # the prepared form of the images can depend on the mode
         if key not in shared.batches:
             shared.batches[key] = open_batches(
                 self.config, split, self.net, self.device, shared.stream, shared.load,
@@ -206,7 +213,7 @@ class Session:
         return shared.batches[key]
 
     def _epoch(self) -> Iterator[None]:
-        """Train for the rest of an epoch; its order and its dropout depend on its number alone."""
+        """Train for the rest of an epoch; order and dropout depend only on seed and epoch."""
         progress, config = self.progress, self.config
         order = torch.Generator().manual_seed(config.seed * 1_000_003 + progress.epoch)
         shuffled = torch.randperm(len(self.train), generator=order)
@@ -223,7 +230,7 @@ class Session:
                 set_rate(self.optimiser, config.rate(progress.epoch + progress.step / self.count))
             if len(batch.labels):
                 self.losses[progress.step] = self.step(batch)
-            else:  # all its pictures were left out
+            else:  # all images of the batch were left out
                 progress.empty += 1
             progress.step += 1
             now = time.perf_counter()
@@ -241,9 +248,9 @@ class Session:
             yield from self.train(part, size, (self.config.seed, self.progress.epoch))
 
     def _add_up(self) -> None:
-        """Take the losses of the steps since the last time; stop at the first that is no number.
+        """Add the losses since the last call to the sum; stop at the first non-finite one.
 
-        They are added one by one, so that the sum does not depend on when it is taken.
+        They are added one by one, so that the sum does not depend on the times of the calls.
         """
         for loss in self.losses[self.counted : self.progress.step].tolist():
             self.counted += 1
@@ -252,9 +259,9 @@ class Session:
             self.progress.loss += loss
 
     def _stop(self, where: str) -> NoReturn:
-        kept = f"the last good state is in {self.folder.path}; " if self.folder.saved else ""
+        kept = f"the last finite state is in {self.folder.path}; " if self.folder.saved else ""
         raise FoveateError(
-            f"the loss is no number {where}; {kept}try a smaller learning_rate, with another --out"
+            f"the loss is not finite {where}; {kept}use a smaller learning_rate and another --out"
         )
 
     def _close_epoch(self) -> Iterator[None]:
@@ -282,14 +289,14 @@ class Session:
         self.shared.watch(self.config, progress, self.count)
 
     def _validated_every(self) -> int:
-        """Epochs from one validation to the next."""
+        """Return the number of epochs between validations."""
         total = self.config.epochs
         fair = min(total // FEWEST, 4 * len(self.valid) // len(self.train))
         return max(1, total // VALIDATIONS, fair)
 
     @torch.no_grad()
     def _accuracy(self) -> Generator[None, None, float]:
-        """Give the share of validation images answered rightly, pausing after every chunk."""
+        """Return the validation accuracy, yielding after every chunk of images."""
         self.net.eval()
         counts = torch.zeros(2, device=self.device)  # correct predictions, and images
         for batch in self.valid(self.team.part(torch.arange(len(self.valid))), CHUNK):
@@ -314,7 +321,7 @@ class Session:
         self.saved = time.perf_counter()
 
     def _record_skipped(self) -> None:
-        """Name the pictures that were left out in the run's folder."""
+        """Write the list of left-out images to the run's folder."""
         if isinstance(self.train, PhotoBatches) and isinstance(self.valid, PhotoBatches):
             add_skipped(self.folder.path, {**self.train.skipped, **self.valid.skipped})
 
@@ -329,8 +336,8 @@ class Session:
             self.best = {k.removeprefix("best."): v.to(self.device) for k, v in best.items()}
 
     def _kept(self) -> str:
-        """What a process that died has not taken along."""
+        """Describe the last checkpoint, for the error after a process died."""
         with suppress(DataError):
             if found := self.folder.load():
-                return f"the checkpoint at {found[0].reached} is kept in {self.folder.path}"
+                return f"the last checkpoint is at {found[0].reached} in {self.folder.path}"
         return f"there is no checkpoint in {self.folder.path} yet"

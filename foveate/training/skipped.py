@@ -1,4 +1,4 @@
-"""Pictures that a run leaves out because they cannot be used, and the table that names them."""
+"""Images that a run leaves out because they cannot be used, and the table that lists them."""
 
 import csv
 import io
@@ -12,33 +12,33 @@ from foveate.training.data import is_photo
 
 Bad = Literal["stop", "skip"]
 Skipped: TypeAlias = dict[tuple[str, str], str]
-"""Why a picture was left out, by its split and its name."""
+"""The reason why an image was left out, by split and name."""
 TABLE = "skipped.csv"
 COLUMNS = ["split", "image", "reason"]
 
 
 def check_bad(bad: str, config: TrainConfig, processes: int = 1) -> Bad:
-    """Return what to do with pictures that cannot be used, if the run can do it.
+    """Return `bad`, the treatment of images that cannot be used, if the run supports it.
 
     Args:
-        bad: `stop` at the first one, or `skip` them.
-        config: Configuration of the run; only the recipe `photo` can skip.
-        processes: Processes that train together; only one can skip.
+        bad: ``stop`` at the first one, or ``skip`` them.
+        config: Configuration of the run; only the recipe ``photo`` supports ``skip``.
+        processes: Number of processes that train together; only one supports ``skip``.
     """
     if bad not in get_args(Bad):
         raise ConfigError(f"bad must be {' or '.join(get_args(Bad))}, got {bad!r}")
     if bad == "skip" and not is_photo(config):
-        raise ConfigError("--bad skip is for the recipe photo: leave it out, or use --recipe photo")
+        raise ConfigError("--bad skip needs the recipe photo; remove it, or use --recipe photo")
     if bad == "skip" and processes > 1:
         raise ConfigError(
-            f"--bad skip works in one process, not in {processes}: train without torchrun, or "
-            "remove the bad pictures"
+            f"--bad skip works in one process, not in {processes}; train without torchrun, or "
+            "remove the images that cannot be used"
         )
     return cast(Bad, bad)
 
 
 def read_skipped(folder: Path) -> Skipped:
-    """Read which pictures a run left out."""
+    """Read the list of images that a run left out."""
     path = folder / TABLE
     if not path.exists():
         return {}
@@ -48,7 +48,7 @@ def read_skipped(folder: Path) -> Skipped:
 
 
 def add_skipped(folder: Path, found: Skipped) -> None:
-    """Add pictures to the table of a run, which is in the order of splits and names."""
+    """Add images to the table of a run, which is sorted by split and name."""
     known = read_skipped(folder)
     if found.keys() <= known.keys():
         return

@@ -1,4 +1,4 @@
-"""The state of a run: optimiser, named tensors for a checkpoint, and random states of its own."""
+"""The state of a run: optimiser, tensors of a checkpoint, random states and determinism."""
 
 import os
 from collections.abc import Iterator
@@ -17,10 +17,11 @@ WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def adam(net: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:
-    """Make the optimiser; on a GPU its rate is a tensor, so that a captured step can read it.
+    """Create the optimiser: Adam, or AdamW with weight decay.
 
-    With weight decay it is AdamW, and biases and norms do not decay. With `clip` the norm of the
-    gradient is limited before each step.
+    On a GPU, the learning rate is a tensor, so that a captured CUDA graph can read it. Parameters
+    with fewer than two dimensions (biases and norms) do not decay. `clip` limits the norm of the
+    gradient before each step.
     """
     on_gpu = device.type == "cuda"
     rate = torch.tensor(config.learning_rate, device=device) if on_gpu else config.learning_rate
@@ -45,7 +46,7 @@ def adam(net: nn.Module, config: TrainConfig, device: torch.device) -> torch.opt
 
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """Change the learning rate."""
+    """Set the learning rate of all parameter groups."""
     for group in optimiser.param_groups:
         if isinstance(group["lr"], Tensor):
             group["lr"].fill_(rate)
@@ -54,7 +55,7 @@ def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
 
 
 def state_of(net: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Weights, running statistics, Adam's state, and the random states of the CPU and the GPU."""
+    """Return weights, buffers, Adam's state, and the random states of the CPU and the GPU."""
     tensors = {f"net.{name}": value for name, value in net.state_dict().items()}
     for name, parameter in net.named_parameters():
         for key, value in optimiser.state.get(parameter, {}).items():
@@ -68,9 +69,9 @@ def state_of(net: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tens
 def put_back(
     net: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], path: Path
 ) -> None:
-    """Restore what `state_of` gave; `path` is the file it was in.
+    """Restore the output of `state_of`; `path` is the checkpoint, for error messages.
 
-    A run that moved to a GPU keeps the GPU's random state.
+    If the checkpoint has no random state of a GPU, the current one is left unchanged.
     """
     torch.set_rng_state(tensors["random"].to(torch.uint8))
     if (device := next(net.parameters()).device).type == "cuda" and "random.cuda" in tensors:
@@ -82,17 +83,17 @@ def put_back(
             if f"adam.{key}.{name}" in tensors:
                 value = tensors[f"adam.{key}.{name}"]
                 if key != "step":
-                    value = torch.empty_like(parameter).copy_(value)  # with the parameter's strides
+                    value = torch.empty_like(parameter).copy_(value)  # has the parameter's strides
                 elif parameter.is_cuda:
                     value = value.to(parameter.device)
                 optimiser.state[parameter][key] = value
 
 
 class RandomStates:
-    """The random states of one run: PyTorch's while the run works, set aside while others do.
+    """The random states of one run, which replace PyTorch's while the run is active.
 
-    On a GPU the default generator is given a state object that belongs to this run. A captured step
-    keeps referring to that object, so runs that replay side by side never share draws.
+    On a GPU, the default generator gets a state object that belongs to this run. A captured CUDA
+    graph refers to that object, so concurrent runs never share random numbers.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -103,7 +104,7 @@ class RandomStates:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Use this run's random states in the block; the caller's are back afterwards."""
+        """Use this run's random states within the block, and restore the caller's afterwards."""
         cpu = torch.get_rng_state()
         torch.set_rng_state(self._cpu)
         try:
@@ -136,22 +137,22 @@ def _default_generator(device: torch.device) -> torch.Generator | None:
 
 @contextmanager
 def deterministic(strict: bool) -> Iterator[None]:
-    """Choose GPU kernels by rule instead of by timing, and only those that add in a fixed order.
+    """Use deterministic GPU kernels within the block, chosen by rule and not by timing.
 
-    With `strict`, PyTorch replaces or warns of every operation that might add in another order. The
-    paper's networks have none: there it would only slow down the gradient of a maximum (FovMax on
-    one H200: 18 % a step), while the rest costs 2 %.
-    The caller's settings are restored afterwards.
+    With `strict`, PyTorch also replaces, or warns of, every operation that could sum in varying
+    order. The paper's networks have no such operation: there, `strict` would only slow down the
+    gradient of a maximum (FovMax on one H200: 18 % per step), while the rest costs 2 %. The
+    caller's settings are restored afterwards.
     """
-    from torch._inductor import config as inductor  # takes seconds, and only GPUs need it
+    from torch._inductor import config as inductor  # takes seconds to import; only GPUs need it
 
-    os.environ.setdefault(WORKSPACE, ":4096:8")  # PyTorch insists; cuBLAS reads it when it starts
+    os.environ.setdefault(WORKSPACE, ":4096:8")  # required by PyTorch; cuBLAS reads it at start
     algorithms = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn, memory = torch.backends.cudnn, cast(Any, torch.utils.deterministic)
     before = cudnn.deterministic, cudnn.benchmark, memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(strict or algorithms, warn_only=warn_only or not algorithms)
-    # Filling would cost a pass over every new tensor and change no result of ours.
+    # Filling new tensors would cost a pass over each of them and change none of our results.
     cudnn.deterministic, cudnn.benchmark, memory.fill_uninitialized_memory = True, False, False
     try:
         with inductor.patch(deterministic=True):

@@ -1,4 +1,4 @@
-"""Tensors as safetensors files, with a digest that finds every damaged bit."""
+"""Tensors as safetensors files, with a sha256 digest that detects damage."""
 
 import hashlib
 import json
@@ -14,36 +14,36 @@ from foveate.files import regular
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a safetensors file: its tensors and its metadata, checked against their digest.
+    """Read the tensors and the metadata of a safetensors file, and verify their digest.
 
-    A file of an older version has no digest. Nothing in a file is executed.
+    Files of older versions have no digest. Nothing in a file is executed.
     """
     try:
         with safe_open(regular(path), framework="pt") as file:
-            # Copies: the file may be replaced while its tensors are in use.
+            # Copies, because the file can be replaced while its tensors are in use.
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
             note = file.metadata() or {}
     except FileNotFoundError:
-        raise DataError(f"no such file: {path}") from None
+        raise DataError(f"no such file: {path}; check the path") from None
     except (SafetensorError, OSError) as error:
         raise DataError(
-            f"{path} is not a whole safetensors file ({error}); remove it and train again"
+            f"{path} is not a complete safetensors file ({error}); remove it and train again"
         ) from None
     said = note.pop("sha256", None)
     if said is not None and said != _digest(tensors, note):
-        raise DataError(f"{path} is damaged: it has another sha256; remove it and train again")
+        raise DataError(f"{path} is damaged: its sha256 does not match; remove it and train again")
     return tensors, note
 
 
 def pack_tensors(tensors: dict[str, Tensor], note: dict[str, str]) -> bytes:
-    """The content of a safetensors file with these tensors, this metadata, and their digest."""
-    # Copies, because safetensors refuses tensors that share memory, as tied weights do.
+    """Return the bytes of a safetensors file with these tensors, this metadata and a digest."""
+    # Copies, because safetensors rejects tensors that share memory, as tied weights do.
     copies = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
     return save(copies, {**note, "sha256": _digest(copies, note)})
 
 
 def _digest(tensors: dict[str, Tensor], note: dict[str, str]) -> str:
-    """The sha256 over names, types, shapes and bytes of all tensors, and over the metadata."""
+    """Return the sha256 of the names, dtypes, shapes and bytes of all tensors and the metadata."""
     digest = hashlib.sha256(json.dumps(note, sort_keys=True).encode())
     for name, tensor in sorted(tensors.items()):
         digest.update(f"\0{name}\0{tensor.dtype}\0{list(tensor.shape)}\0".encode())

@@ -1,4 +1,4 @@
-"""The checksum of a run's data: recorded when the run starts, compared when it is used again."""
+"""Checksums of the training data: stored when a run starts, compared when it is used again."""
 
 import hashlib
 import json
@@ -13,17 +13,17 @@ from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.data import is_photo, made_files
 
-LISTING = "listing:"  # begins checksums that do not cover the pixels
+LISTING = "listing:"  # prefix of checksums that do not cover the pixels
 
 
 def source_checksum(source: str, load: Load, listing: bool = False) -> str:
     """Compute the sha256 of a source.
 
-    Sources that are held in memory are hashed by content. Data set files and shards are too large
-    to read through: their checksum, which begins with "listing:", covers the name, size, labels
-    and manifest of each file, and the positions of pictures in a tar. With `listing`, that of a
-    folder covers the relative path and size of each picture. A listing does not notice pixels that
-    change while all sizes stay.
+    For sources in memory, it covers the whole content. HDF5 files and shards are too large for
+    that: their checksum begins with "listing:" and covers the name, size, labels and manifest of
+    each file, and the positions of the images in a tar file. With `listing`, the checksum of a
+    folder covers the relative path and size of each image. Such a checksum does not detect changed
+    pixels if all sizes are equal.
     """
     found = open_source(source, load, stream=listing)
     if isinstance(found, Source):
@@ -35,9 +35,9 @@ def source_checksum(source: str, load: Load, listing: bool = False) -> str:
 def record_data(
     folder: RunFolder, config: TrainConfig, load: Load, *, listing: bool, changed_data: bool
 ) -> None:
-    """Record checksum and classes of the source in the run's folder, or compare the checksum.
+    """Store checksum and classes of the source in the run's folder, or compare the checksum.
 
-    With `changed_data`, the new checksum is recorded and the one before kept as "earlier".
+    With `changed_data`, a new checksum is stored and the previous one added to "earlier".
     """
     data, listing = folder.data(), listing or is_photo(config)
     before = data.get("checksum", "")
@@ -54,23 +54,23 @@ def record_data(
 
 
 def class_names(source: str, load: Load, listing: bool = False) -> list[str]:
-    """Name the classes of a source; nothing for shards and data set files, which number them."""
+    """Return the class names of a source; empty for shards and HDF5 files, which have none."""
     found = open_source(source, load, stream=listing)
     named = found.shards[0] if isinstance(found, Shards) else found
     return list(named.classes) if isinstance(named, Source | PictureFolder) else []
 
 
 def check_unchanged(folder: RunFolder, source: str, load: Load) -> None:
-    """Refuse a source that the run was trained on, or its file made from, if it changed since.
+    """Raise a DataError if a source has changed since the run or its HDF5 file was made from it.
 
-    Other sources, and runs of versions that recorded no checksum, pass.
+    Other sources, and runs of versions that stored no checksum, pass.
     """
     own, recorded = folder.config().source, folder.data().get("checksum", "")
     if source == own and recorded:
         found = source_checksum(source, load, _is_listing(recorded))
         _compare(source, recorded, found, f"{folder.path} was started")
     files: list[ScaledFile] = []
-    with suppress(DataError):  # a file that is gone says nothing about the source
+    with suppress(DataError):  # without the file, there is nothing to compare
         files = made_files(own)
     for file in files[:1]:
         made = (file.manifest or {}).get("source", {})
@@ -83,7 +83,7 @@ def _compare(source: str, before: str, now: str, since: str) -> None:
         was, found = (checksum.removeprefix(LISTING)[:12] for checksum in (before, now))
         raise DataError(
             f"{source} changed since {since}: its checksum was {was} and is {found}; restore the "
-            "data, train a new run with another --out, or pass --changed-data to use it as it is"
+            "data, train a new run with another --out, or use the changed data with --changed-data"
         )
 
 

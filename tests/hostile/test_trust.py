@@ -218,7 +218,7 @@ def test_a_run_that_goes_on_does_not_choose_either(hostile, capsys):
         if not finished:
             (hostile / "weights.safetensors").unlink()
         assert run(options) == 2
-        assert "has a run with other backbone" in capsys.readouterr().err
+        assert "has a run with other settings (backbone)" in capsys.readouterr().err
     assert sprung(hostile.parent) == []
 
 
@@ -287,7 +287,7 @@ def test_postscript_is_not_given_to_ghostscript(here, capsys, monkeypatch):
     picture = here / "digit.png"
     picture.write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n%%EOF\n")
     assert run(["predict", str(picture), "--device", "cpu"]) == 1
-    assert "is PostScript, a program; save it as PNG" in capsys.readouterr().err
+    assert "is a PostScript program; save it as PNG" in capsys.readouterr().err
     assert not mark.exists()
     with Image.open(picture) as image, pytest.raises(OSError):
         image.load()
