@@ -192,17 +192,17 @@ def test_errors_are_one_line_and_nothing_is_written(folder, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     source, net = f"folder:{folder}", "audited_nets:net"
     cases = {
-        "there is no model 'net.onnx'; a model is": ["net.onnx", "--source", source],
+        "no model 'net.onnx'; pass": ["net.onnx", "--source", source],
         "cannot import 'nowhere'": ["nowhere:net", "--source", source],
-        "holds no TorchScript, torch.export or ONNX": [
+        "contains no TorchScript, torch.export or ONNX": [
             str(tmp_path / "weights.pt"), "--source", source
         ],
         "is not a run": [str(tmp_path / "empty"), "--source", source],
-        "shape (2, 10), one for each class; got (2, 3)": ["audited_nets:few", "--source", source],
+        "shape (2, 10), one per class, got (2, 3)": ["audited_nets:few", "--source", source],
         "non-finite logits for 32 of 32 images at scale 1;": [
             "audited_nets:not_a_number", "--source", source
         ],
-        "refused images of the shape (2, 1, 33, 33)": [
+        "failed on images of shape (2, 1, 33, 33)": [
             "audited_nets:coloured", "--source", source, "--size", "33"
         ],
         "does not exist": [net, "--source", f"folder:{tmp_path / 'none'}"],

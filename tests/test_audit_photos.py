@@ -124,7 +124,7 @@ def test_a_run_keeps_its_recipe(trained, photos):
         choose_transform(model, photos, size=32)
     framed = choose_transform(model, photos, recipe="frame", size=32)
     assert framed.mean == model.recipe.mean and framed.size == (32, 32)
-    with pytest.raises(ConfigError, match=r"one for each class; got \(2, 3\)"):
+    with pytest.raises(ConfigError, match=r"one per class, got \(2, 3\)"):
         choose_transform(model, open_images(SOURCE, "test", classes=["hat", "pants", "shoes", "x"]))
     transform = choose_transform(model, photos)
     with pytest.raises(ConfigError, match="5760 pixels and the limit is 4096; use smaller scales"):

@@ -323,7 +323,7 @@ def test_other_models_get_a_resized_and_normalised_picture(digit, tmp_path):
     assert said.label == str(int(net(image).argmax())) and said.scale is None
     unknown = Model(name="mynet:net", net=net)
     message = one_line(DataError, lambda: predict(unknown, path))
-    assert "mynet:net does not state its input size" in message
+    assert "mynet:net has an unknown input size" in message
 
 
 def test_the_command_answers_what_it_can(folder, digit, tmp_path, capsys):
