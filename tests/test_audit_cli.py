@@ -263,7 +263,7 @@ def test_a_frame_that_is_not_square_gets_no_channels_and_says_so(tmp_path, capsy
         assert run([*command, "--out", str(tmp_path / "out")]) == 0
     finally:
         sys.path.remove(str(tmp_path))
-    assert "scale channels need a square frame, got 8 x 12" in capsys.readouterr().err
+    assert "scale channels require a square input, got 8 x 12" in capsys.readouterr().err
     assert set(content(tmp_path / "out")["audits"]) == {AS_IT_IS}
 
 

@@ -244,7 +244,7 @@ def test_in_channels_is_the_loop_over_windows(net, pool, antialias):
         }
         torch.testing.assert_close(wrapped(images).double(), expected[pool], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(patches[:, 1], images)
-    with pytest.raises(ConfigError, match="square frame, got 8 x 9"):
+    with pytest.raises(ConfigError, match="square input, got 8 x 9"):
         in_channels(classifier, SCALES, (8, 9), pool)
 
 
@@ -313,7 +313,10 @@ def test_classes_in_the_order_of_the_model(net, pictures, tmp_path):
         assert [c.right for c in a] == [c.right for c in b]
     assert not first.notes and not right.notes
     (doubt,) = wrong.notes
-    assert "no better than guessing: are its classes 0-digit-9" in doubt and "--classes" in doubt
+    assert (
+        "not above chance; check that the classes of the model are 0-digit-9" in doubt
+        and "--classes" in doubt
+    )
 
 
 def test_digits_are_those_of_the_source():

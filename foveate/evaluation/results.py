@@ -104,7 +104,27 @@ class Curve:
 
 
 def summarise(results: Sequence[RunResult]) -> list[Curve]:
-    """Average the runs that differ only in their seed; keep the order of first appearance."""
+    """Average the runs that differ only in their seed.
+
+    Args:
+        results: Results of the runs.
+
+    Returns:
+        One curve per configuration, in the order of first appearance.
+
+    Raises:
+        DataError: If runs of one configuration were tested at different scales.
+
+    Example:
+        >>> counts = ((8, 2), (1, 9)), ((9, 1), (0, 10))
+        >>> runs = [
+        ...     RunResult(run=f"runs/{i}", config=TrainConfig(seed=i), scales=(AtScale(2.0, c),))
+        ...     for i, c in enumerate(counts)
+        ... ]
+        >>> (curve,) = summarise(runs)
+        >>> curve.runs, round(curve.mean[0], 2), round(curve.spread[0], 2)
+        (2, 0.9, 0.07)
+    """
     groups: dict[str, list[RunResult]] = {}
     for result in results:
         groups.setdefault(replace(result.config, seed=0).digest(), []).append(result)
