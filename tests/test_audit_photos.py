@@ -168,7 +168,7 @@ def test_what_is_cropped_is_said(photos):
     cut = sorted(share for share in lost if share > 0.01)
     (note,) = [note for note in found.notes if "cropped" in note]
     assert note.startswith(f"{len(cut)} of {len(shapes)} images are cropped")
-    assert f"at most {100 * cut[-1]:.0f} %; --fit inside shows all" in note
+    assert f"at most {100 * cut[-1]:.0f} %; pass --fit inside" in note
     inside = audit_beside(MODEL, photos, replace(transform, fit="inside"), [0.5, 1.0], pool=None)
     assert not [note for note in inside.notes if "cropped" in note]
 
@@ -222,7 +222,7 @@ def test_options_reach_the_command(tmp_path, capsys, monkeypatch):
     assert found["audits"][AS_IT_IS]["scales"][0]["scale"] == 0.125
     capsys.readouterr()
     cases = {
-        "the view resolution has scales of at most 1, got 2": ["--scales", "1,2"],
+        "the view resolution requires scales of at most 1, got 2": ["--scales", "1,2"],
         "border must be 1 or 3 numbers, got 2": ["--border", "1,2"],
         "border must be replicate": ["--border", "1,b"],
         "fit must be fill or inside": ["--fit", "out"],

@@ -147,7 +147,7 @@ class Transform:
     def _check_count(self, name: str, values: tuple[float, ...]) -> None:
         if len(values) not in (1, self.channels):
             raise ConfigError(
-                f"{name} must have 1 or {self.channels} values, got {len(values)} values"
+                f"{name} must be one number or one per channel ({self.channels}), got {len(values)}"
             )
 
     def _check_large_scale(self) -> None:
