@@ -214,7 +214,9 @@ def test_errors_are_one_line_and_nothing_is_written(folder, tmp_path, capsys):
         "recipe must be frame": [net, "--source", source, "--recipe", "other"],
         "border must be": [net, "--source", source, "--border", "around"],
         "std must be a number": [net, "--source", source, "--std", "a"],
-        "mean must be one number or one per channel (1), got 3": [net, "--source", source, "--mean", "1,2,3"],
+        "mean must be one number or one per channel (1), got 3": [
+            net, "--source", source, "--mean", "1,2,3"
+        ],
         "each scale must be finite and above 0, got 0": [net, "--source", source, "--native", "0"],
         "no device is called 'abacus'": [net, "--source", source, "--device", "abacus"],
         "class 'digit-0', which is not among the 2": [

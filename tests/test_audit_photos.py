@@ -223,7 +223,7 @@ def test_options_reach_the_command(tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     cases = {
         "the view resolution requires scales of at most 1, got 2": ["--scales", "1,2"],
-        "border must be 1 or 3 numbers, got 2": ["--border", "1,2"],
+        "border must be one number or one per channel (3), got 2": ["--border", "1,2"],
         "border must be replicate": ["--border", "1,b"],
         "fit must be fill or inside": ["--fit", "out"],
         "view must be zoom or resolution": ["--view", "near"],
