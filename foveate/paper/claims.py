@@ -278,7 +278,7 @@ def spacing(results: Summaries) -> Claim:
         "2^(1/2) to 2^(1/4) hardly changes it",
         (
             *(Check(f"{net}, gain from 5 to 9 channels", "≥", 0.3, v) for net, v in coarse.items()),
-            *(Check(f"{net}, change from 9 to 17", "≤", 0.15, v) for net, v in fine.items()),
+            *(Check(f"{net}, absolute change to 17", "≤", 0.15, v) for net, v in fine.items()),
         ),
     )
 
@@ -300,7 +300,7 @@ def multiscale(results: Summaries) -> Claim:
         "multi-scale instead of single-scale training has no discernible effect on FovMax and "
         "FovAvg, and improves CNN and FovConc strikingly",
         (
-            *(Check(f"{FOVEATED[n]}, change", "<", SAME, abs(gain(n))) for n in FOVEATED),
+            *(Check(f"{FOVEATED[n]}, absolute change", "<", SAME, abs(gain(n))) for n in FOVEATED),
             Check("CNN, gain", "≥", 10, gain("cnn")),
             Check("FovConc, gain", "≥", 10, gain("fovconc5")),
         ),
