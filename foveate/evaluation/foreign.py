@@ -28,7 +28,7 @@ from foveate.trust import find_factory, require_trust
 Classify: TypeAlias = Callable[[Tensor], Any]
 """Any callable from images (B, C, H, W) to logits (B, K)."""
 Shape: TypeAlias = tuple[int | None, int | None, int | None, int | None]
-"""Input shape (B, C, H, W) of a model; None for each axis of any size."""
+"""Input shape (B, C, H, W) of a model; None for an axis of variable size."""
 ANY: Shape = (None, None, None, None)
 WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 OLDEST_ONNX = (1, 24)  # 1.23 reads external data from any path and from memory addresses
@@ -50,12 +50,14 @@ def load_file(path: Path, device: torch.device, trust: bool = False) -> tuple[Cl
             require_trust(trust, f"{path} is a TorchScript program, which can run code")
             return _load_script(path, device), ANY
         if "archive_format" in names:
-            require_trust(trust, f"{path} is a torch.export program, which can run any code")
+            require_trust(trust, f"{path} is a torch.export program, which can run arbitrary code")
             return _load_export(path, device, names)
     except FoveateError:
         raise
     except Exception as error:  # each runtime raises its own exception types
-        raise DataError(f"cannot load the model in {path} ({reason(error)})") from error
+        raise DataError(
+            f"cannot load the model in {path} ({reason(error)}); export it again"
+        ) from error
     raise DataError(
         f"{path} contains no TorchScript, torch.export or ONNX model; pickled models and weights "
         "are never loaded: pass a function that builds the model, as package.module:factory"
@@ -68,7 +70,7 @@ def reason(error: Exception) -> str:
 
 
 def load_factory(ref: str) -> Classify:
-    """Return the model named by ``package.module:factory``: a module, a function, or its result."""
+    """Return the model named by ``package.module:factory``; call it if it takes no arguments."""
     found = find_factory(ref, "model")
     if isinstance(found, nn.Module):
         return found
@@ -83,7 +85,7 @@ def load_factory(ref: str) -> Classify:
     try:
         made = found()
     except Exception as error:
-        raise ConfigError(f"{ref} failed ({reason(error)})") from error
+        raise ConfigError(f"calling {ref} failed ({reason(error)})") from error
     if not callable(made):
         raise ConfigError(f"{ref} must return a callable model, got {type(made).__name__}")
     return made  # type: ignore[no-any-return]

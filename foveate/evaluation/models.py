@@ -48,7 +48,7 @@ FORMS = (
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
-    """A classifier with its input shape, preprocessing, class names and training data.
+    """A classifier with its input shape, preprocessing, class names and training source.
 
     Calling the model computes logits in eval mode and without gradients. Use `net` for training.
 
@@ -56,14 +56,14 @@ class Model:
         name: Reference from which the model was loaded.
         net: Callable from images to logits: a module in eval mode, or a function for ONNX and
             ``torch.export`` files.
-        shape: Input shape ``(B, C, H, W)``; None for each axis of any size.
+        shape: Input shape ``(B, C, H, W)``; None for an axis of variable size.
         config: Architecture of a foveate network; None for other models.
         source: Data source of the training images; empty if unknown.
         trained_on: Training scales, in the notation of ``foveate train``; empty if unknown.
         border: Border mode of the training images.
-        mean: Mean that normalises the input of models from elsewhere, one value or one per image
+        mean: Mean used to normalise the input of third-party models, one value or one per image
             channel.
-        std: Standard deviation that normalises their input, one value or one per image channel.
+        std: Standard deviation used to normalise it, one value or one per image channel.
         recipe: Preprocessing of a run on photographs; None for other models.
         class_names: Class names stored with the run; empty if there are none.
         precision: Precision in which a run on photographs is trained and evaluated.

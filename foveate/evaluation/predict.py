@@ -1,4 +1,4 @@
-"""Predict the class of an image file of any size and mode.
+"""Predict the class of an image file of any size and colour mode.
 
 A network trained on digits or other small images receives its input in four steps:
 
@@ -14,8 +14,8 @@ A network trained on digits or other small images receives its input in four ste
    makes the input, as for the images of the dataset. An image more than 16 times the size of the
    input is first reduced by averaging square blocks of pixels.
 
-Models from elsewhere replace step 4: the image is resized to their input and normalised with their
-mean and standard deviation (`foveate.evaluation.audit.images.Transform`).
+For third-party models, step 4 resizes the image to their input and normalises it with their mean
+and standard deviation (`foveate.evaluation.audit.images.Transform`).
 
 A search (`ScaleChannels.search`) has no fixed input size: the image keeps its aspect ratio and its
 resolution. It is reduced only if its longer side exceeds twice the side of the largest window.
@@ -101,17 +101,17 @@ def predict(
 ) -> Prediction:
     """Predict the class of an image file.
 
-    The preprocessing matches that of the training images. Models without a recipe of their own
-    receive the image resized to their input.
+    Networks of foveate receive the same preprocessing as their training images. Third-party models
+    receive the image resized to their input and normalised.
 
     Args:
         model: Model from `load_model`.
         path: Image file.
         invert: Whether to invert the image; if None, light backgrounds are detected for networks
             trained on digits.
-        scale: Magnification from the image file to the input. If None, the image fills the input,
-            and a search uses the original resolution. For a run on photographs, a factor applied to
-            the base size of its recipe.
+        scale: Magnification from the image file to the input. If None, the image fills the input;
+            a search keeps the original resolution, up to twice the largest window. For a run on
+            photographs, a factor applied to the base size of its recipe.
         search: Whether to search the image for an off-centre object.
         step: Distance between the centres of the coarse search grid, in pixels of the searched
             image.
@@ -246,7 +246,7 @@ def prepare_search(
 
 
 def _photo(pixels: Pixels, recipe: Recipe, scale: float | None) -> Tensor:
-    """Convert pixels (H, W, 1 or 3) to (1, 3, H', W'), as the evaluation of the run at a scale."""
+    """Convert pixels (H, W, 1 or 3) to (1, 3, H', W'), as in the evaluation at a scale."""
     sized = replace(recipe, base=max(1, round(recipe.base * (scale or 1))))
     return sized.transform()(torch.tensor(pixels).permute(2, 0, 1)).unsqueeze(0)
 
@@ -296,7 +296,7 @@ def _padded(values: Pixels, side: float) -> Pixels:
 @torch.no_grad()
 def classify(model: Model, image: Tensor, inverted: bool = False) -> Prediction:
     """Predict the class of an input (1, C, H, W) from `prepare` or from a dataset."""
-    # The outputs of models from elsewhere are checked; a foveate network always returns logits.
+    # The outputs of third-party models are checked; a foveate network always returns logits.
     net = cast(nn.Module, model.net) if model.config else classifier(model)
     return _prediction(model, run(net, image.to(model.device)), inverted)
 

@@ -146,7 +146,8 @@ def save_results(
         The paths of the CSV and the JSON file.
 
     Raises:
-        DataError: If a file cannot be written, or runs of one configuration have other scales.
+        DataError: If a file cannot be written, or runs that differ only in their seed were tested
+            at different scales.
 
     Example:
         >>> at = AtScale(2.0, confusion=((8, 2), (1, 9)))
@@ -213,7 +214,9 @@ def read_results(path: Path) -> list[RunResult]:
 def _curve(label: str, group: list[RunResult]) -> Curve:
     scales = tuple(at.scale for at in group[0].scales)
     if any(tuple(at.scale for at in result.scales) != scales for result in group):
-        raise DataError(f"the runs of {label} were tested at different scales; evaluate them again")
+        raise DataError(
+            f"the runs of {label} were tested at different scales; evaluate them at the same scales"
+        )
     columns = list(zip(*([at.accuracy for at in r.scales] for r in group), strict=True))
     return Curve(
         label=label,

@@ -29,9 +29,9 @@ from foveate.training.unchanged import check_unchanged, source_checksum
 class TestSet:
     """One split of a source, on which the network of a run is evaluated.
 
-    With the recipe `mnist-large-scale`, each image is rescaled within the input of the run. With
-    `photo`, scale s resizes the short side of an image to s times the base size of the recipe;
-    windows that extend past the image see its edge pixels repeated.
+    With the recipe `mnist-large-scale`, each image is rescaled and placed in a frame of the size of
+    the run. With `photo`, scale s resizes the short side of an image to s times the base size of
+    the recipe; windows that extend past the image see its edge pixels repeated.
     """
 
     __test__ = False  # keep pytest from collecting the class
@@ -134,7 +134,7 @@ def open_test_set(
         folder: Folder of the run.
         load: Function that loads a source by name.
         split: Split of the source.
-        source: Source to evaluate on; by default that of the run, or that of its dataset file.
+        source: Source to evaluate on; by default the source of the run or of its dataset file.
         changed_data: Accept a source whose content changed since the run started.
         bad: Whether unusable images raise an error, or are skipped and listed in `skipped`.
 
@@ -165,7 +165,7 @@ def open_test_set(
 
 
 def source_of_tests(config: TrainConfig) -> str:
-    """Return the name of the source of a run, or of the source of its dataset file."""
+    """Return the name of the source of a run or of its dataset file."""
     name = made_from(config.source)
     if name is None or (is_shards(name) and not is_photo(config)):
         raise ConfigError(

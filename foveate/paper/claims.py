@@ -27,7 +27,7 @@ DIGITS = 6  # decimals that are compared: a mean of shares is not exact in binar
 TRAINED = {"tr1": 1.0, "tr2": 2.0, "tr4": 4.0}
 """Training sets of a single scale, with that scale."""
 SAME = 0.2
-"""Points below which two means over [1, 4] count as equal, as in the paper."""
+"""Difference in points below which two means over [1, 4] count as equal, as in the paper."""
 CHANCE = 8.92
 """Accuracy in percent of predicting 5, the rarest class, for every test image.
 
@@ -233,8 +233,8 @@ def between(results: Summaries) -> Claim:
 
     The means over [1, 4], where whole digits are visible, are compared for each training scale.
     SWMax has to be at least 10 points above the CNN ("considerably better"; the smallest difference
-    in the paper is 18), and at least 0.2 points below FovMax and FovAvg, the difference that counts
-    in (a).
+    in the paper is 18), and at least 0.2 points below FovMax and FovAvg, the smallest difference
+    that counts in (a).
     """
 
     def above(one: str, other: str, trained: str, label: str = "") -> Measured:
@@ -278,7 +278,10 @@ def spacing(results: Summaries) -> Claim:
         "2^(1/2) to 2^(1/4) hardly changes it",
         (
             *(Check(f"{net}, gain from 5 to 9 channels", "≥", 0.3, v) for net, v in coarse.items()),
-            *(Check(f"{net}, absolute change to 17", "≤", 0.15, v) for net, v in fine.items()),
+            *(
+                Check(f"{net}, absolute change from 9 to 17 channels", "≤", 0.15, v)
+                for net, v in fine.items()
+            ),
         ),
     )
 
@@ -336,8 +339,8 @@ def selection(winners: Iterable[Winners]) -> Claim:
 
     From digits at scale 1 to the same digits at scale 4, the mean log2 of the winning channel must
     increase by two octaves. A deviation of one channel, a quarter octave, is allowed for two
-    reasons: the windows end at 1/2 and 8, and the channel of scale 1 wins too often for digits near
-    its own size, because it alone does not interpolate and sees sharper images.
+    reasons: the channels end at 1/2 and 8, and the channel of scale 1 wins too often for digits
+    near its own size, because it alone does not interpolate and sees sharper images.
     """
     counted: dict[tuple[str, float], list[Winners]] = defaultdict(list)
     for line in winners:

@@ -128,7 +128,7 @@ class Row:
         """Return the point at a scale.
 
         Args:
-            scale: One of `scales`, accurate to 0.1 %.
+            scale: One of `scales`, with a tolerance of 0.1 %.
 
         Returns:
             The point.
@@ -167,7 +167,7 @@ def paper_rows() -> tuple[Row, ...]:
 
 
 def network_title(name: str) -> str:
-    """Return the name of a zoo network in the paper, such as FovAvg for fovavg."""
+    """Return the paper's name of a zoo network, such as FovAvg for fovavg."""
     titles = {row.network.lower(): row.network for row in paper_rows()}
     return titles.get(name, name)
 

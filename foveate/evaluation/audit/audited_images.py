@@ -17,7 +17,7 @@ from foveate.evaluation.audit.images import Rescale
 
 SPLITS = ("train", "val", "test", "all")
 Prepare = Callable[..., Tensor]
-"""Function from images, each ``(C, H, W)`` uint8, and a scale to the input of a model."""
+"""Function that maps images, each ``(C, H, W)`` uint8, and a scale to the input of a model."""
 Check = Callable[[Tensor], object]
 
 

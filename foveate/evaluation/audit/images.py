@@ -28,7 +28,7 @@ Fit = Literal["fill", "inside"]
 View = Literal["zoom", "resolution"]
 Beyond = str | float | tuple[float, ...]
 Rescale = Callable[[float], Tensor]
-"""Function from a scale to a batch of images at that scale."""
+"""Function that maps a scale to a batch of images at that scale."""
 GREY = (0.299, 0.587, 0.114)  # weights of red, green and blue, as in PIL
 
 
@@ -245,7 +245,10 @@ class Transform:
 
 
 def _weights(length: int, factor: float, size: int, border: Beyond) -> Tensor:
-    """Return the (size, length) weights for one axis; rows sum to below 1 for a constant border."""
+    """Return the (size, length) weights of one axis.
+
+    With a constant border, rows that extend past the image sum to less than 1.
+    """
     if not (math.isfinite(factor) and factor > 0):
         raise ConfigError(f"scale must be finite and above 0, got {factor:g}")
     position = (torch.arange(size, dtype=torch.float64) + 0.5 - size / 2) / factor + length / 2

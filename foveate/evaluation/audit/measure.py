@@ -93,7 +93,7 @@ class Counts:
 
     @property
     def confidence(self) -> Estimate:
-        """Mean probability of the predicted classes, with a normal interval."""
+        """Mean probability of the predicted classes, with a normal approximation interval."""
         if self.count < 2:
             return Estimate(self.confidences if self.count else math.nan, 0.0, 1.0)
         mean = self.confidences / self.count
@@ -149,7 +149,7 @@ class Audit:
         return self.overall[self.scales.index(self.native)]
 
     def steady(self, drop: float = 0.05) -> tuple[float, float]:
-        """Return the range of scales around the native one in which the accuracy holds.
+        """Return the range of scales around the native one in which the accuracy drops little.
 
         Args:
             drop: Largest allowed loss of accuracy relative to the native scale, 0.05 being 5

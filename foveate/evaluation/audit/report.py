@@ -94,8 +94,8 @@ def audit_beside(
     The window of each channel is c times the model's input, where c is an audited scale divided by
     the native scale. The native scale is the training scale of a foveate network, and 1 for other
     models. With the view "resolution", c is the inverse ratio, so that one channel sees the image
-    at its original resolution. With the recipe "frame", windows larger than the input show the
-    image around it. Without a `pool`, and for a model that already has scale channels, only the
+    at its original resolution. With the recipe "frame", windows larger than the input extend into
+    the image around it. Without a `pool`, and for a model that already has scale channels, only the
     model itself is audited.
 
     Args:
@@ -213,12 +213,12 @@ def _seen(model: Model, images: AuditImages) -> list[str]:
 
 
 def _cropped(transform: AnyTransform, shapes: Sequence[tuple[int, int]]) -> list[str]:
-    """Return a note on the images of which the input omits a part at scale 1."""
+    """Return a note if the input omits parts of some images at scale 1."""
     lost = [transform.lost(*shape) for shape in shapes]
     if not (cut := [share for share in lost if share > CROPPED]):
         return []
     middle, most = (f"{100 * share:.0f} %" for share in (median(cut), max(cut)))
-    lose = f"they lose {middle} of their area (median), and at most {most}"
+    lose = f"they lose {middle} of their area in the median and at most {most}"
     if isinstance(transform, PhotoTransform):
         words = (
             f"extend past the largest window of {transform.largest:.0f} pixels at scale 1: {lose}"

@@ -78,14 +78,17 @@ def centred(size: int) -> Tensor:
 
 
 def _bend(z: Tensor) -> Tensor:
-    """Return the maximum over u >= z >= 0 of |u² - 1| exp(-u²/2), the second derivative."""
+    """Return the maximum of |u² - 1| exp(-u²/2) over u >= z, for z >= 0.
+
+    The function is the absolute second derivative of a Gaussian.
+    """
     hump = 2 * math.exp(-1.5)  # local maximum at z = sqrt(3); the function decreases from there
     here = (z**2 - 1).abs() * torch.exp(-(z**2) / 2)
     return torch.where(z < math.sqrt(3), here.clamp_min(hump), here)
 
 
 def scene(seed: int, count: int = 5) -> Blobs:
-    """Return random blobs with deviations of 10 to 20 pixels, centred within 20 of the origin."""
+    """Return random blobs with deviations of 10 to 20 pixels and centres of -20 to 20 pixels."""
     random = torch.Generator().manual_seed(seed)
     return _random_blobs(random, 40 * _uniform(random, count, 2) - 20, 10, 20)
 

@@ -25,7 +25,7 @@ NOTE = (
     "the channels"
 )
 INSIDE = "the bound that applies where invariance holds"
-# Pooling of outputs (S, K) over channels; none of these can exceed the largest change of an output.
+# Pooling of outputs (S, K) over channels; each changes by at most the largest change of an output.
 POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "multiset of channel outputs": lambda outputs: outputs.sort(0).values,
     "max pooling": lambda outputs: pool_scales(outputs[None], "max"),
@@ -69,7 +69,9 @@ def invariance_ends(seed: int = 0) -> list[Finding]:
     pixels, more, cut = image.sampled(FRAME), larger.sampled(FRAME), larger.sampled(CUT)
     beyond, border = (few(pixels), few(more), bound), (net(pixels), net(cut), bound)
     return [
-        compare("breaks: object outside the range of channels", beyond, note=INSIDE, breaks=True),
+        compare(
+            "breaks: object outside the range of the channels", beyond, note=INSIDE, breaks=True
+        ),
         compare("breaks: object cut by the frame", border, note=INSIDE, breaks=True),
     ]
 
@@ -98,7 +100,7 @@ def _network(seed: int, scales: ScaleGrid = GRID) -> ScaleChannels:
 def _measure(
     net: ScaleChannels, seed: int, about: tuple[float, float] = ORIGIN
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the outputs (S, K) for a ring about a point and for the ring enlarged, with the bound.
+    """Return the outputs (S, K) for a ring about a point and for the enlarged ring, with the bound.
 
     Channel s of the image is paired with channel s·t of the enlarged image. The remaining coarsest
     channels of the image are paired with the finest of the enlarged one: both see only background.
