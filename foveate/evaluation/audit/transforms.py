@@ -101,7 +101,7 @@ def _usual_frame(model: Model, recipe: str, image: Tensor) -> tuple[int, int]:
 
 
 def _input_channels(model: Model, size: tuple[int, int], own: int, classes: int) -> int:
-    """Return the number of input channels that the model accepts, trying `own` first, of 1 and 3."""
+    """Return the number of input channels, 1 or 3, that the model accepts; try `own` first."""
     net, errors = classifier(model, classes), []
     with measuring(net):
         for channels in [model.shape[1]] if model.shape[1] else [own, 4 - own]:
