@@ -107,11 +107,11 @@ def predict(
     Args:
         model: Model from `load_model`.
         path: Image file.
-        invert: Whether to invert the image; if None, light backgrounds are detected for networks
-            trained on digits.
+        invert: Whether to invert the image. If None, an image with a light background is inverted
+            for networks trained on the MNIST family.
         scale: Magnification from the image file to the input. If None, the image fills the input;
-            a search keeps the original resolution, up to twice the largest window. For a run on
-            photographs, a factor applied to the base size of its recipe.
+            a search keeps the original resolution, unless the longer side exceeds twice the largest
+            window. For a run on photographs, a factor applied to the base size of its recipe.
         search: Whether to search the image for an off-centre object.
         step: Distance between the centres of the coarse search grid, in pixels of the searched
             image.

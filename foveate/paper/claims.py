@@ -257,7 +257,7 @@ def between(results: Summaries) -> Claim:
 
 
 def spacing(results: Summaries) -> Claim:
-    """(e): Reducing the spacing from 2 to 2^(1/2) matters, from 2^(1/2) to 2^(1/4) hardly.
+    """(e): A spacing of 2^(1/2) instead of 2 matters; a spacing of 2^(1/4) makes little difference.
 
     The accuracy is measured at √2 and 2√2, halfway between two channels of spacing 2. A gain of 0.3
     points or more matters; a change of at most 0.15 points, half of that, hardly matters. Both are

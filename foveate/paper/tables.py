@@ -181,8 +181,8 @@ def find_rows(tables: Sequence[str] = TABLES, names: Sequence[str] = ()) -> list
     for name in names:
         if not any(_goes_by(row, name) for row in there):
             near = get_close_matches(name, [row.name for row in there], n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"no row {name!r} in {', '.join(tables)}{hint}")
+            hint = f"did you mean {near[0]}?" if near else "list them with foveate reproduce --plan"
+            raise ConfigError(f"no row {name!r} in {', '.join(tables)}; {hint}")
     return [row for row in there if not names or any(_goes_by(row, name) for name in names)]
 
 

@@ -149,7 +149,7 @@ class Audit:
         return self.overall[self.scales.index(self.native)]
 
     def steady(self, drop: float = 0.05) -> tuple[float, float]:
-        """Return the range of scales around the native one in which the accuracy drops little.
+        """Return the range of scales around the native one where accuracy drops by `drop` or less.
 
         Args:
             drop: Largest allowed loss of accuracy relative to the native scale, 0.05 being 5
