@@ -239,17 +239,17 @@ def test_what_a_model_may_not_answer():
     def failing(images):
         raise ValueError("mat1 and mat2\ncannot be multiplied")
 
-    wanted = "must give logits of the shape (30, 3), one for each class; got (30, 4)"
+    wanted = "must return logits of shape (30, 3), one per class, got (30, 4)"
     told = refused(classes="abc", labels=torch.zeros(30).long())
-    assert wanted in told and "list all with --classes" in told
+    assert wanted in told and "list them all with --classes" in told
     assert "got (1, 4, 1)" in refused(lambda images: linear(images)[..., None])
     assert "got tuple" in refused(lambda images: (linear(images),))
-    assert "shape (1, classes), one for each class; got (2, 4)" in refused(
+    assert "shape (1, classes), one per class, got (2, 4)" in refused(
         lambda images: linear(images).repeat(2, 1)
     )
     words = refused(failing)
     assert (
-        "refused images of the shape (1, 2, 8, 8) (ValueError: mat1 and mat2 cannot be multiplied)"
+        "failed on images of shape (1, 2, 8, 8) (ValueError: mat1 and mat2 cannot be multiplied)"
         in words
     )
     some_nan = refused(lambda images: linear(images) / (images.amax((1, 2, 3)) < 0.99)[:, None])
@@ -260,10 +260,10 @@ def test_what_data_may_not_be():
     images, labels = some()
     assert "(B, C, H, W), got (2, 8, 8)" in refused(images=images[0])
     assert "must have a floating-point dtype, got torch.uint8" in refused(images=images.byte())
-    assert "one for each of 30 images, got (29,)" in refused(labels=labels[1:])
-    assert "labels must lie from 0 to 3" in refused(labels=labels + 1)
-    assert "labels must lie from 0 to 3" in refused(labels=labels - 1)
-    assert "no images" in refused(images=images[:0], labels=labels[:0])
+    assert "labels must have the shape (30,), got (29,)" in refused(labels=labels[1:])
+    assert "labels must lie between 0 and 3" in refused(labels=labels + 1)
+    assert "labels must lie between 0 and 3" in refused(labels=labels - 1)
+    assert "at least 1 image, got 0" in refused(images=images[:0], labels=labels[:0])
     assert "scales out of order" in refused(scales=[2, 1])
     assert "each scale must be finite and above 0" in refused(native=0.0)
 

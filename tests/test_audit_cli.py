@@ -192,17 +192,17 @@ def test_errors_are_one_line_and_nothing_is_written(folder, tmp_path, capsys):
     (tmp_path / "empty").mkdir()
     source, net = f"folder:{folder}", "audited_nets:net"
     cases = {
-        "there is no model 'net.onnx'; a model is": ["net.onnx", "--source", source],
+        "no model 'net.onnx'; pass": ["net.onnx", "--source", source],
         "cannot import 'nowhere'": ["nowhere:net", "--source", source],
-        "holds no TorchScript, torch.export or ONNX": [
+        "contains no TorchScript, torch.export or ONNX": [
             str(tmp_path / "weights.pt"), "--source", source
         ],
         "is not a run": [str(tmp_path / "empty"), "--source", source],
-        "shape (2, 10), one for each class; got (2, 3)": ["audited_nets:few", "--source", source],
+        "shape (2, 10), one per class, got (2, 3)": ["audited_nets:few", "--source", source],
         "non-finite logits for 32 of 32 images at scale 1;": [
             "audited_nets:not_a_number", "--source", source
         ],
-        "refused images of the shape (2, 1, 33, 33)": [
+        "failed on images of shape (2, 1, 33, 33)": [
             "audited_nets:coloured", "--source", source, "--size", "33"
         ],
         "does not exist": [net, "--source", f"folder:{tmp_path / 'none'}"],
@@ -214,7 +214,9 @@ def test_errors_are_one_line_and_nothing_is_written(folder, tmp_path, capsys):
         "recipe must be frame": [net, "--source", source, "--recipe", "other"],
         "border must be": [net, "--source", source, "--border", "around"],
         "std must be a number": [net, "--source", source, "--std", "a"],
-        "mean must be 1 or 1 numbers, got 3": [net, "--source", source, "--mean", "1,2,3"],
+        "mean must be one number or one per channel (1), got 3": [
+            net, "--source", source, "--mean", "1,2,3"
+        ],
         "each scale must be finite and above 0, got 0": [net, "--source", source, "--native", "0"],
         "unknown device 'abacus'": [net, "--source", source, "--device", "abacus"],
         "class 'digit-0', which is not among the 2": [
@@ -263,7 +265,7 @@ def test_a_frame_that_is_not_square_gets_no_channels_and_says_so(tmp_path, capsy
         assert run([*command, "--out", str(tmp_path / "out")]) == 0
     finally:
         sys.path.remove(str(tmp_path))
-    assert "scale channels need a square frame, got 8 x 12" in capsys.readouterr().err
+    assert "scale channels require a square input, got 8 x 12" in capsys.readouterr().err
     assert set(content(tmp_path / "out")["audits"]) == {AS_IT_IS}
 
 

@@ -96,7 +96,9 @@ def test_less_resolution_of_a_run(trained, photos):
     assert stripes_shown[:, 0, 0].std() < 0.05 * shown[:, 0, 0].std()
     assert float(stripes_shown.mean()) == pytest.approx(float(shown.mean()), abs=0.05)
     torch.testing.assert_close(transform([stripes], 1.0), shown)
-    with pytest.raises(ConfigError, match="the view resolution has scales of at most 1, got 2"):
+    with pytest.raises(
+        ConfigError, match="the view resolution requires scales of at most 1, got 2"
+    ):
         audit_beside(load_model(trained), photos, transform, [1.0, 2.0])
     found = audit_beside(load_model(trained), photos, transform)
     assert found.plain.scales[0] == 0.125 and found.plain.scales[-1] == 1.0
@@ -113,21 +115,23 @@ def test_what_lies_beyond_the_windows_of_a_run_is_said(trained, photos):
     shown = narrow.show([photos.read(0)])
     assert shown.shape == (1, 3, 24, 24) and 0 <= shown.min() < shown.max() <= 1
     (note,) = _cropped(narrow, [(480, 480)])
-    assert note.startswith("1 of 1 images reach beyond the largest window of 24 pixels at scale 1")
+    assert note.startswith("1 of 1 images extend past the largest window of 24 pixels at scale 1")
     assert "lose 75 %" in note and _cropped(transform, [(480, 480)]) == []
 
 
 def test_a_run_keeps_its_recipe(trained, photos):
     model = load_model(trained)
-    words = r"by the recipe of the run: leave out --size, or pass --recipe frame"
+    words = r"uses the recipe of its run; leave out --size, or pass --recipe frame"
     with pytest.raises(ConfigError, match=words):
         choose_transform(model, photos, size=32)
     framed = choose_transform(model, photos, recipe="frame", size=32)
     assert framed.mean == model.recipe.mean and framed.size == (32, 32)
-    with pytest.raises(ConfigError, match=r"one for each class; got \(2, 3\)"):
+    with pytest.raises(ConfigError, match=r"one per class, got \(2, 3\)"):
         choose_transform(model, open_images(SOURCE, "test", classes=["hat", "pants", "shoes", "x"]))
     transform = choose_transform(model, photos)
-    with pytest.raises(ConfigError, match="5760 pixels and the limit is 4096; use smaller scales"):
+    with pytest.raises(
+        ConfigError, match="5760 pixels, above the limit of 4096; use smaller scales"
+    ):
         audit_beside(replace(model, recipe=None), photos, replace(
             transform, recipe=replace(transform.recipe, base=90)), [64.0])  # fmt: skip
 
@@ -164,7 +168,7 @@ def test_what_is_cropped_is_said(photos):
     cut = sorted(share for share in lost if share > 0.01)
     (note,) = [note for note in found.notes if "cropped" in note]
     assert note.startswith(f"{len(cut)} of {len(shapes)} images are cropped")
-    assert f"at most {100 * cut[-1]:.0f} %; --fit inside shows all" in note
+    assert f"at most {100 * cut[-1]:.0f} %; pass --fit inside" in note
     inside = audit_beside(MODEL, photos, replace(transform, fit="inside"), [0.5, 1.0], pool=None)
     assert not [note for note in inside.notes if "cropped" in note]
 
@@ -218,8 +222,8 @@ def test_options_reach_the_command(tmp_path, capsys, monkeypatch):
     assert found["audits"][AS_IT_IS]["scales"][0]["scale"] == 0.125
     capsys.readouterr()
     cases = {
-        "the view resolution has scales of at most 1, got 2": ["--scales", "1,2"],
-        "border must be 1 or 3 numbers, got 2": ["--border", "1,2"],
+        "the view resolution requires scales of at most 1, got 2": ["--scales", "1,2"],
+        "border must be one number or one per channel (3), got 2": ["--border", "1,2"],
         "border must be replicate": ["--border", "1,b"],
         "fit must be fill or inside": ["--fit", "out"],
         "view must be zoom or resolution": ["--view", "near"],

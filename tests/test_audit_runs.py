@@ -83,7 +83,7 @@ def test_a_run_knows_what_it_has_seen(runs, tmp_path, trained_on, source, split,
 def test_images_that_a_run_was_trained_on_are_warned_of(runs, tmp_path, capsys):
     command = ["audit", str(runs / "fovmax"), "--source", "mnist-5k", "--split", "train", *SCALES]
     assert run([*command, "--limit", "20", "--out", str(tmp_path)]) == 0
-    warning = "was trained on mnist-5k, so it has seen images of mnist-5k (train)"
+    warning = "was trained on mnist-5k, which includes images of mnist-5k (train)"
     err = capsys.readouterr().err
     assert warning in err and err.startswith("warning: ")
     assert warning in (tmp_path / "audit.html").read_text()
@@ -103,7 +103,7 @@ def test_a_pretrained_network_by_its_name(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(models, "create_model", lambda name, pretrained: model.build().eval())
     command = ["audit", "small", "--source", "mnist-5k", *SCALES, "--limit", "20"]
     assert run([*command, "--split", "all", "--out", str(tmp_path)]) == 0
-    warning = "warning: small was trained on mnist, so it has seen images of mnist-5k (all)\n"
+    warning = "warning: small was trained on mnist, which includes images of mnist-5k (all)\n"
     assert warning in capsys.readouterr().err
     found = content(tmp_path)
     assert found["audits"][AS_IT_IS]["native"] == 2

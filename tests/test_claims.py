@@ -111,7 +111,7 @@ def test_the_winner_has_to_move_with_the_digit():
 def test_a_check_is_told_in_words():
     part = Check("loss", "≥", -0.15, -0.123, "at 4")
     assert part.measured == "loss: −0.12 points (at 4)" and part.threshold == "≥ −0.15 points"
-    assert Check("loss", "≥", 1, math.nan).measured == "loss: not all runs yet"
+    assert Check("loss", "≥", 1, math.nan).measured == "loss: some runs are missing"
     assert number(25) == "25" and number(-1.0) == "−1" and number(0.126) == "0.13"
 
 

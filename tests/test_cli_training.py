@@ -110,7 +110,7 @@ def test_the_network_follows_a_folder_of_pictures(tmp_path, capsys):
     assert len(content["runs"][0]["scales"][0]["confusion"]) == 3
     capsys.readouterr()
     assert run(["evaluate", str(tmp_path / "run"), "--source", "mnist-5k"]) == 2
-    assert "mnist-5k has images of 1 channels, and the network takes 3" in capsys.readouterr().err
+    assert "mnist-5k has images of 1 channels, but the network takes 3" in capsys.readouterr().err
 
 
 def test_what_is_set_is_not_made_to_follow(tmp_path):

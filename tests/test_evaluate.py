@@ -113,7 +113,7 @@ def test_the_network_is_left_in_the_mode_it_was_in(runs):
 
 def test_data_that_does_not_fit_is_said(runs):
     net, split = RunFolder(runs[0]).net(), some(20)
-    with pytest.raises(ConfigError, match="have 12 classes, and the network knows 10"):
+    with pytest.raises(ConfigError, match="have 12 classes, but the network has 10"):
         accuracy_over_scale(net, Split(split.images, split.labels + 2), [1.0], size=24)
     with pytest.raises(DataError, match="no images"):
         accuracy_over_scale(net, Split(split.images[:0], split.labels[:0]), [1.0])
@@ -211,7 +211,7 @@ def test_damaged_results_are_named(tmp_path, text):
 
 
 def test_missing_results_are_named(tmp_path):
-    with pytest.raises(DataError, match="'foveate evaluate' writes it"):
+    with pytest.raises(DataError, match="run 'foveate evaluate' to write it"):
         read_results(tmp_path)
 
 
@@ -317,4 +317,4 @@ def test_mnist_is_not_tested_on_its_own_training_images(runs, tmp_path, capsys):
     path = tmp_path / "run" / "config.json"
     path.write_text(path.read_text().replace('"mnist-5k"', '"mnist"'))
     assert run(["evaluate", str(tmp_path / "run"), "--source", "mnist-5k"]) == 2
-    assert "is a part of mnist's training images" in capsys.readouterr().err
+    assert "is a subset of the training images of mnist" in capsys.readouterr().err

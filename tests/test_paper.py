@@ -49,7 +49,7 @@ def test_rows_that_two_tables_share_run_once():
 @pytest.mark.parametrize(
     ("tables", "names", "says"),
     [
-        (["table4"], [], "there are table1, table2, table3"),
+        (["table4"], [], "choose from table1, table2, table3"),
         (["table1"], ["fovavg-tr3"], "did you mean fovavg-tr"),
         (["table3"], ["fovavg-tr2"], "no row 'fovavg-tr2' in table3"),
     ],

@@ -168,7 +168,7 @@ def test_a_grey_picture_fills_the_channels_of_a_colour_network(network, digit, t
         torch.testing.assert_close(image[:, channel], as_source(digit, SIZE / 28)[:, 0])
     two = other(network, shape=(None, 2, SIZE, SIZE))
     message = one_line(DataError, lambda: predict(two, tmp_path / "digit.png"))
-    assert "takes images of 2 channels" in message
+    assert "takes 2 image channels" in message
 
 
 @pytest.mark.parametrize("wide", [True, False])
@@ -258,7 +258,7 @@ def test_a_network_that_answers_nonsense_is_said(network, digit, tmp_path):
 
 def test_pictures_that_cannot_be_shown_are_said_in_a_line(network, digit, tmp_path, monkeypatch):
     blank = save(tmp_path / "blank.png", np.full((5, 7), 9, np.uint8))
-    assert "all of one colour" in one_line(DataError, lambda: predict(network, blank))
+    assert "all pixels have the same colour" in one_line(DataError, lambda: predict(network, blank))
     noise = tmp_path / "noise.png"
     noise.write_bytes(b"no picture at all")
     for path in (noise, tmp_path / "missing.png", tmp_path):
@@ -323,7 +323,7 @@ def test_other_models_get_a_resized_and_normalised_picture(digit, tmp_path):
     assert said.label == str(int(net(image).argmax())) and said.scale is None
     unknown = Model(name="mynet:net", net=net)
     message = one_line(DataError, lambda: predict(unknown, path))
-    assert "mynet:net does not state its input size" in message
+    assert "mynet:net has an unknown input size" in message
 
 
 def test_the_command_answers_what_it_can(folder, digit, tmp_path, capsys):

@@ -106,7 +106,7 @@ def test_networks_of_others_get_normalised_pixels():
 
 def test_what_cannot_be_searched_is_said_in_a_line(fovmax, digits, tmp_path):
     path = save(tmp_path / "digit.png", digits.images[0, 0].numpy())
-    with pytest.raises(ConfigError, match="cnn-mnist-tr2 is none"):
+    with pytest.raises(ConfigError, match="cnn-mnist-tr2 is not one"):
         predict(load_model("cnn-mnist-tr2"), path, search=True)
     with pytest.raises(DataError, match="scale must lie between"):
         predict(fovmax, path, search=True, scale=100)
@@ -153,8 +153,11 @@ def test_the_command_prints_the_place_and_draws_it(digits, tmp_path, capsys):
         (["b.png", "--picture", "x.png"], "--picture draws one image, got 2"),
         (["--picture", "x.jpg"], "--picture must end in .png, got 'x.jpg'"),
         (["--picture", "a.png"], "would overwrite the image a.png"),
-        (["--search", "--model", "cnn"], "a search needs a network of scale channels, cnn is none"),
-        (["--search", "--model", "swmax"], "swmax is none"),
+        (
+            ["--search", "--model", "cnn"],
+            "search requires a ScaleChannels network, and cnn is not one",
+        ),
+        (["--search", "--model", "swmax"], "swmax is not one"),
     ],
 )
 def test_options_that_do_not_go_together(options, says, tmp_path, monkeypatch, capsys):

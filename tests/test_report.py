@@ -87,7 +87,7 @@ def test_a_partial_page_says_what_is_missing_and_of_how_many_seeds_a_figure_is(p
     assert "Partial: 2 rows are not complete; 5 runs are missing." in text
     assert "Not complete: fovavg-tr2, cnn-few100." in text
     assert "98.58 (1 of 3) 98.58" in text and "cannot be judged yet" in text
-    assert "a not yet FovMax and FovAvg" in text
+    assert "a not yet the mean accuracy of FovMax and FovAvg" in text
 
 
 def test_a_page_without_results_says_so():

@@ -242,7 +242,7 @@ def test_the_command_line_takes_shards(tmp_path, tar_folder, capsys):
     assert run(["evaluate", out, "--source", "mnist-5k", "--scales", "1"]) == 0
     capsys.readouterr()
     assert run(["evaluate", out]) == 2
-    assert "name the images with --source" in capsys.readouterr().err
+    assert "pass --source" in capsys.readouterr().err
 
 
 def test_a_config_follows_its_shards(tmp_path):

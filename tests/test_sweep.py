@@ -239,7 +239,7 @@ def test_images_that_are_made_already_decide_their_scales(tmp_path):
         for split in ("train", "val", "test"):
             file[f"x_{split}"] = np.zeros((4, 24, 24, 1), np.float32)
             file[f"y_{split}"] = np.arange(4)
-    with pytest.raises(ConfigError, match="does not state what it was made"):
+    with pytest.raises(ConfigError, match="does not name the source of its images"):
         source_of_tests(tiny(source=str(path)))
     assert source_of_tests(tiny()) == "mnist-5k"
 

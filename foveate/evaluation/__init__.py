@@ -1,1 +1,1 @@
-"""What a network does: its errors over scale, measured and held against the theory."""
+"""Evaluate networks over scale: load them, measure accuracy, audit, predict, verify the theory."""

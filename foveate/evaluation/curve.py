@@ -1,4 +1,4 @@
-"""Accuracy over scale: a network tested on the same images at many sizes."""
+"""Accuracy over scale: evaluate a network on the same images at many scales."""
 # Shape letters: N images, S scale channel, K classes.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,10 +19,20 @@ from foveate.models.outputs import Outputs, strongest_channel
 
 @dataclass(frozen=True)
 class AtScale:
-    """What a network answered on a test set shown at one scale.
+    """Confusion matrix of a network at one scale.
 
-    `confusion[label][answer]` counts images; `winners[channel]` counts the images whose predicted
-    class answered most strongly in that scale channel (empty for networks without channels).
+    Attributes:
+        scale: Scale of the images.
+        confusion: Number of images by label and predicted class, ``confusion[label][prediction]``.
+        winners: Number of images for which each scale channel has the largest logit of the
+            predicted class; empty for networks without scale channels.
+
+    Example:
+        >>> at = AtScale(2.0, confusion=((8, 2), (1, 9)))
+        >>> at.count, at.accuracy, at.per_class
+        (20, 0.85, (0.8, 0.9))
+        >>> AtScale.from_dict(at.to_dict()) == at
+        True
     """
 
     scale: float
@@ -36,30 +46,44 @@ class AtScale:
 
     @property
     def accuracy(self) -> float:
-        """Share of images answered rightly."""
+        """Share of correct predictions."""
         return sum(row[k] for k, row in enumerate(self.confusion)) / self.count
 
     @property
     def per_class(self) -> tuple[float, ...]:
-        """Share of the images of each class answered rightly; NaN where a class has none."""
+        """Share of correct predictions per class; NaN for a class without images."""
         rows = enumerate(self.confusion)
         return tuple(row[k] / sum(row) if sum(row) else float("nan") for k, row in rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
+        """Convert the counts to a dictionary that can be serialised as JSON.
+
+        Returns:
+            The fields, plus ``accuracy`` and ``per_class``.
+        """
         return {**asdict(self), "accuracy": self.accuracy, "per_class": self.per_class}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AtScale":
-        """Read what `to_dict` wrote; counts that cannot be are a ValueError."""
+        """Restore an object from the output of `to_dict`.
+
+        Args:
+            values: Dictionary written by `to_dict`.
+
+        Returns:
+            The restored object.
+
+        Raises:
+            ValueError: If the scale is not above 0, or the counts are invalid.
+        """
         rows = tuple(map(tuple, values["confusion"]))
         found = cls(values["scale"], rows, tuple(values["winners"]))
         counts = [count for row in (*rows, found.winners) for count in row]
         square = all(len(row) == len(rows) for row in rows)
         if not square or any(type(count) is not int or count < 0 for count in counts):
-            raise ValueError("the confusion matrix is not a square of counts")
+            raise ValueError("the confusion matrix is not a square matrix of counts")
         if type(found.scale) not in (int, float) or not found.count or not found.scale > 0:
-            raise ValueError("a scale without images")
+            raise ValueError(f"scale {found.scale!r} is not above 0 or has no images")
         return found
 
 
@@ -73,9 +97,35 @@ def accuracy_over_scale(
     precision: Precision = "float32",
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[AtScale]:
-    """Show `data` to the network at each scale, on the device where the network is."""
+    """Evaluate a network on a split rescaled to each scale, as in MNIST Large Scale.
+
+    The network runs in eval mode on its own device; its previous mode is restored.
+
+    Args:
+        net: Network that returns logits.
+        data: Images and labels.
+        scales: Scales to evaluate at.
+        size: Side of the rescaled images in pixels.
+        border: Border mode of the smoothing, see `foveate.data.large_scale`.
+        precision: Precision of the forward pass.
+        advance: Called with the number of images after each batch.
+
+    Returns:
+        One confusion matrix per scale.
+
+    Raises:
+        ConfigError: If the labels exceed the classes of the network, or an argument is invalid.
+        DataError: If the split has no images.
+
+    Example:
+        >>> from foveate import create_model, load_source
+        >>> net = create_model("fovmax-mnist-tr2", pretrained=True)
+        >>> digits = load_source("mnist-5k").test[:50]  # part of the training set of this network
+        >>> [at.accuracy for at in accuracy_over_scale(net, digits, [1, 4])]
+        [1.0, 1.0]
+    """
     if not len(data):
-        raise DataError("there are no images to test the network on")
+        raise DataError("the split has no images; choose another split or source")
     device = next(net.parameters()).device
 
     def at(scale: float) -> Iterator[tuple[Prepared, Tensor]]:
@@ -94,7 +144,7 @@ def measure_accuracy(
     precision: Precision = "float32",
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[AtScale]:
-    """Count the predictions of a network, in eval mode, on prepared images with labels."""
+    """Count the predictions of a network in eval mode on batches of prepared images and labels."""
     device, was_training, results = next(net.parameters()).device, net.training, []
     net.eval()
     try:
@@ -115,12 +165,13 @@ def measure_accuracy(
 def _check_labels(labels: Tensor, classes: int) -> None:
     if int(labels.max()) >= classes:
         raise ConfigError(
-            f"the images have {int(labels.max()) + 1} classes, and the network knows {classes}"
+            f"the images have {int(labels.max()) + 1} classes, but the network has {classes}; "
+            "evaluate on the source it was trained on"
         )
 
 
 class _Tally:
-    """Counts on the device, read once at the end: asking after every batch would stall a GPU."""
+    """Counts on the device, copied once at the end: a copy per batch would stall the GPU."""
 
     def __init__(self) -> None:
         self.confusion: Tensor | None = None

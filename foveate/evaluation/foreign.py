@@ -1,9 +1,9 @@
-"""Models that others made: found in Python, read from files, called in batches, and checked.
+"""Load third-party models from Python or from files, call them in batches and check their outputs.
 
-Files are ONNX, torch.export or TorchScript, recognised by their content. Pickles are never opened:
-neither those of `torch.save` nor those that a torch.export file may carry beside its graph.
-TorchScript and torch.export files can run code all the same and need `trust`. An ONNX file cannot:
-its graph is data for the operators of onnxruntime.
+The file formats are ONNX, torch.export and TorchScript, detected from the content. Pickles are
+never loaded, neither those of `torch.save` nor those that a torch.export file can contain next to
+its graph. TorchScript and torch.export files can still run code and require `trust`. An ONNX file
+cannot run code: its graph is data for the operators of onnxruntime.
 """
 # Shape letters: B batch, C image channel, H W pixels, K classes.
 
@@ -28,11 +28,12 @@ from foveate.trust import find_factory, require_trust
 Classify: TypeAlias = Callable[[Tensor], Any]
 """Any callable from images (B, C, H, W) to logits (B, K)."""
 Shape: TypeAlias = tuple[int | None, int | None, int | None, int | None]
-"""Shape (B, C, H, W) of a model's input; None where any number is accepted."""
+"""Input shape (B, C, H, W) of a model; None for an axis of variable size."""
 ANY: Shape = (None, None, None, None)
 WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
-OLDEST_ONNX = (1, 24)  # 1.23 reads external data at any path, and at addresses in memory
-# What a torch.export archive may hold: graphs, tensors and settings; no objects, no compiled code.
+OLDEST_ONNX = (1, 24)  # 1.23 reads external data from any path and from memory addresses
+# Members allowed in a torch.export archive: graphs, tensors and settings, but no pickled objects
+# and no compiled code.
 KNOWN = re.compile(
     r"models/|data/weights/|data/constants/(tensor_|[^/]*\.json$)|data/sample_inputs/|extra/|"
     r"\.data/|(archive_format|archive_version|byteorder|version)$"
@@ -40,7 +41,7 @@ KNOWN = re.compile(
 
 
 def load_file(path: Path, device: torch.device, trust: bool = False) -> tuple[Classify, Shape]:
-    """Read the model in `path` and the shape of its input."""
+    """Load the model in `path`; return it with its input shape."""
     names = _members(path)
     try:
         if path.suffix.lower() == ".onnx":
@@ -49,25 +50,27 @@ def load_file(path: Path, device: torch.device, trust: bool = False) -> tuple[Cl
             require_trust(trust, f"{path} is a TorchScript program, which can run code")
             return _load_script(path, device), ANY
         if "archive_format" in names:
-            require_trust(trust, f"{path} is a torch.export program, which can run any code")
+            require_trust(trust, f"{path} is a torch.export program, which can run arbitrary code")
             return _load_export(path, device, names)
     except FoveateError:
         raise
-    except Exception as error:  # each runtime has errors of its own
-        raise DataError(f"cannot load the model in {path} ({reason(error)})") from error
+    except Exception as error:  # each runtime raises its own exception types
+        raise DataError(
+            f"cannot load the model in {path} ({reason(error)}); export it again"
+        ) from error
     raise DataError(
-        f"{path} holds no TorchScript, torch.export or ONNX model; weights and pickled models are "
-        "not loaded from files: name a function that makes the model, as package.module:factory"
+        f"{path} contains no TorchScript, torch.export or ONNX model; pickled models and weights "
+        "are never loaded: pass a function that builds the model, as package.module:factory"
     )
 
 
 def reason(error: Exception) -> str:
-    """Summarise an exception of other people's code in one short line."""
+    """Summarise an exception of third-party code in one short line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def load_factory(ref: str) -> Classify:
-    """Find the model that ``package.module:factory`` names, a module, a function or a factory."""
+    """Return the model named by ``package.module:factory``; call it if it takes no arguments."""
     found = find_factory(ref, "model")
     if isinstance(found, nn.Module):
         return found
@@ -76,20 +79,20 @@ def load_factory(ref: str) -> Classify:
         return found
     if needed:
         raise ConfigError(
-            f"{ref} needs {needed} arguments; name a function that takes none and returns a model, "
+            f"{ref} needs {needed} arguments; pass a function that takes none and returns a model, "
             "or one that takes images and returns logits"
         )
     try:
         made = found()
     except Exception as error:
-        raise ConfigError(f"{ref} failed ({reason(error)})") from error
+        raise ConfigError(f"calling {ref} failed ({reason(error)})") from error
     if not callable(made):
         raise ConfigError(f"{ref} must return a callable model, got {type(made).__name__}")
     return made  # type: ignore[no-any-return]
 
 
 def compute(net: Classify, images: Tensor) -> Any:
-    """Compute the outputs of a model without gradients, a module by the fastest plan that fits."""
+    """Compute the outputs of a model without gradients; modules use the fastest available plan."""
     if isinstance(net, nn.Module):
         return predict(net, images).logits
     with torch.no_grad():
@@ -97,11 +100,11 @@ def compute(net: Classify, images: Tensor) -> Any:
 
 
 class Classifier(nn.Module):
-    """A model that is called on batches of `batch` images, and whose outputs are checked.
+    """Call a model in batches of at most `batch` images and check its outputs.
 
-    Outputs that are probabilities (rows of non-negative values that sum to 1) are replaced by their
-    logarithms, so that softmax returns them. With `exact`, every batch is padded to full size, as a
-    graph with a fixed batch size needs it.
+    Probabilities (rows of non-negative values that sum to 1) are replaced by their logarithms, so
+    that softmax recovers them. With `exact`, every batch is padded to `batch` images, for graphs
+    with a fixed batch size.
     """
 
     def __init__(
@@ -111,27 +114,27 @@ class Classifier(nn.Module):
         self.net, self.classes, self.batch, self.exact = net, classes, batch, exact
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the logits (B, K)."""
+        """Compute logits (B, K) of images (B, C, H, W)."""
         return torch.cat([self._part(part) for part in images.split(self.batch)])
 
     def _part(self, images: Tensor) -> Tensor:
         count = len(images)
-        if self.exact and count < self.batch:  # repeat the last image
+        if self.exact and count < self.batch:  # pad with the last image
             images = torch.cat([images, images[-1:].expand(self.batch - count, -1, -1, -1)])
         try:
             outputs = compute(self.net, images)
         except FoveateError:
             raise
-        except Exception as error:  # a user's model may fail in any way
+        except Exception as error:  # a third-party model can raise any exception
             raise ConfigError(
-                f"the model refused images of the shape {tuple(images.shape)} ({reason(error)}); "
-                "does it take this size and number of channels?"
+                f"the model failed on images of shape {tuple(images.shape)} ({reason(error)}); "
+                "check that it accepts this size and number of channels"
             ) from error
         return _as_logits(_checked(outputs, len(images), self.classes)[:count])
 
 
 def _members(path: Path) -> set[str]:
-    """The names in a zip archive without their common folder; none for other files."""
+    """Return the member names of a zip archive without their top folder; empty for other files."""
     try:
         with zipfile.ZipFile(path) as archive:
             return {name.partition("/")[2] for name in archive.namelist()}
@@ -141,13 +144,16 @@ def _members(path: Path) -> set[str]:
 
 def _load_script(path: Path, device: torch.device) -> Classify:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript as a whole
+        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch deprecates TorchScript
         return torch.jit.load(str(path), map_location=device)  # type: ignore[no-any-return]
 
 
 def _load_export(path: Path, device: torch.device, names: set[str]) -> tuple[Classify, Shape]:
     if strange := sorted(name for name in names if not KNOWN.match(name)):
-        raise ConfigError(f"{path} holds {strange[0]}, which is no graph or tensor: not loaded")
+        raise ConfigError(
+            f"cannot load {path}: its member {strange[0]} is neither a graph nor a tensor; export "
+            "the model again with torch.export.save"
+        )
     with _tensors_only():
         program = torch.export.load(str(path))
     if device.type != "cpu":
@@ -160,14 +166,14 @@ def _load_export(path: Path, device: torch.device, names: set[str]) -> tuple[Cla
 
     def classify(images: Tensor) -> Any:
         outputs = graph(images)
-        return outputs[0] if isinstance(outputs, tuple) else outputs  # then logits come first
+        return outputs[0] if isinstance(outputs, tuple) else outputs  # logits come first
 
     return classify, _shape(node.meta["val"].shape)
 
 
 @contextmanager
 def _tensors_only() -> Iterator[None]:
-    """Make PyTorch's loader refuse pickles of anything but tensors, and keep it quiet."""
+    """Restrict ``torch.load`` to pickles of tensors and silence its warnings."""
     before = os.environ.get(WEIGHTS_ONLY)
     os.environ[WEIGHTS_ONLY] = "1"
     disabled = logging.root.manager.disable
@@ -187,12 +193,12 @@ def _load_onnx(path: Path, device: torch.device) -> tuple[Classify, Shape]:
         import onnxruntime
     except ImportError:
         raise ConfigError(
-            "an ONNX model needs the package onnxruntime: pip install 'foveate[onnx]'"
+            "ONNX models require the package onnxruntime: pip install 'foveate[onnx]'"
         ) from None
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < OLDEST_ONNX:
         raise ConfigError(
-            f"onnxruntime {onnxruntime.__version__} lets a model read any file and memory; "
-            "update it: pip install 'foveate[onnx]'"
+            f"onnxruntime {onnxruntime.__version__} lets a model read arbitrary files and memory; "
+            "upgrade it: pip install 'foveate[onnx]'"
         )
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
@@ -212,9 +218,11 @@ def _load_onnx(path: Path, device: torch.device) -> tuple[Classify, Shape]:
 
 
 def _shape(dims: Any) -> Shape:
-    """The fixed sizes; None for symbols and names."""
+    """Return the fixed dimensions; None for symbolic ones."""
     if len(dims) != 4:
-        raise ConfigError(f"the model takes {tuple(dims)}, not images of the shape (B, C, H, W)")
+        raise ConfigError(
+            f"the input of the model must have the shape (B, C, H, W), got {tuple(dims)}"
+        )
     batch, channels, height, width = (d if isinstance(d, int) and d > 0 else None for d in dims)
     return batch, channels, height, width
 
@@ -234,9 +242,9 @@ def _checked(outputs: Any, count: int, classes: int | None) -> Tensor:
     if not fits or classes not in (None, outputs.shape[1]):
         wanted = f"({count}, {'classes' if classes is None else classes})"
         more = fits and outputs.shape[1] > (classes or 0)
-        remedy = "; if it knows more classes than the images have, list all with --classes"
+        remedy = "; if the model has more classes than the images, list them all with --classes"
         raise ConfigError(
-            f"the model must give logits of the shape {wanted}, one for each class; got {shape}"
+            f"the model must return logits of shape {wanted}, one per class, got {shape}"
             f"{remedy if more else ''}"
         )
     return outputs  # type: ignore[no-any-return]

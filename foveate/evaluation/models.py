@@ -1,4 +1,4 @@
-"""Load a classifier from a name, a run, a model file, a Python factory or timm."""
+"""Load a classifier by name, or from a run, a model file, a Python factory or timm."""
 # Shape letters: B batch, C image channel, H W pixels, K classes.
 
 import math
@@ -41,30 +41,46 @@ from foveate.training.tensors import read_tensors
 TIMM = "timm:"
 FRAME = 112  # width and height of images in MNIST Large Scale
 FORMS = (
-    "a name of the zoo (fovmax), a trained network (fovmax-mnist-tr2), a run folder, a model file "
+    "a zoo name (fovmax), a pretrained network (fovmax-mnist-tr2), a run folder, a model file "
     "(.safetensors, .onnx, .pt2, TorchScript), package.module:factory, or timm:NAME"
 )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Model:
-    """A classifier, and what is known about it.
+    """A classifier with its input shape, preprocessing, class names and training source.
+
+    Calling the model computes logits in eval mode and without gradients. Use `net` for training.
 
     Attributes:
-        name: Reference from which it was loaded.
-        net: Callable from images ``(B, C, H, W)`` to logits ``(B, K)``: a module in eval mode, or
-            a function for ONNX and torch.export files.
-        shape: Input shape ``(B, C, H, W)``; None where any number is accepted.
-        config: Architecture, for networks of this package.
-        source: Data source of the training images; empty unless trained by this package.
-        trained_on: Training scales, as `foveate train` reads them.
+        name: Reference from which the model was loaded.
+        net: Callable from images to logits: a module in eval mode, or a function for ONNX and
+            ``torch.export`` files.
+        shape: Input shape ``(B, C, H, W)``; None for an axis of variable size.
+        config: Architecture of a foveate network; None for other models.
+        source: Data source of the training images; empty if unknown.
+        trained_on: Training scales, in the notation of ``foveate train``; empty if unknown.
         border: Border mode of the training images.
-        mean: Mean that inputs of other models are normalised with, one value or one per channel.
-        std: Standard deviation that they are normalised with.
-        recipe: How pictures become its input, for a run on photographs; else None.
-        class_names: Class names that the run recorded; empty if there are none.
-        precision: Precision in which a run on photographs is trained and tested.
-        device: Device of its input.
+        mean: Mean used to normalise the input of third-party models, one value or one per image
+            channel.
+        std: Standard deviation used to normalise it, one value or one per image channel.
+        recipe: Preprocessing of a run on photographs; None for other models.
+        class_names: Class names stored with the run; empty if there are none.
+        precision: Precision in which a run on photographs is trained and evaluated.
+        device: Device of the weights and of the input.
+
+    Shape:
+        - Input: ``(B, C, H, W)``.
+        - Output: ``(B, K)``.
+
+    Example:
+        >>> model = load_model("fovmax-mnist-tr2")
+        >>> model.source, model.trained_on, model.size, len(model.scales)
+        ('mnist', '2', 112, 17)
+        >>> model.classes[:3]
+        ('0', '1', '2')
+        >>> model(torch.zeros(4, 1, 112, 112)).shape
+        torch.Size([4, 10])
     """
 
     name: str
@@ -82,26 +98,29 @@ class Model:
     device: torch.device | str = "cpu"
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Compute the logits of images, without gradients."""
+        """Compute logits ``(B, K)`` of images ``(B, C, H, W)``, without gradients."""
         return compute(self.net, images)  # type: ignore[no-any-return]
 
     @property
     def scales(self) -> tuple[float, ...]:
-        """Scales of the scale channels; empty for a model without any."""
+        """Scales of the scale channels; empty for a model without scale channels."""
         return tuple(getattr(self.net, "scales", ()))
 
     @property
     def size(self) -> int:
-        """Width and height of the input in pixels; of a run on photographs, that of all windows."""
+        """Side of the square input in pixels.
+
+        For a run on photographs, this is the smallest square that contains every window.
+        """
         if self.recipe is not None and isinstance(self.net, ScaleChannels):
             return _frame(self.net)
         if side := self.shape[2] or (FRAME if self.config else None):
             return side
-        raise ConfigError(f"{self.name} does not state its input size; export it to ONNX")
+        raise ConfigError(f"{self.name} has an unknown input size; export it to ONNX")
 
     @property
     def native(self) -> float:
-        """The training scale; 1 if there were several, or if it is not known."""
+        """The training scale; 1 if there are several or if it is unknown."""
         try:
             return float(self.trained_on)
         except ValueError:
@@ -114,9 +133,9 @@ class Model:
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
-        """Class names: those that the run recorded, those of its source, or numbers.
+        """Class names stored with the run, else those of its source, else class indices.
 
-        Empty if the number of classes is not known.
+        Empty if the number of classes is unknown.
         """
         source, count = self.source, self.config.classes if self.config else 0
         if self.class_names and len(self.class_names) == count:
@@ -128,7 +147,12 @@ class Model:
         return names if len(names) == count else tuple(map(str, range(count)))
 
     def about(self) -> dict[str, Any]:
-        """What the user of an exported file must know, ready for JSON: classes, and the recipe."""
+        """Return the metadata to store with an exported file: class names and preprocessing.
+
+        Returns:
+            A dictionary that can be serialised as JSON. Its keys are ``model``, ``source`` and
+            ``classes``, plus ``recipe`` and ``padding`` for a run on photographs.
+        """
         known = {"model": self.name, "source": self.source, "classes": list(self.classes)}
         if self.recipe is None:
             return known
@@ -136,7 +160,17 @@ class Model:
         return known | {"recipe": recipe, "padding": getattr(self.net, "padding", "border")}
 
     def has_seen(self, source: str, split: str) -> bool:
-        """Whether it was trained on images of this split; mnist-5k is a part of mnist."""
+        """Return whether the model was trained on images of this split.
+
+        ``mnist-5k`` counts as a subset of ``mnist``.
+
+        Args:
+            source: Name of a data source.
+            split: ``train``, ``val``, ``test`` or ``all``.
+
+        Returns:
+            True if the training set of the model overlaps the split.
+        """
         unseen = {(self.source, self.source): ("test",), ("mnist-5k", "mnist"): ("val", "test")}
         unseen[("mnist", "mnist-5k")] = ()
         return split not in unseen.get((self.source, source), (split,))
@@ -150,35 +184,37 @@ def load_model(
     pretrained: bool = False,
     **changes: Any,
 ) -> Model:
-    """Load a classifier from any of the references that the commands take.
+    """Load a classifier by name, or from a run, a file, a Python factory or timm.
 
-    A reference is one of:
+    The reference is one of:
 
-    - a name of the zoo, such as ``fovmax``, with newly initialised weights;
-    - a trained network that comes with the package, such as ``fovmax-mnist-tr2``;
+    - a zoo name such as ``fovmax``, which creates a network with random weights;
+    - the name of a pretrained network of this package, such as ``fovmax-mnist-tr2``;
     - the folder of a finished run of ``foveate train``;
-    - a model file: weights of ``foveate train`` (``.safetensors``), ONNX, ``torch.export``
-      (``.pt2``) or TorchScript, recognised by its content. A pickle is never opened;
-    - ``package.module:factory``: a function without arguments that returns a model, a module, or
-      a function from images to logits;
-    - ``timm:NAME``, a model of timm.
+    - a model file: weights written by ``foveate train`` (``.safetensors``), ONNX, ``torch.export``
+      (``.pt2``) or TorchScript. The format is detected from the content, and pickles are never
+      loaded;
+    - ``package.module:factory``: a module, a function from images to logits, or a function without
+      arguments that returns either;
+    - ``timm:NAME``, a timm model.
 
-    A file or folder of that name comes before a name of the zoo or of a trained network, so
-    ``./fovmax`` is always a path, and ``fovmax`` is the network unless such a path exists.
+    An existing file or folder takes precedence over a zoo or pretrained name. ``./fovmax`` is
+    therefore always a path, and ``fovmax`` is the network unless a path of that name exists.
 
     Args:
-        ref: The reference.
-        trust: Allow code that the reference contains or names to run: TorchScript and
-            ``torch.export`` files, and runs with a backbone of their own.
+        ref: Reference to the model.
+        trust: Allow the reference to run code. TorchScript files, ``torch.export`` files and runs
+            with a custom backbone require it.
         device: Device to load the model to.
-        pretrained: Download the weights of a timm model.
-        **changes: Passed to `create_model` of the zoo or of timm, as ``num_classes=5``.
+        pretrained: Download the pretrained weights of a timm model.
+        **changes: Options of the zoo's `create_model` or of ``timm.create_model``, such as
+            ``num_classes=5``.
 
     Returns:
-        The model. It can be called; ``.net`` is the module, in eval mode.
+        The model. Call it to compute logits; ``model.net`` is the module, in eval mode.
 
     Raises:
-        ConfigError: If the reference is none of these, or needs ``trust``.
+        ConfigError: If the reference is unknown, requires ``trust``, or does not accept an option.
         DataError: If a file or run is damaged.
 
     Example:
@@ -201,15 +237,15 @@ def _find(
         return _from_timm(ref, pretrained, changes)
     if pretrained:
         raise ConfigError(
-            f"pretrained is for models of timm, got {ref!r}; trained networks of foveate have "
-            "names of their own, such as fovmax-mnist-tr2"
+            f"pretrained is only for timm models, got {ref!r}; load a pretrained network of "
+            "foveate by its name, such as fovmax-mnist-tr2"
         )
     if ref in ZOO and not found:
         config = model_config(ref, **changes)
         return _of_config(ref, config.build(), config)
     if changes:
         given = ", ".join(changes)
-        raise ConfigError(f"{given} cannot be set for {ref!r}, only for names of the zoo and timm")
+        raise ConfigError(f"{given} cannot be set for {ref!r}, only for zoo and timm models")
     if os.path.isdir(path):
         return _from_run(Path(path), trust)
     if found:
@@ -221,7 +257,7 @@ def _find(
         return Model(name=ref, net=load_factory(ref))
     near = get_close_matches(ref, [*ZOO, *names], n=2)
     hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-    raise ConfigError(f"there is no model {ref!r}{hint}; a model is {FORMS}")
+    raise ConfigError(f"no model {ref!r}{hint}; pass {FORMS}")
 
 
 def _of_config(
@@ -234,9 +270,9 @@ def _of_config(
 
 
 def _frame(net: ScaleChannels) -> int:
-    """The smallest even side of an image that holds all the network sees around its centre."""
+    """Return the smallest even side of a square image that contains every window."""
     scale = net.scales[-1]
-    beyond = max(scale, 1.0) if net.antialias else 1.0  # half-width of the kernel
+    beyond = max(scale, 1.0) if net.antialias else 1.0  # half-width of the resampling kernel
     return 2 * math.ceil((net.size - 1) / 2 * scale + beyond + 0.5 - 1e-9)
 
 
@@ -244,7 +280,7 @@ def _from_run(path: Path, trust: bool) -> Model:
     folder = RunFolder(path)
     config, net = folder.config(), folder.net(trust)
     source = config.source
-    if os.path.exists(source):  # a data set file states what it was made from
+    if os.path.exists(source):  # a dataset file stores the name of its source
         source = made_from(source) or source
     known: dict[str, Any] = {"source": source, "trained_on": config.scales}
     known |= {"border": config.border, "class_names": folder.classes()}
@@ -265,8 +301,8 @@ def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model
         names = check_names(parse_json(note.get("classes", "[]")))
     except (KeyError, ValueError, TypeError, AttributeError, ConfigError) as error:
         raise DataError(
-            f"{path} does not state its architecture ({reason(error)}); pass the run's folder, or "
-            "package.module:factory"
+            f"{path} has no valid description of its architecture ({reason(error)}); pass the run "
+            "folder or package.module:factory"
         ) from None
     with torch.random.fork_rng(devices=[]):
         own = config.build()

@@ -1,28 +1,28 @@
-"""Predict the class of a picture of any size and mode.
+"""Predict the class of an image file of any size and colour mode.
 
-How a picture becomes the input of a network of this package:
+A network trained on digits or other small images receives its input in four steps:
 
-1. It is decoded by `foveate.data.pictures`; transparency is placed over white if the drawing is
-   dark, over black if it is light.
-2. A network of one channel gets it in grey (0.299 R + 0.587 G + 0.114 B); for one of three, a grey
-   picture fills all three.
-3. Its background is the median of its outermost pixels, channel by channel. The images of the MNIST
-   family are light on dark: for networks trained on them, a picture whose background is lighter
-   than the middle of its range is inverted. `invert` decides it for any network.
-4. Its longer side fills the frame of the network (112 pixels), or one of its pixels becomes `scale`
-   pixels of the frame; the background continues beside it. From here on it is treated as a source
-   image of the data set, by the recipe of `foveate.data.large_scale`. A picture of more than 16
-   times the frame is first reduced by averages over whole blocks of pixels.
+1. `foveate.data.pictures` decodes the file. Transparent pixels become white if the drawing is dark,
+   and black if it is light.
+2. The image is converted to the channels of the network: to grey (0.299 R + 0.587 G + 0.114 B) for
+   one channel, or from grey to three equal channels.
+3. The background is the median of the outermost pixels, per channel. Images of the MNIST family are
+   light on dark: for networks trained on them, an image whose background is lighter than the middle
+   of its value range is inverted. `invert` overrides this for any network.
+4. The longer side is resized to the input of the network (112 pixels), or the image is magnified by
+   `scale`; the background colour fills the rest. The recipe of `foveate.data.large_scale` then
+   makes the input, as for the images of the dataset. An image more than 16 times the size of the
+   input is first reduced by averaging square blocks of pixels.
 
-For other models, step 4 is a resize to the size of their input, normalised with their mean and
-standard deviation (`foveate.evaluation.audit.images.Transform`).
+For third-party models, step 4 resizes the image to their input and normalises it with their mean
+and standard deviation (`foveate.evaluation.audit.images.Transform`).
 
-A search (`ScaleChannels.search`) needs no frame: the picture keeps its aspect ratio and its pixels,
-and is reduced only if its longer side has more than twice the pixels of the largest window.
+A search (`ScaleChannels.search`) has no fixed input size: the image keeps its aspect ratio and its
+resolution. It is reduced only if its longer side exceeds twice the side of the largest window.
 
-For a run on photographs, with or without a search, none of these steps applies. The picture is
-transformed by the recipe of the run (`foveate.data.recipes.Recipe`), as in `foveate evaluate`: in
-colour, transparency over black, its short side brought to the base size. It keeps its aspect ratio.
+A run on photographs uses its own recipe (`foveate.data.recipes.Recipe`) instead of these steps,
+with or without a search, as `foveate evaluate` does: the image stays in colour, transparent pixels
+become black, and the short side is resized to the base size at the original aspect ratio.
 """
 # Shape letters: B batch, C image channel, H W pixels, S scale channel, K classes.
 
@@ -54,20 +54,29 @@ Zooms: TypeAlias = tuple[float, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """The prediction for one picture.
+    """Predicted class, probabilities and estimated scale of one image.
 
     Attributes:
         label: Name of the predicted class.
-        confidence: Its probability.
+        confidence: Probability of the predicted class.
         probabilities: Probabilities of all classes, ``(K,)``.
-        inverted: Whether the picture was inverted.
-        scale: Estimated object scale, refined between the channels.
-        channel: Index of the channel in which the predicted class responds most strongly.
-        channels: Logits of every channel, ``(S, K)``. This, `scale` and `channel` are empty for a
+        inverted: Whether the image was inverted.
+        scale: Estimated object scale, interpolated between the channels; None for a network without
+            scale channels.
+        channel: Index of the channel with the largest logit of the predicted class; None for a
             network without scale channels.
-        centre: Point (y, x) of the picture, in pixels, about which the network saw it.
-        window: Side of the window of `channel` in pixels of the picture. This and `centre` are
-            None unless the network is a `ScaleChannels`.
+        channels: Logits of every channel, ``(S, K)``; empty for a network without scale channels.
+        centre: Centre (y, x) of the windows in pixels of the image file; None unless the network is
+            a `ScaleChannels`.
+        window: Side of the window of `channel` in pixels of the image file; None unless the network
+            is a `ScaleChannels`.
+
+    Example:
+        >>> found = Prediction(
+        ...     label="7", confidence=0.75, probabilities=(0.25, 0.75), inverted=False, scale=2.1
+        ... )
+        >>> f"{found.label} with {found.confidence:.0%} at scale {found.scale}"
+        '7 with 75% at scale 2.1'
     """
 
     label: str
@@ -90,27 +99,48 @@ def predict(
     search: bool = False,
     step: float | None = None,
 ) -> Prediction:
-    """Predict the class of a picture, or of the object that a search finds in it.
+    """Predict the class of an image file.
+
+    Networks of foveate receive the same preprocessing as their training images. Third-party models
+    receive the image resized to their input and normalised.
 
     Args:
         model: Model from `load_model`.
-        path: Picture file.
-        invert: Whether to invert the picture; detected if None.
-        scale: Pixels of the frame per pixel of the picture; fills the frame if None. In a search,
-            pixels of the searched image per pixel of the picture. For a run on photographs, a
-            factor of the base size of its recipe.
-        search: Whether to search the picture for an off-centre object.
-        step: Pixels of the searched image between the centres of the coarse grid.
+        path: Image file.
+        invert: Whether to invert the image. If None, an image with a light background is inverted
+            for networks trained on the MNIST family.
+        scale: Magnification from the image file to the input. If None, the image fills the input;
+            a search keeps the original resolution, unless the longer side exceeds twice the largest
+            window. For a run on photographs, a factor applied to the base size of its recipe.
+        search: Whether to search the image for an off-centre object.
+        step: Distance between the centres of the coarse search grid, in pixels of the searched
+            image.
+
+    Returns:
+        The prediction.
 
     Raises:
         ConfigError: If the network cannot search, `step` is invalid, or `invert` is set for a run
             on photographs.
-        DataError: If the picture cannot be read or shown to the network.
+        DataError: If the image cannot be read, has only one colour, or `scale` is out of range.
+
+    Example:
+        >>> from foveate import load_model, load_source
+        >>> digit = load_source("mnist-5k").test.images[0, 0]
+        >>> Image.fromarray(digit.numpy()).save("digit.png")
+        >>> found = predict(load_model("fovmax-mnist-tr2"), Path("digit.png"))
+        >>> found.label, len(found.probabilities), len(found.channels)
+        ('0', 10, 17)
     """
     if search and not isinstance(model.net, ScaleChannels):
-        raise ConfigError(f"a search needs a network of scale channels, {model.name} is none")
+        raise ConfigError(
+            f"search requires a ScaleChannels network, and {model.name} is not one; leave out "
+            "--search"
+        )
     if invert and model.recipe is not None:
-        raise ConfigError(f"{model.name} sees photographs as they are: leave out --invert")
+        raise ConfigError(
+            f"{model.name} was trained on photographs, which are never inverted; leave out --invert"
+        )
     make = prepare_search if search else prepare
     try:
         pixels = read_picture(path, background_of(model))
@@ -134,12 +164,12 @@ def predict(
 
 
 def background_of(model: Model) -> Behind:
-    """What a model sees through the transparent parts of a picture."""
+    """Return the background that replaces the transparent pixels of an image."""
     return "contrast" if model.recipe is None else "black"
 
 
 def _zooms(model: Model, pixels: Pixels, image: Tensor, scale: float | None) -> Zooms:
-    """Pixels of the input per pixel of the picture, along y and x.
+    """Return the pixels of the input per pixel of the image file, along y and x.
 
     The two differ where a recipe rounds down the long side to whole pixels.
     """
@@ -153,7 +183,7 @@ def _zooms(model: Model, pixels: Pixels, image: Tensor, scale: float | None) -> 
 def _in_picture(
     model: Model, prediction: Prediction, centre: tuple[float, float], zooms: Zooms
 ) -> Prediction:
-    """Add the centre, and the window of the channel in pixels of the picture."""
+    """Add the centre and the window of the strongest channel, in pixels of the image file."""
     if not isinstance(model.net, ScaleChannels) or prediction.channel is None:
         return prediction
     window = model.net.size * model.scales[prediction.channel] / max(zooms)
@@ -163,10 +193,10 @@ def _in_picture(
 def prepare(
     pixels: Pixels, model: Model, invert: bool | None = None, scale: float | None = None
 ) -> tuple[Tensor, bool]:
-    """Turn pixels (H, W, 1 or 3) into the input (1, C, H, W), as the module's docstring says.
+    """Convert pixels (H, W, 1 or 3) to the input (1, C, H, W), see the module docstring.
 
     Returns:
-        The input, and whether the picture was inverted.
+        The input, and whether the image was inverted.
     """
     if scale is not None:
         check_scale(scale)
@@ -187,7 +217,11 @@ def prepare(
 def prepare_search(
     pixels: Pixels, model: Model, invert: bool | None = None, scale: float | None = None
 ) -> tuple[Tensor, bool]:
-    """Turn pixels (H, W, 1 or 3) into an input (1, C, H, W) of their own shape, for a search."""
+    """Convert pixels (H, W, 1 or 3) to the input (1, C, H', W') of a search, aspect ratio kept.
+
+    Returns:
+        The input, and whether the image was inverted.
+    """
     assert isinstance(model.net, ScaleChannels)
     if model.recipe is not None:
         image, _ = prepare(pixels, model, invert, scale)
@@ -206,24 +240,26 @@ def prepare_search(
         return transform([torch.tensor(values)], 1.0), invert
     padded = torch.from_numpy(_padded(values, max(height, width)))
     square = rescale(padded[None], factor, size=side, border=model.border)
-    # Cutting both ends alike keeps the centre of the picture the centre of the input.
+    # Cropping both ends equally keeps the centre of the image at the centre of the input.
     top, left = (min(round((side - n * factor) / 2), (side - 1) // 2) for n in (height, width))
     return square[:, :, top : side - top, left : side - left].contiguous(), invert
 
 
 def _photo(pixels: Pixels, recipe: Recipe, scale: float | None) -> Tensor:
-    """Transform pixels (H, W, 1 or 3) into (1, 3, H', W'), as for a test of the run at a scale."""
+    """Convert pixels (H, W, 1 or 3) to (1, 3, H', W'), as in the evaluation at a scale."""
     sized = replace(recipe, base=max(1, round(recipe.base * (scale or 1))))
     return sized.transform()(torch.tensor(pixels).permute(2, 0, 1)).unsqueeze(0)
 
 
 def _values(pixels: Pixels, model: Model, blocks: int, invert: bool | None) -> tuple[Pixels, bool]:
-    """The pixels as (C, H, W), averaged over square blocks; inverted if asked for or detected."""
+    """Return pixels (C, H, W) averaged over square blocks, and whether they were inverted."""
     channels = model.shape[1] or pixels.shape[2]
     if channels not in (1, 3):
-        raise ConfigError(f"{model.name} takes images of {channels} channels, no pictures")
+        raise ConfigError(
+            f"{model.name} takes {channels} image channels, but image files have 1 or 3"
+        )
     if (pixels == pixels[:1, :1]).all():
-        raise DataError("is all of one colour: there is nothing to see")
+        raise DataError("all pixels have the same colour; choose another image")
     picture = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
     picture = picture.convert("L" if channels == 1 else "RGB")
     values = np.asarray(picture.reduce(blocks))
@@ -234,19 +270,19 @@ def _values(pixels: Pixels, model: Model, blocks: int, invert: bool | None) -> t
 
 
 def edge(values: Pixels) -> Pixels:
-    """The outermost pixels of (C, H, W), as (C, N)."""
+    """Return the outermost pixels of (C, H, W), as (C, N)."""
     sides = (values[:, 0], values[:, -1], values[:, :, 0], values[:, :, -1])
     return np.concatenate(sides, axis=1)
 
 
 def is_light(values: Pixels) -> bool:
-    """Whether the background of pixels (C, H, W) is lighter than the middle of their range."""
+    """Return whether the background of (C, H, W) is lighter than the middle of the value range."""
     grey = values.mean(0)
     return bool(np.median(edge(values).mean(0)) > (grey.min() + grey.max()) / 2)
 
 
 def _padded(values: Pixels, side: float) -> Pixels:
-    """Extend the background evenly on all sides to `side` pixels."""
+    """Pad the image with its background colour, evenly on all sides, to `side` pixels."""
     background = np.median(edge(values), axis=1).astype(np.uint8)
     missing = [max(0, math.ceil((side - length) / 2 - 1e-9)) for length in values.shape[1:]]
     shape = [length + 2 * more for length, more in zip(values.shape[1:], missing, strict=True)]
@@ -259,8 +295,8 @@ def _padded(values: Pixels, side: float) -> Pixels:
 
 @torch.no_grad()
 def classify(model: Model, image: Tensor, inverted: bool = False) -> Prediction:
-    """Predict the class of an input (1, C, H, W) that `prepare` or a dataset made."""
-    # A network of this package, or any model, whose outputs must be checked first.
+    """Predict the class of an input (1, C, H, W) from `prepare` or from a dataset."""
+    # The outputs of third-party models are checked; a foveate network always returns logits.
     net = cast(nn.Module, model.net) if model.config else classifier(model)
     return _prediction(model, run(net, image.to(model.device)), inverted)
 

@@ -1,4 +1,4 @@
-"""Accuracy of runs over scale: written as CSV and JSON, read back, and summarised over seeds."""
+"""Save, read and average the accuracy of runs over scale."""
 
 import csv
 import io
@@ -24,7 +24,20 @@ COLUMNS = ("run", "model", "trained_on", "seed", "scale", "accuracy", "count")
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """Results of one run at each scale; `made_with` has its version, commit and hardware."""
+    """Results of one run at each scale.
+
+    Attributes:
+        run: Path of the run folder.
+        config: Configuration of the run.
+        scales: Confusion matrix at each scale.
+        made_with: Version, commit and hardware of the training.
+
+    Example:
+        >>> at = AtScale(2.0, confusion=((8, 2), (1, 9)))
+        >>> result = RunResult(run="runs/fovavg", config=TrainConfig(), scales=(at,))
+        >>> result.scales[0].accuracy
+        0.85
+    """
 
     run: str
     config: TrainConfig
@@ -37,7 +50,11 @@ class RunResult:
         return model_name(self.config)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
+        """Convert the result to a dictionary that can be serialised as JSON.
+
+        Returns:
+            The fields, plus the network name, training scales and seed.
+        """
         names = {"run": self.run, "model": self.model, "trained_on": self.config.scales}
         scales = [_without_nan(at.to_dict()) for at in self.scales]
         rest = {"config": self.config.to_dict(), "made_with": self.made_with, "scales": scales}
@@ -45,7 +62,14 @@ class RunResult:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "RunResult":
-        """Read what `to_dict` wrote."""
+        """Restore a result from the output of `to_dict`.
+
+        Args:
+            values: Dictionary written by `to_dict`.
+
+        Returns:
+            The restored result.
+        """
         return cls(
             run=values["run"],
             config=TrainConfig.from_dict(values["config"]),
@@ -56,9 +80,19 @@ class RunResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Mean accuracy over runs that differ in their seed alone, and its spread.
+    """Mean and standard deviation of the accuracy over runs that differ only in their seed.
 
-    `spread` is the sample standard deviation over the runs (n - 1), and empty for a single run.
+    Attributes:
+        label: Network and training scales, for legends and tables.
+        trained_on: Training scales.
+        runs: Number of runs.
+        scales: Test scales.
+        mean: Mean accuracy at each scale.
+        spread: Sample standard deviation (n - 1) at each scale; empty for a single run.
+
+    Example:
+        >>> Curve(label="FovMax", trained_on="2", runs=1, scales=(1, 2), mean=(0.98, 0.99)).spread
+        ()
     """
 
     label: str
@@ -70,7 +104,27 @@ class Curve:
 
 
 def summarise(results: Sequence[RunResult]) -> list[Curve]:
-    """Average runs that differ only in their seed, in the order in which they come."""
+    """Average the runs that differ only in their seed.
+
+    Args:
+        results: Results of the runs.
+
+    Returns:
+        One curve per configuration, in the order of first appearance.
+
+    Raises:
+        DataError: If runs of one configuration were tested at different scales.
+
+    Example:
+        >>> counts = ((8, 2), (1, 9)), ((9, 1), (0, 10))
+        >>> runs = [
+        ...     RunResult(run=f"runs/{i}", config=TrainConfig(seed=i), scales=(AtScale(2.0, c),))
+        ...     for i, c in enumerate(counts)
+        ... ]
+        >>> (curve,) = summarise(runs)
+        >>> curve.runs, round(curve.mean[0], 2), round(curve.spread[0], 2)
+        (2, 0.9, 0.07)
+    """
     groups: dict[str, list[RunResult]] = {}
     for result in results:
         groups.setdefault(replace(result.config, seed=0).digest(), []).append(result)
@@ -81,9 +135,28 @@ def summarise(results: Sequence[RunResult]) -> list[Curve]:
 def save_results(
     results: Sequence[RunResult], folder: Path, about: dict[str, Any] | None = None
 ) -> tuple[Path, Path]:
-    """Write accuracy.csv, a line per run and scale, and results.json; return their paths.
+    """Write ``accuracy.csv`` with one row per run and scale, and ``results.json``.
 
-    `about` adds to the JSON file what the runs were tested on, and with what.
+    Args:
+        results: Results of the runs.
+        folder: Folder for both files.
+        about: Further entries of the JSON file, such as the test source, split and hardware.
+
+    Returns:
+        The paths of the CSV and the JSON file.
+
+    Raises:
+        DataError: If a file cannot be written, or runs that differ only in their seed were tested
+            at different scales.
+
+    Example:
+        >>> at = AtScale(2.0, confusion=((8, 2), (1, 9)))
+        >>> result = RunResult(run="runs/fovavg", config=TrainConfig(), scales=(at,))
+        >>> table, _ = save_results([result], Path("results"))
+        >>> print(table.read_text())
+        run,model,trained_on,seed,scale,accuracy,count
+        runs/fovavg,fovavg,2,0,2.0,0.85,20
+        <BLANKLINE>
     """
     made = {"version": __version__, "commit": commit(), **(about or {})}
     summary = [asdict(curve) for curve in summarise(results)]
@@ -99,32 +172,51 @@ def save_results(
 def write_tables(
     table: Path, whole: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], content: Any
 ) -> tuple[Path, Path]:
-    """Write the rows to `table` (.csv) and the content to `whole` (.json); return both paths."""
+    """Write `rows` to the CSV file `table` and `content` to the JSON file `whole`."""
     lines, text = io.StringIO(), json.dumps(content, allow_nan=False, indent=1)
     csv.writer(lines, lineterminator="\n").writerows([columns, *rows])
     try:
         write_text(table, lines.getvalue())
         write_text(whole, text + "\n")
     except OSError as error:
-        raise DataError(f"cannot write {table.name} in {table.parent} ({error.strerror})") from None
+        raise DataError(f"cannot write {table} ({error.strerror}); choose another folder") from None
     return table, whole
 
 
 def read_results(path: Path) -> list[RunResult]:
-    """Read a results.json, or the one in a folder."""
+    """Read the results that `save_results` wrote.
+
+    Args:
+        path: A ``results.json`` file, or the folder that contains it.
+
+    Returns:
+        The results of every run in the file.
+
+    Raises:
+        DataError: If the file is missing or damaged.
+
+    Example:
+        >>> at = AtScale(2.0, confusion=((8, 2), (1, 9)))
+        >>> result = RunResult(run="runs/fovavg", config=TrainConfig(), scales=(at,))
+        >>> _ = save_results([result], Path("results"))
+        >>> read_results(Path("results")) == [result]
+        True
+    """
     path = path / "results.json" if path.is_dir() else path
     try:
         return [RunResult.from_dict(run) for run in parse_json(read_text(path))["runs"]]
     except FileNotFoundError:
-        raise DataError(f"no such file: {path}; 'foveate evaluate' writes it") from None
+        raise DataError(f"cannot find {path}; run 'foveate evaluate' to write it") from None
     except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-        raise DataError(f"{path} is damaged ({error}); evaluate again") from None
+        raise DataError(f"{path} is damaged ({error}); run 'foveate evaluate' again") from None
 
 
 def _curve(label: str, group: list[RunResult]) -> Curve:
     scales = tuple(at.scale for at in group[0].scales)
     if any(tuple(at.scale for at in result.scales) != scales for result in group):
-        raise DataError(f"the runs of {label} were tested at different scales; evaluate them again")
+        raise DataError(
+            f"the runs of {label} were tested at different scales; evaluate them at the same scales"
+        )
     columns = list(zip(*([at.accuracy for at in r.scales] for r in group), strict=True))
     return Curve(
         label=label,
@@ -137,9 +229,9 @@ def _curve(label: str, group: list[RunResult]) -> Curve:
 
 
 def _labels(firsts: list[RunResult]) -> list[str]:
-    """Name each group by its network and training scales; by its run too where two are alike.
+    """Label each group with its network and training scales, plus its run where two labels match.
 
-    Photographs have no training scale: they are trained at the base size of their recipe.
+    Runs on photographs have no training scale: they are trained at the base size of their recipe.
     """
     names = [
         r.model if is_photo(r.config) else f"{r.model}, trained on {r.config.scales}"
@@ -152,6 +244,6 @@ def _labels(firsts: list[RunResult]) -> list[str]:
 
 
 def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: the accuracy of a class without images becomes null."""
+    """Replace the NaN accuracy of a class without images by None: JSON has no NaN."""
     per_class = [None if math.isnan(share) else share for share in values["per_class"]]
     return {**values, "per_class": per_class}

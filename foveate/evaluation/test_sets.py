@@ -1,4 +1,4 @@
-"""The images that a run is tested on, shown at any scale by the recipe of the run."""
+"""Test sets of a run, rescaled to any scale by the recipe of the run."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,14 +27,14 @@ from foveate.training.unchanged import check_unchanged, source_checksum
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TestSet:
-    """A split of a source, for testing the network of a run.
+    """One split of a source, on which the network of a run is evaluated.
 
-    With the recipe `mnist-large-scale`, an image is rescaled on the frame of the run. With `photo`,
-    scale s brings the short side of a picture to s times the base size of the recipe; where the
-    windows reach beyond the picture, its border is repeated.
+    With the recipe `mnist-large-scale`, each image is rescaled and placed in a frame of the size of
+    the run. With `photo`, scale s resizes the short side of an image to s times the base size of
+    the recipe; windows that extend past the image see its edge pixels repeated.
     """
 
-    __test__ = False  # it is no test of pytest's
+    __test__ = False  # keep pytest from collecting the class
 
     config: TrainConfig
     name: str
@@ -53,7 +53,7 @@ class TestSet:
         scales: Sequence[float],
         advance: Callable[[int], None] = lambda count: None,
     ) -> tuple[AtScale, ...]:
-        """Measure the accuracy of the network at each scale, on the device where it is."""
+        """Measure the accuracy of the network at each scale, on its device."""
         config, images = self.config, self.images
         if isinstance(images, Shards):
             at = partial(self._photos, net)
@@ -88,26 +88,27 @@ class TestSet:
 def with_channels(
     net: nn.Module, config: TrainConfig, windows: str | None = None, pool: str | None = None
 ) -> tuple[nn.Module, TrainConfig]:
-    """Show a trained backbone other windows than in training, or pool them otherwise.
+    """Replace the windows or the pooling of a trained network, and keep its backbone.
 
     Args:
         net: Network of a run.
-        config: Its configuration.
-        windows: Windows in pixels, as `foveate.scales.parse_windows` reads them; those of the run
-            if None.
-        pool: ``max``, ``avg`` or ``logsumexp``; that of the run if None.
+        config: Configuration of the run.
+        windows: Windows in pixels, in the notation of `foveate.scales.parse_windows`; None keeps
+            those of the run.
+        pool: ``max``, ``avg`` or ``logsumexp``; None keeps the pooling of the run.
 
     Returns:
-        The network with these channels and the same backbone, and its configuration.
+        The network with the new channels and the same backbone, and its configuration.
 
     Raises:
-        ConfigError: If the network has no scale channels to change, or an argument is invalid.
+        ConfigError: If the network has no scale channels, pools by concatenation, or an argument is
+            invalid.
     """
     if windows is None and pool is None:
         return net, config
     if type(net) is not ScaleChannels or "concat" in (net.pool, pool):
         raise ConfigError(
-            "windows and pool can be changed for channels pooled by max, avg or logsumexp only"
+            "windows and pool can be changed only for channels pooled by max, avg or logsumexp"
         )
     model = config.model
     if windows is not None:
@@ -127,18 +128,18 @@ def open_test_set(
     changed_data: bool = False,
     bad: Bad = "stop",
 ) -> TestSet:
-    """Open the images to test a run on.
+    """Open the test set of a run.
 
     Args:
         folder: Folder of the run.
-        load: Loads a source by its name.
+        load: Function that loads a source by name.
         split: Split of the source.
-        source: Another source than that of the run, or from which its data set file was made.
-        changed_data: Use the source though it changed since the run started.
-        bad: Whether pictures that cannot be used are errors, or left out and named in `skipped`.
+        source: Source to evaluate on; by default the source of the run or of its dataset file.
+        changed_data: Accept a source whose content changed since the run started.
+        bad: Whether unusable images raise an error, or are skipped and listed in `skipped`.
 
     Raises:
-        ConfigError: If the source is not known, or its images do not fit the network.
+        ConfigError: If the source is unknown, or its images do not fit the network.
         DataError: If the source changed.
     """
     config = folder.config()
@@ -147,7 +148,7 @@ def open_test_set(
     if not changed_data:
         check_unchanged(folder, name, load)
     if name == "mnist-5k" and made_from(config.source) == "mnist":
-        raise ConfigError("mnist-5k is a part of mnist's training images: test on mnist instead")
+        raise ConfigError("mnist-5k is a subset of the training images of mnist; evaluate on mnist")
     if is_photo(config):
         images: Source | Shards = open_pictures(name)
         checksum = source_checksum(name, load, listing=True)
@@ -156,19 +157,19 @@ def open_test_set(
         checksum = images.checksum
         if images.shape[0] != config.model.channels:
             raise ConfigError(
-                f"{name} has images of {images.shape[0]} channels, and the network takes "
-                f"{config.model.channels}"
+                f"{name} has images of {images.shape[0]} channels, but the network takes "
+                f"{config.model.channels}; pass another --source"
             )
     known = {"config": config, "name": name, "checksum": checksum}
     return TestSet(images=images, split=split, bad=bad, **known)  # type: ignore[arg-type]
 
 
 def source_of_tests(config: TrainConfig) -> str:
-    """Name the source of a run, or the one from which its data set file was made."""
+    """Return the name of the source of a run or of its dataset file."""
     name = made_from(config.source)
     if name is None or (is_shards(name) and not is_photo(config)):
         raise ConfigError(
-            f"{config.source} does not state what it was made from, so its network cannot be "
-            "tested at other scales; name the images with --source, or as the source of a study"
+            f"{config.source} does not name the source of its images, so the network cannot be "
+            "tested at other scales; pass --source, or set the source of the study"
         )
     return name

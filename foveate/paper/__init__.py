@@ -1,1 +1,1 @@
-"""All that is about the paper of Jansson and Lindeberg: its tables, its claims, its networks."""
+"""Reproduction of Jansson and Lindeberg (ICPR 2020): the tables, the claims and the quickstart."""

@@ -1,4 +1,4 @@
-"""A first experiment in a few minutes: three networks trained on one scale, tested on 17."""
+"""The quickstart experiment: train three networks on one scale, evaluate them on 17."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -24,14 +24,14 @@ SOURCE = "mnist-5k"
 EPOCHS = 6
 Runs = Mapping[str, TrainConfig]
 Shown = Callable[[str], AbstractContextManager[Watch]]
-"""Opens what shows the training of the run of that name."""
+"""Function from the name of a run to a context manager that displays its training."""
 
 
 def quick_runs(seed: int = 0) -> dict[str, TrainConfig]:
-    """The paper's runs on scale 2, with 3,500 digits of the package and 6 epochs, by network.
+    """Return the runs of the paper on scale 2, shortened to 3,500 digits and 6 epochs, by network.
 
-    The schedule of the learning rate is shortened as the number of epochs is. All three take
-    about 240 seconds of one core, tests included.
+    The digits come with the package. The learning-rate schedule is shortened in proportion. All
+    three runs take about 240 seconds on one core, including the evaluation.
     """
     runs = {}
     for name in NETWORKS:
@@ -45,7 +45,7 @@ def quick_runs(seed: int = 0) -> dict[str, TrainConfig]:
 def train_runs(
     runs: Runs, folder: Path, shown: Shown = lambda name: nullcontext(lambda *step: None)
 ) -> None:
-    """Train the runs one by one in `folder`, each in a folder of its name, unless they are done."""
+    """Train the runs one after another in subfolders of `folder`; skip finished runs."""
     for name, config in runs.items():
         with shown(name) as watch:
             train(config, folder / name, watch=watch)
@@ -57,19 +57,22 @@ def score_runs(
     scales: Sequence[float] = SCALES,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[RunResult]:
-    """Test trained runs over scale, unless they are; results are written for each and for all."""
+    """Evaluate trained runs over scale and save the results; reuse earlier results."""
     results = [_tested(RunFolder(folder / name), scales, advance) for name in runs]
     save_results(results, folder, _about(results))
     return results
 
 
 def images_to_score(runs: Runs, scales: Sequence[float] = SCALES) -> int:
-    """How many images `score_runs` shows to the networks."""
+    """Return the number of images that `score_runs` evaluates over all runs and scales."""
     return len(scales) * sum(len(load_source(config.source).test) for config in runs.values())
 
 
 def full_size() -> list[Curve]:
-    """The same networks trained on all of MNIST, as published with the package; none if not."""
+    """Return the published curves of the same networks trained on all of MNIST.
+
+    Empty if the package contains no published results.
+    """
     folder = published()
     if folder is None:
         return []
@@ -92,7 +95,7 @@ def _tested(run: RunFolder, scales: Sequence[float], advance: Callable[[int], No
 
 
 def _known(run: RunFolder, scales: Sequence[float]) -> RunResult | None:
-    """What an earlier call measured, if it was at the same scales."""
+    """Return the saved result of an earlier call with the same configuration and scales."""
     try:
         (result,) = read_results(run.path)
     except (DataError, ValueError):

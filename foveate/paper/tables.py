@@ -1,4 +1,4 @@
-"""The paper's tables: each row with its published figures, its runs, and our results beside it."""
+"""The tables of the paper: published figures, the runs of each row, and the reproduced results."""
 
 import csv
 import math
@@ -21,7 +21,7 @@ from foveate.training.presets import preset
 
 TABLES = ("table1", "table2", "table3")
 SEEDS = 3
-"""Runs of a row, as in the paper; a row with fewer is partial."""
+"""Number of runs per row, as in the paper; a row with fewer runs is incomplete."""
 SCALES = tuple(PAPER_SCALES)
 """The 17 scales of the test sets."""
 MIDDLE = tuple(scale for scale in SCALES if 1 <= scale <= 4)
@@ -30,48 +30,69 @@ MIDDLE = tuple(scale for scale in SCALES if 1 <= scale <= 4)
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """One cell of a table, in percent: what each seed gave, and what the paper has."""
+    """One cell of a table: the accuracy in the paper and in the reproduced runs, in percent.
+
+    Attributes:
+        paper: Accuracy published in the paper.
+        values: Accuracy of each reproduced run, one per seed.
+
+    Example:
+        >>> point = Point(paper=98.5, values=(98.0, 99.0, 99.0))
+        >>> round(point.mean, 2), round(point.spread, 2), round(point.difference, 2)
+        (98.67, 0.58, 0.17)
+    """
 
     paper: float
     values: tuple[float, ...] = ()
 
     @property
     def seeds(self) -> int:
-        """How many runs there are."""
+        """Number of reproduced runs."""
         return len(self.values)
 
     @property
     def complete(self) -> bool:
-        """Whether there are as many runs as the paper had."""
+        """Whether there are at least as many runs as in the paper."""
         return self.seeds >= SEEDS
 
     @property
     def mean(self) -> float | None:
-        """Mean over the runs there are; None without any."""
+        """Mean over the available runs; None without runs."""
         return mean(self.values) if self.values else None
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over the runs (n - 1 below the fraction); None for fewer than two."""
+        """Sample standard deviation (n - 1) over the runs; None for fewer than two runs."""
         return stdev(self.values) if self.seeds > 1 else None
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's, in points."""
+        """Mean of the runs minus the figure of the paper, in percentage points."""
         return None if self.mean is None else self.mean - self.paper
 
     @property
     def settled(self) -> float:
-        """The mean if all runs are there, or else NaN."""
+        """Mean over the runs if all of them are available, else NaN."""
         return mean(self.values) if self.complete else math.nan
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of a table: percentages at each scale, or one over all scales in [1, 4] (Table III).
+    """One row of a table of the paper.
 
-    `name` is the preset of its run. `channels` is 0 for the CNN, which has none. `points` are the
-    paper's figures, each with what our seeds gave.
+    Attributes:
+        table: ``table1``, ``table2`` or ``table3``.
+        name: Preset of the runs, such as ``fovavg-tr2``.
+        network: Name of the network in the paper, such as ``FovAvg``.
+        channels: Number of scale channels; 0 for the CNN.
+        trained: Training set: ``tr1``, ``tr2``, ``tr4``, ``tr14``, or the number of samples in
+            Table III.
+        points: Accuracy at each scale; in Table III, one mean over the scales in [1, 4].
+
+    Example:
+        >>> row = paper_rows()[0]
+        >>> row.label, row.config.scales, row.at(2.0).paper
+        ('CNN tr1', '1', 36.82)
     """
 
     table: str
@@ -83,61 +104,85 @@ class Row:
 
     @property
     def scales(self) -> tuple[float, ...]:
-        """The scales at which the run is tested."""
+        """Test scales of the row."""
         return MIDDLE if self.table == "table3" else SCALES
 
     @property
     def config(self) -> TrainConfig:
-        """The run that makes the row, for seed 0."""
+        """Training configuration of the row, for seed 0."""
         return preset(self.name)
 
     @property
     def label(self) -> str:
-        """What a reader calls it: FovAvg 17 tr2."""
+        """Label for readers, such as ``FovAvg 17 tr2``."""
         return " ".join(
             [self.network, *([str(self.channels)] if self.channels else []), self.trained]
         )
 
     @property
     def complete(self) -> bool:
-        """Whether no run is missing."""
+        """Whether all runs of all points are available."""
         return all(point.complete for point in self.points)
 
     def at(self, scale: float) -> Point:
-        """The point of a scale."""
+        """Return the point at a scale.
+
+        Args:
+            scale: One of `scales`, with a tolerance of 0.1 %.
+
+        Returns:
+            The point.
+        """
         place = _place(self.scales, scale)
         assert place is not None, f"{self.name} is not tested at {scale:g}"
         return self.points[place]
 
     def over(self, scales: Sequence[float] = MIDDLE) -> float:
-        """Mean over some scales if all runs are there, or else NaN."""
+        """Average the accuracy of complete points over some scales.
+
+        Args:
+            scales: Scales to average over; those in [1, 4] by default.
+
+        Returns:
+            Mean accuracy in percent; NaN while runs are missing.
+        """
         return mean(self.at(scale).settled for scale in scales)
 
 
 @lru_cache(maxsize=1)
 def paper_rows() -> tuple[Row, ...]:
-    """All rows of the three tables, in the paper's order."""
+    """Return all rows of Tables I to III, in the order of the paper.
+
+    The rows contain the published figures only. `Summaries` adds the reproduced results.
+
+    Returns:
+        The rows.
+
+    Example:
+        >>> [row.name for row in paper_rows() if row.network == "CNN"][:4]
+        ['cnn-tr1', 'cnn-tr2', 'cnn-tr4', 'cnn-tr14']
+    """
     lines = ((table, line) for table in TABLES for line in _lines(table))
     return tuple(row for table, line in lines for row in _rows(table, line))
 
 
 def network_title(name: str) -> str:
-    """What a reader calls a network of the zoo: FovAvg for fovavg."""
+    """Return the paper's name of a zoo network, such as FovAvg for fovavg."""
     titles = {row.network.lower(): row.network for row in paper_rows()}
     return titles.get(name, name)
 
 
 def find_rows(tables: Sequence[str] = TABLES, names: Sequence[str] = ()) -> list[Row]:
-    """Pick the rows of some tables; `names` are presets, or their beginnings, as fovavg."""
+    """Return the rows of some tables; `names` are presets or their prefixes, such as fovavg."""
     for table in tables:
         if table not in TABLES:
-            raise ConfigError(f"no table {table!r}; there are {', '.join(TABLES)}")
+            raise ConfigError(f"no table {table!r}; choose from {', '.join(TABLES)}")
     there = [row for row in paper_rows() if row.table in tables]
     for name in names:
         if not any(_goes_by(row, name) for row in there):
             near = get_close_matches(name, [row.name for row in there], n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise ConfigError(f"no row {name!r} in {', '.join(tables)}{hint}")
+            hint = f"did you mean {near[0]}?" if near else "list them with foveate reproduce --plan"
+            raise ConfigError(f"no row {name!r} in {', '.join(tables)}; {hint}")
     return [row for row in there if not names or any(_goes_by(row, name) for name in names)]
 
 
@@ -146,9 +191,9 @@ def _goes_by(row: Row, name: str) -> bool:
 
 
 def paper_jobs(rows: Iterable[Row], seeds: int, precision: Precision) -> list[Job]:
-    """List the runs that the rows need, each once, the seeds of a row one after another.
+    """Return the runs of the rows without duplicates, ordered by row and seed.
 
-    Table II repeats two rows of Table I from other runs; here both tables share one run.
+    Table II of the paper repeats two rows of Table I with other runs; here both tables share them.
     """
     if not 1 <= seeds <= MAX_SEEDS:
         raise ConfigError(f"seeds must be 1 to {MAX_SEEDS}, got {seeds}")
@@ -163,7 +208,7 @@ def paper_jobs(rows: Iterable[Row], seeds: int, precision: Precision) -> list[Jo
 
 
 def published() -> Path | None:
-    """The folder of the results that come with the package; None if there are none."""
+    """Return the folder of the results published with the package; None if there are none."""
     package = Path(__file__).parents[1]
     for folder in (package / "published", package.parent / "results" / "paper"):
         if (folder / RESULTS).exists():
@@ -172,7 +217,20 @@ def published() -> Path | None:
 
 
 class Summaries:
-    """All rows of the paper, with the results that there are."""
+    """All rows of the paper, filled with the available results.
+
+    Iterating yields the rows in the order of the paper.
+
+    Args:
+        records: Results of reproduced runs, see `foveate.sweeps.records.read_records`.
+
+    Example:
+        >>> results = Summaries()
+        >>> results.row("fovmax-tr2").at(2.0).seeds
+        0
+        >>> [row.channels for row in results.table("table2", "FovMax")]
+        [17, 9, 5]
+    """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
         grouped: dict[tuple[str, str], list[Record]] = {}
@@ -187,18 +245,34 @@ class Summaries:
         return iter(self._rows.values())
 
     def row(self, name: str, table: str = "table1") -> Row:
-        """The row of a preset."""
+        """Return the row of a preset.
+
+        Args:
+            name: Preset, such as ``fovavg-tr2``.
+            table: ``table1``, ``table2`` or ``table3``.
+
+        Returns:
+            The row with its results.
+        """
         return self._rows[table, name]
 
     def table(self, table: str, *networks: str) -> list[Row]:
-        """The rows of a table, of some networks or of all."""
+        """Return the rows of a table.
+
+        Args:
+            table: ``table1``, ``table2`` or ``table3``.
+            *networks: Names of the networks to include, such as ``FovAvg``; all by default.
+
+        Returns:
+            The rows with their results.
+        """
         rows = (row for row in self if row.table == table)
         return [row for row in rows if not networks or row.network in networks]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """What the runs took: each counts once, though two tables show it."""
+    """Time, memory and hardware of the runs; a run shared by two tables counts once."""
 
     runs: int
     missing: int
@@ -209,7 +283,7 @@ class Effort:
 
 
 def effort(records: Iterable[Record]) -> Effort:
-    """Add up the runs of the paper's rows; `missing` are those still to be done."""
+    """Sum up the runs of the paper's rows; `missing` is the number of runs not yet available."""
     names = {row.name for row in paper_rows()}
     runs = {(r.row, r.seed): r for r in records if r.row in names}
     done = Counter(name for name, _ in runs)
@@ -224,7 +298,7 @@ def effort(records: Iterable[Record]) -> Effort:
 
 
 def precision_of(record: Record) -> Precision | None:
-    """How the run was computed; None if it is not the run that this version has for the row."""
+    """Return the precision of a run; None if its configuration differs from that of the row."""
     for row in (row for row in paper_rows() if row.name == record.row):
         for precision in get_args(Precision):
             asked = replace(row.config, seed=record.seed, precision=precision)
@@ -234,7 +308,7 @@ def precision_of(record: Record) -> Precision | None:
 
 
 def _rows(table: str, line: dict[str, str]) -> Iterator[Row]:
-    """The rows in a line of a published table: one, or in Table III one for each sample size."""
+    """Yield the rows of one CSV line: one row, or in Table III one per sample size."""
     name, channels = line["network"].lower(), int(line["channels"] or 0)
     figures = {key: float(value) for key, value in line.items() if key[0].isdigit()}
     named: dict[str, tuple[str, tuple[float, ...]]]
@@ -259,13 +333,15 @@ def _lines(table: str) -> list[dict[str, str]]:
 
 
 def _filled(row: Row, records: Sequence[Record]) -> Row:
-    """Add the accuracies of the runs, sorted by scale and seed; each seed counts once."""
+    """Fill the points with the accuracy of the runs, ordered by seed; each seed counts once."""
     cells: list[dict[int, float]] = [{} for _ in row.scales]
     for record in records:
         place = _place(row.scales, record.scale)
         if place is not None:
             cells[place].setdefault(record.seed, 100 * record.accuracy)
-    if len(row.points) < len(cells):  # the mean over the scales of each seed that has them all
+    if len(row.points) < len(
+        cells
+    ):  # mean over the scales, for each seed with results at all scales
         seeds = set.intersection(*(set(cell) for cell in cells))
         cells = [{seed: mean(cell[seed] for cell in cells) for seed in seeds}]
     values = [tuple(cell[seed] for seed in sorted(cell)) for cell in cells]
@@ -274,6 +350,6 @@ def _filled(row: Row, records: Sequence[Record]) -> Row:
 
 
 def _place(scales: Sequence[float], scale: float) -> int | None:
-    """Which of the scales it is, also when it was written with four digits."""
+    """Return the index of a scale, which can be rounded to four digits; None if it is missing."""
     near = (math.isclose(known, scale, rel_tol=1e-3) for known in scales)
     return next((place for place, found in enumerate(near) if found), None)

@@ -91,7 +91,7 @@ def test_an_exported_program_runs_its_code_only_if_trusted(tmp_path, capsys):
     mark = tmp_path / "SPRUNG"
     path = poisoned(tmp_path / "net.pt2", mark)
     said = refusal(lambda: load_model(str(path)))
-    assert said.startswith(f"{path} is a torch.export program, which can run any code; ")
+    assert said.startswith(f"{path} is a torch.export program, which can run arbitrary code; ")
     pictures = f"folder:{tmp_path}"
     assert str(path) in refused(capsys, "audit", path, "--source", pictures)
     assert not mark.exists()
@@ -164,7 +164,7 @@ def test_an_onnx_model_reads_only_its_own_folder(tmp_path):
 def test_an_onnxruntime_that_reads_any_file_is_refused(tmp_path, monkeypatch):
     onnxruntime = pytest.importorskip("onnxruntime")
     monkeypatch.setattr(onnxruntime, "__version__", "1.23.2")
-    with pytest.raises(ConfigError, match=r"onnxruntime 1\.23\.2 lets a model read any file"):
+    with pytest.raises(ConfigError, match=r"onnxruntime 1\.23\.2 lets a model read arbitrary files"):
         load_model(str(reading(tmp_path / "net.onnx", "../secret")))
 
 

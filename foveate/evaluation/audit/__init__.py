@@ -1,3 +1,3 @@
-"""How a classifier behaves when the objects in its images change size."""
+"""Audit a classifier: accuracy, agreement and confidence when its images are rescaled."""
 
 from foveate.evaluation.audit.measure import audit as audit

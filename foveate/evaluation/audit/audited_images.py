@@ -1,4 +1,4 @@
-"""The images of an audit, read from a source when they are needed."""
+"""The images of an audit, read lazily from a source."""
 # Shape letters: B batch, C image channel, H W pixels.
 
 import hashlib
@@ -17,16 +17,17 @@ from foveate.evaluation.audit.images import Rescale
 
 SPLITS = ("train", "val", "test", "all")
 Prepare = Callable[..., Tensor]
-"""From images, each ``(C, H, W)`` uint8, and a scale to the input of a model."""
+"""Function that maps images, each ``(C, H, W)`` uint8, and a scale to the input of a model."""
 Check = Callable[[Tensor], object]
 
 
 class AuditImages:
-    """Images (C, H, W) uint8 with labels, read when needed; `unreadable` names those left out.
+    """Images (C, H, W) uint8 with labels, read lazily.
 
-    `read(i)` returns image i or raises a DataError, and `where(i)` names it. After a pass over all
-    of them, `readable` lists the indices of those that were used, `shapes` their heights and
-    widths, and `checksum` is the sha256 of their shapes, pixels and labels.
+    `read(i)` returns image i or raises a DataError; `where(i)` describes the image in messages.
+    `unreadable` maps the index of each skipped image to the reason. After a pass over all images,
+    `readable` lists the indices of the images used, `shapes` their heights and widths, and
+    `checksum` is the sha256 of their shapes, pixels and labels.
     """
 
     def __init__(
@@ -49,11 +50,13 @@ class AuditImages:
         return len(self.labels)
 
     def first(self, count: int) -> list[Tensor]:
-        """Return the first `count` readable images, or all if there are fewer."""
+        """Return the first `count` readable images, or fewer if the source has fewer."""
         tried = (self._try(index) for index in range(len(self)) if index not in self.unreadable)
         found = list(itertools.islice((image for image in tried if image is not None), count))
         if not found:
-            raise DataError(f"none of the {len(self)} images of {self.source} can be read")
+            raise DataError(
+                f"none of the {len(self)} images of {self.source} can be read; check the files"
+            )
         return found
 
     def batches(
@@ -63,9 +66,9 @@ class AuditImages:
         device: torch.device | str = "cpu",
         check: Check = lambda image: None,
     ) -> Iterator[tuple[Rescale, Tensor]]:
-        """Yield functions from a scale to the input of a batch, with the labels of the batch.
+        """Yield each batch as a function from a scale to the input, with its labels.
 
-        Images for which `check` raises a DataError are left out like those that cannot be read.
+        Images that cannot be read, or for which `check` raises a DataError, are skipped.
         """
         digest = hashlib.sha256()
         self.readable, self.shapes = [], []
@@ -103,13 +106,13 @@ def open_images(
     classes: Sequence[str] = (),
     load: Callable[[str], Source] = load_source,
 ) -> AuditImages:
-    """Open the images of a source; those of a folder may differ in size.
+    """Open the images of a source; images of a folder can differ in size.
 
     Args:
         source: Data source, such as ``folder:photos`` or ``mnist``.
         split: train, val, test or all; test by default, all for a folder without splits.
-        limit: Use only this many images, the first ones.
-        classes: Class names in the order of the model's logits, if it differs from the source's.
+        limit: Use only the first `limit` images.
+        classes: Class names in the order of the model's logits; the order of the source by default.
         load: Function that loads sources other than folders.
     """
     kind, _, name = source.partition(":")
@@ -152,13 +155,13 @@ def _read_file(path: Path) -> Tensor:
 
 
 def _reordered(images: AuditImages, classes: Sequence[str]) -> Tensor:
-    """The labels as indices into `classes`."""
+    """Return the labels as indices into `classes`."""
     if len(set(classes)) < len(classes):
         twice = next(name for name in classes if list(classes).count(name) > 1)
-        raise ConfigError(f"the model's classes have the name {twice!r} twice; name each once")
+        raise ConfigError(f"classes must be unique, got {twice!r} twice")
     if missing := [name for name in images.classes if name not in classes]:
         raise ConfigError(
             f"the images have the class {missing[0]!r}, which is not among the {len(classes)} "
-            "classes given for the model; use the same names"
+            "given classes; list every class of the images"
         )
     return torch.tensor([list(classes).index(name) for name in images.classes])[images.labels]

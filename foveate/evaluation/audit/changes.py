@@ -1,4 +1,4 @@
-"""Images whose prediction changes with the scale, for people to look at."""
+"""Select the images whose prediction changes with the scale, for display in the report."""
 # Shape letters: B batch.
 
 from collections import Counter
@@ -10,16 +10,17 @@ from torch import Tensor
 
 MOST, PER_CLASS = 12, 3
 RULE = (
-    f"Up to {MOST} images whose prediction at another scale differs from that at the native scale, "
-    "with the most confident of these predictions. The images are ordered by the lower of their "
-    f"two confidences, highest first, and at most {PER_CLASS} are of one class."
+    f"Up to {MOST} images whose prediction at another scale differs from the one at the native "
+    "scale, each with its most confident differing prediction. The images are sorted by the lower "
+    f"of their two confidences, highest first; at most {PER_CLASS} are of one class."
 )
 
 
 class Change(NamedTuple):
-    """An image, by its position among those audited, at the native scale and at another one.
+    """Predictions of one image at the native scale and at another scale.
 
-    Predictions and `label` are indices of classes; confidences are their probabilities.
+    `image` is the position among the audited images. Predictions and `label` are class indices;
+    confidences are the probabilities of the predictions.
     """
 
     image: int
@@ -39,13 +40,15 @@ class Change(NamedTuple):
 def best_changes(
     found: Sequence[tuple[Tensor, Tensor]], labels: Tensor, scales: Sequence[float], first: int = 0
 ) -> list[Change]:
-    """Find the most confident change of each image of a batch whose prediction changes.
+    """Find the most confident changed prediction of each image in a batch.
+
+    Images with the same prediction at every scale are omitted.
 
     Args:
-        found: Confidence and prediction ``(B,)`` at each of `scales`, the native one first.
+        found: Confidence and prediction ``(B,)`` at each of `scales`, the native scale first.
         labels: Labels ``(B,)``.
         scales: The scales.
-        first: Position of the first image of the batch.
+        first: Position of the first image of the batch among all images.
     """
     confidences, predictions = (torch.stack(part) for part in zip(*found, strict=True))
     changed = predictions != predictions[0]
@@ -65,7 +68,7 @@ def best_changes(
 
 
 def most_confident(changes: Iterable[Change], most: int | None = MOST) -> list[Change]:
-    """Choose the most certain changes, at most `PER_CLASS` of a class and `most` in all."""
+    """Select the most confident changes: at most `PER_CLASS` per class and `most` in total."""
     chosen: list[Change] = []
     taken: Counter[int] = Counter()
     for change in sorted(changes, key=lambda c: (-c.certainty, c.image)):

@@ -1,13 +1,13 @@
-"""Images resized to the input of a model at any scale.
+"""Resize images to the input of a model at any scale.
 
-The conventions of `zoom`, each pinned by a test:
+Conventions of `zoom`, each tested:
 
-- Image and frame share their centre, whatever their sizes: pixel i covers [i, i + 1).
-- The kernel is Keys' cubic (a = -1/2), which interpolates. Where the image shrinks, the kernel is
-  widened in proportion, so nothing aliases. Factor 1 on a frame of the image's size is the
-  identity. Results are clamped to the range of the image's values.
-- Beyond its border the image continues as "replicate" (its edge pixel), "reflect" (mirrored about
-  the edge pixel, as often as needed), a number, or a colour of one number per channel.
+- Pixel i covers [i, i + 1). The centre of the image maps to the centre of the output for all sizes.
+- The kernel is Keys' cubic interpolation kernel (a = -1/2). Where the image shrinks, the kernel is
+  widened in proportion to avoid aliasing. Factor 1 at the size of the image is the identity. The
+  output is clamped to the value range of the image.
+- Outside the image, "replicate" repeats the edge pixel, "reflect" mirrors the image about the edge
+  pixel as often as needed, and a number or a tuple of one number per channel is a constant colour.
 """
 # Shape letters: B batch, C image channel, H W pixels.
 
@@ -28,7 +28,7 @@ Fit = Literal["fill", "inside"]
 View = Literal["zoom", "resolution"]
 Beyond = str | float | tuple[float, ...]
 Rescale = Callable[[float], Tensor]
-"""From a scale to a batch of images at that scale."""
+"""Function that maps a scale to a batch of images at that scale."""
 GREY = (0.299, 0.587, 0.114)  # weights of red, green and blue, as in PIL
 
 
@@ -38,13 +38,14 @@ def zoom(
     size: tuple[int, int] | None = None,
     border: Beyond = "replicate",
 ) -> Tensor:
-    """Magnify images about their centre, as the module's docstring defines.
+    """Magnify images about their centre, with the conventions of the module docstring.
 
     Args:
         images: Float images, shape ``(B, C, H, W)``.
-        factor: Magnification; below 1 the images shrink.
-        size: Height and width of the result; those of the images by default.
-        border: What lies beyond the images: "replicate", "reflect", a number, or one per channel.
+        factor: Magnification; values below 1 shrink the images.
+        size: Height and width of the output; those of the images by default.
+        border: Pixels outside the images: "replicate", "reflect", a number, or one number per
+            channel.
 
     Returns:
         Images of shape ``(B, C, *size)``.
@@ -62,10 +63,10 @@ def zoom(
 
 
 def reduce_resolution(images: Tensor, scale: float) -> Tensor:
-    """Show images as if they were recorded with fewer pixels, at the same field of view.
+    """Reduce the resolution of images and keep their size and field of view.
 
-    The images are reduced to ``ceil(scale * H)`` by ``ceil(scale * W)`` pixels, whose centres are
-    ``1 / scale`` pixels apart, and enlarged to their size again; both steps are those of `zoom`.
+    `zoom` reduces the images to ``ceil(scale * H)`` by ``ceil(scale * W)`` pixels, whose centres
+    are ``1 / scale`` pixels apart, and enlarges them to their original size.
 
     Args:
         images: Float images, shape ``(B, C, H, W)``.
@@ -84,33 +85,33 @@ def reduce_resolution(images: Tensor, scale: float) -> Tensor:
 
 
 def check_view(view: str, scale: float) -> None:
-    """Raise a ConfigError for an unknown view, and for a scale that it does not have."""
+    """Raise a ConfigError for an unknown view or a scale that the view does not support."""
     if view not in get_args(View):
         raise ConfigError(f"view must be zoom or resolution, got {view!r}")
     check_scale(scale)
     if view == "resolution" and scale > 1:
         raise ConfigError(
-            f"the view resolution has scales of at most 1, got {scale:g}: an image has no more "
-            "pixels than it has; use scales such as 0.125:1:2, or the view zoom"
+            f"the view resolution requires scales of at most 1, got {scale:g}; use scales such as "
+            "0.125:1:2, or the view zoom"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transform:
-    """How images become the input of a model.
+    """Preprocessing that turns images into the input of a model at a given scale.
 
     Attributes:
         size: Height and width of the input.
         channels: Number of input channels, 1 or 3.
-        recipe: "frame" resizes the image itself, to values of 0 to 1 that are then normalised.
-            "large-scale" makes images of MNIST Large Scale, as `foveate evaluate` does.
-        border: What lies beyond the image, or with "large-scale", beyond the frame in smoothing.
-        mean: Mean subtracted with the recipe "frame", one value or one per channel.
-        std: Standard deviation divided by with the recipe "frame".
-        fit: At scale 1, "fill" resizes the image until it fills the input and crops the excess;
-            "inside" shows the whole image, and the border fills the rest.
-        view: At scale s, "zoom" magnifies the image s times about its centre. "resolution" shows
-            the image at scale 1 with s times the pixels along each axis, see `reduce_resolution`.
+        recipe: "frame" resizes the image and normalises its values of 0 to 1. "large-scale" makes
+            images of MNIST Large Scale, as `foveate evaluate` does.
+        border: Pixels outside the image; with "large-scale", the border mode of the smoothing.
+        mean: Mean used for normalisation by the recipe "frame", one value or one per channel.
+        std: Standard deviation used for normalisation by the recipe "frame".
+        fit: At scale 1, "fill" resizes the image to cover the input and crops the excess; "inside"
+            resizes it to fit inside the input, and the border fills the rest.
+        view: At scale s, "zoom" magnifies the image s times about its centre. "resolution" reduces
+            the image at scale 1 to s times the pixels along each axis, see `reduce_resolution`.
     """
 
     size: tuple[int, int]
@@ -126,11 +127,13 @@ class Transform:
         if min(self.size) < 1:
             raise ConfigError(f"size must be at least 1 pixel, got {min(self.size)}")
         if self.channels not in (1, 3):
-            raise ConfigError(f"images have 1 or 3 channels, and the model takes {self.channels}")
+            raise ConfigError(f"the model must take 1 or 3 image channels, got {self.channels}")
         for name in ("mean", "std"):
             self._check_count(name, getattr(self, name))
         if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
-            raise ConfigError(f"std must be above 0, got {self.std}, and mean finite: {self.mean}")
+            raise ConfigError(
+                f"std must be above 0 and mean finite, got std {self.std} and mean {self.mean}"
+            )
         if self.recipe not in get_args(Recipe):
             raise ConfigError(f"recipe must be frame or large-scale, got {self.recipe!r}")
         if self.fit not in get_args(Fit):
@@ -143,14 +146,19 @@ class Transform:
 
     def _check_count(self, name: str, values: tuple[float, ...]) -> None:
         if len(values) not in (1, self.channels):
-            raise ConfigError(f"{name} must be 1 or {self.channels} numbers, got {len(values)}")
+            raise ConfigError(
+                f"{name} must be one number or one per channel ({self.channels}), got {len(values)}"
+            )
 
     def _check_large_scale(self) -> None:
         check_border(str(self.border))
         if self.size[0] != self.size[1]:
-            raise ConfigError(f"the recipe large-scale makes square images, got {self.size}")
+            raise ConfigError(f"the recipe large-scale requires a square size, got {self.size}")
         if (self.fit, self.view) != ("fill", "zoom"):
-            raise ConfigError("fit and view are for pictures: use them with the recipe frame")
+            raise ConfigError(
+                f"fit and view require the recipe frame, got fit {self.fit} and view {self.view} "
+                "with the recipe large-scale"
+            )
 
     def _check_beyond(self) -> None:
         if self.border in ("replicate", "reflect"):
@@ -166,13 +174,13 @@ class Transform:
     def __call__(
         self, images: Sequence[Tensor], scale: float = 1.0, canvas: int | None = None
     ) -> Tensor:
-        """Turn images into the input of the model at a scale.
+        """Transform images into the input of the model at a scale.
 
         Args:
             images: Images, each ``(C, H, W)`` uint8.
             scale: The scale.
-            canvas: Side of a larger square around the input, in pixels, for networks that see more
-                than the input; for the recipe "frame".
+            canvas: Side in pixels of a larger square around the input, for networks whose windows
+                extend past the input. Only for the recipe "frame".
 
         Returns:
             The input ``(B, C, *size)``, or ``(B, C, canvas, canvas)`` with the same centre.
@@ -182,7 +190,7 @@ class Transform:
         return torch.cat([self._batch(image[None], scale, canvas) for image in images])
 
     def show(self, images: Sequence[Tensor], scale: float = 1.0) -> Tensor:
-        """Return the input at a scale with values of 0 to 1, for people to look at."""
+        """Return the input at a scale with values of 0 to 1, for display."""
         shown = self(images, scale)
         if self.recipe == "large-scale":
             low, high = shown.amin((1, 2, 3), keepdim=True), shown.amax((1, 2, 3), keepdim=True)
@@ -191,14 +199,14 @@ class Transform:
         return (shown * std + mean).clamp(0, 1)
 
     def check_scale(self, scale: float) -> None:
-        """Raise a ConfigError for a scale at which no input can be made."""
+        """Raise a ConfigError if the view does not support the scale."""
         check_view(self.view, scale)
 
     def check(self, image: Tensor, scale: float) -> None:
         """Accept an image of any size at any scale."""
 
     def lost(self, height: int, width: int) -> float:
-        """Share of the area of an image of this size that is cropped at scale 1."""
+        """Return the share of the area that is cropped from an image of this size at scale 1."""
         if self.recipe == "large-scale":
             return 0.0
         factor = self._factor(height, width)
@@ -206,11 +214,11 @@ class Transform:
         return 1 - math.prod(seen)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
+        """Convert the transform to a dictionary that can be serialised as JSON."""
         return asdict(self)
 
     def _factor(self, height: int, width: int) -> float:
-        """Magnification at scale 1."""
+        """Return the magnification at scale 1."""
         ratios = self.size[0] / height, self.size[1] / width
         return max(ratios) if self.fit == "fill" else min(ratios)
 
@@ -237,7 +245,10 @@ class Transform:
 
 
 def _weights(length: int, factor: float, size: int, border: Beyond) -> Tensor:
-    """The (size, length) weights that zoom one axis; with a number beyond, rows sum to less."""
+    """Return the (size, length) weights of one axis.
+
+    With a constant border, rows that extend past the image sum to less than 1.
+    """
     if not (math.isfinite(factor) and factor > 0):
         raise ConfigError(f"scale must be finite and above 0, got {factor:g}")
     position = (torch.arange(size, dtype=torch.float64) + 0.5 - size / 2) / factor + length / 2

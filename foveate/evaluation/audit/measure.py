@@ -26,7 +26,19 @@ Z = NormalDist().inv_cdf(0.975)
 
 
 class Estimate(NamedTuple):
-    """A value with its 95 % confidence interval; without images, NaN between 0 and 1."""
+    """A value with its 95 % confidence interval.
+
+    Without images, the value is NaN and the interval is 0 to 1.
+
+    Attributes:
+        value: Point estimate.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+
+    Example:
+        >>> Estimate(0.9, 0.85, 0.94).value
+        0.9
+    """
 
     value: float
     low: float
@@ -34,7 +46,7 @@ class Estimate(NamedTuple):
 
 
 def wilson(hits: int, count: int) -> Estimate:
-    """Estimate a share with Wilson's interval: where |hits / count - share| is Z deviations."""
+    """Estimate a proportion with its 95 % Wilson score interval."""
     if count == 0:
         return Estimate(math.nan, 0.0, 1.0)
     share, spread = hits / count, Z * Z / count
@@ -46,10 +58,21 @@ def wilson(hits: int, count: int) -> Estimate:
 
 @dataclass(frozen=True)
 class Counts:
-    """Sums over `count` images.
+    """Sums over images at one scale, and the estimates that follow from them.
 
-    `right` predictions are correct and `agreeing` ones equal those at the native scale;
-    `confidences` sums the probabilities of the predictions, `squares` their squares.
+    Attributes:
+        count: Number of images.
+        right: Number of correct predictions.
+        agreeing: Number of predictions that equal those at the native scale.
+        confidences: Sum of the probabilities of the predicted classes.
+        squares: Sum of the squares of these probabilities.
+
+    Example:
+        >>> counts = Counts(count=100, right=90, agreeing=95, confidences=80.0, squares=66.0)
+        >>> counts.accuracy.value, counts.agreement.value, counts.confidence.value
+        (0.9, 0.95, 0.8)
+        >>> round(counts.accuracy.low, 3), round(counts.accuracy.high, 3)
+        (0.826, 0.945)
     """
 
     count: int
@@ -60,17 +83,17 @@ class Counts:
 
     @property
     def accuracy(self) -> Estimate:
-        """Share of correct predictions."""
+        """Share of correct predictions, with a Wilson score interval."""
         return wilson(self.right, self.count)
 
     @property
     def agreement(self) -> Estimate:
-        """Share of predictions that equal those at the native scale."""
+        """Share of predictions equal to those at the native scale, with a Wilson score interval."""
         return wilson(self.agreeing, self.count)
 
     @property
     def confidence(self) -> Estimate:
-        """Mean probability of the predictions, with the interval of a normal mean."""
+        """Mean probability of the predicted classes, with a normal approximation interval."""
         if self.count < 2:
             return Estimate(self.confidences if self.count else math.nan, 0.0, 1.0)
         mean = self.confidences / self.count
@@ -79,18 +102,33 @@ class Counts:
         return Estimate(mean, max(mean - half, 0.0), min(mean + half, 1.0))
 
     def to_dict(self) -> dict[str, Any]:
-        """Sums and measures, ready for JSON, which has no NaN."""
+        """Convert the sums and estimates to a dictionary that can be serialised as JSON.
+
+        Returns:
+            The sums, and each estimate with its interval; None for estimates without images.
+        """
         measures = {name: getattr(self, name)._asdict() for name in MEASURES}
         return {**asdict(self), **(measures if self.count else dict.fromkeys(MEASURES))}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """Results of a classifier at each of `scales`; `native` is the scale to compare with.
+    """Accuracy, agreement and confidence of a classifier at each scale.
 
-    `overall[i]` counts all images at `scales[i]`, and `per_class[i][k]` those of `classes[k]`.
-    `changes` are images whose prediction is another one than at the native scale, see
-    `foveate.evaluation.audit.changes.most_confident`.
+    Attributes:
+        scales: Audited scales, in ascending order.
+        native: Scale whose predictions are the reference for agreement.
+        classes: Class names.
+        overall: Results over all images, one `Counts` per scale.
+        per_class: Results per class: ``per_class[i][k]`` at ``scales[i]`` for ``classes[k]``.
+        changes: Most confident predictions that differ from those at the native scale.
+
+    Example:
+        >>> images, labels = torch.rand(20, 3, 32, 32), torch.arange(20) % 5
+        >>> net = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 5))
+        >>> found = audit(net, images, labels, [0.5, 1, 2])
+        >>> found.count, found.at_native == found.overall[1]
+        (20, True)
     """
 
     scales: tuple[float, ...]
@@ -107,11 +145,19 @@ class Audit:
 
     @property
     def at_native(self) -> Counts:
-        """Counts of all images at the native scale."""
+        """Results over all images at the native scale."""
         return self.overall[self.scales.index(self.native)]
 
     def steady(self, drop: float = 0.05) -> tuple[float, float]:
-        """Range of scales around the native one in which accuracy loses at most `drop`."""
+        """Return the range of scales around the native one where accuracy drops by `drop` or less.
+
+        Args:
+            drop: Largest allowed loss of accuracy relative to the native scale, 0.05 being 5
+                points.
+
+        Returns:
+            The lowest and the highest scale of the range.
+        """
         least = self.at_native.accuracy.value - drop
         first = last = self.scales.index(self.native)
         while first > 0 and self.overall[first - 1].accuracy.value >= least:
@@ -121,7 +167,11 @@ class Audit:
         return self.scales[first], self.scales[last]
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
+        """Convert the audit to a dictionary that can be serialised as JSON.
+
+        Returns:
+            The native scale, the class names, the results per scale and class, and the changes.
+        """
         points = [
             {
                 "scale": scale,
@@ -147,47 +197,57 @@ def audit(
     native: float = 1.0,
     batch: int = 64,
 ) -> Audit:
-    """Measure how a classifier behaves when its images are rescaled.
+    """Measure accuracy, agreement and confidence of a classifier on rescaled images.
 
-    Scale 1 is the image itself, and all images keep their size in pixels.
+    Scale 1 is the original image. All images keep their size in pixels. Modules run in eval mode
+    and without gradients; their previous mode is restored.
 
     Args:
-        model: Any callable from images ``(B, C, H, W)`` to logits or probabilities ``(B, K)``.
-        images: Float images, shape ``(N, C, H, W)``.
-        labels: Integer labels from 0, shape ``(N,)``.
-        scales: Scales to test at; the native scale is added if it is missing.
-        classes: Class names; numbers by default.
-        border: What lies beyond the images: "replicate", "reflect", a number, or a tuple of one
+        model: Any callable from images to logits or probabilities.
+        images: Float images, preprocessed for the model.
+        labels: Class indices.
+        scales: Scales to audit at; the native scale is added if it is missing.
+        classes: Class names; class indices by default.
+        border: Pixels outside the images: "replicate", "reflect", a number, or a tuple of one
             number per channel.
-        view: What scale s means. "zoom" magnifies the images s times about their centre, see
-            `foveate.evaluation.audit.images.zoom`. "resolution" shows them with s times the pixels
-            along each axis, s being at most 1, see `reduce_resolution` there.
-        native: Scale whose predictions those at other scales are compared with.
+        view: Meaning of scale s. "zoom" magnifies the images s times about their centre.
+            "resolution" reduces them to s times the pixels along each axis and keeps their size,
+            for s of at most 1.
+        native: Scale whose predictions are the reference for agreement.
         batch: Number of images per call of the model.
+
+    Shape:
+        - images: ``(N, C, H, W)``.
+        - labels: ``(N,)``.
+        - Input and output of the model: ``(B, C, H, W)`` and ``(B, K)``.
 
     Returns:
         Accuracy, agreement and confidence at every scale, overall and per class, and the most
-        confident changes of predictions.
+        confident predictions that change with the scale.
 
     Raises:
         ConfigError: If an argument is invalid, or the model does not return finite logits.
         DataError: If there are no images.
 
     Example:
-        >>> found = audit(net, images, labels, [0.5, 1, 2])
+        >>> from foveate import create_model, load_source
+        >>> from foveate.data.large_scale import rescale
+        >>> digits = load_source("mnist-5k").test[:50]
+        >>> net = create_model("cnn-mnist-tr2", pretrained=True)
+        >>> found = audit(net, rescale(digits.images, 2.0), digits.labels, [0.5, 1, 2])
         >>> [round(counts.accuracy.value, 2) for counts in found.overall]
-        [0.61, 0.94, 0.72]
+        [0.68, 1.0, 0.42]
     """
     check_images(images)
     if labels.shape != images.shape[:1]:
         got = tuple(labels.shape)
-        raise ConfigError(f"labels must be one for each of {len(images)} images, got {got}")
+        raise ConfigError(f"labels must have the shape ({len(images)},), got {got}")
     if not len(images):
-        raise DataError("there are no images to audit")
+        raise DataError("the audit requires at least 1 image, got 0")
     names = tuple(classes) or _numbers(model, images[:1])
     if int(labels.min()) < 0 or int(labels.max()) >= len(names):
         raise ConfigError(
-            f"labels must lie from 0 to {len(names) - 1}, one of {len(names)} classes, got "
+            f"labels must lie between 0 and {len(names) - 1} for {len(names)} classes, got "
             f"{int(labels.min())} to {int(labels.max())}"
         )
     check_view(view, 1.0)
@@ -206,14 +266,15 @@ def audit_together(
     native: float = 1.0,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[Audit]:
-    """Audit several models in one pass over batches of (function from a scale to images, labels).
+    """Audit several models in one pass over batches.
 
-    The native scale is added to `scales` if it is missing.
+    Each batch is a function from a scale to images, and labels. The native scale is added to
+    `scales` if it is missing.
     """
     (native,) = as_scales([native])
     others = [s for s in as_scales(scales) if not math.isclose(s, native, rel_tol=1e-9)]
     grid = tuple(sorted((*others, native)))
-    order = sorted(range(len(grid)), key=lambda i: grid[i] != native)  # the native scale first
+    order = sorted(range(len(grid)), key=lambda i: grid[i] != native)  # native scale first
     shown = tuple(grid[i] for i in order)
     sums = torch.zeros(len(models), len(grid), len(classes), 5, dtype=torch.float64)
     changes: list[list[Change]] = [[] for _ in models]
@@ -238,7 +299,7 @@ def audit_together(
                 changes[m] = most_confident([*changes[m], *new], most=None)
             count += len(labels)
     if not sums.any():
-        raise DataError("there are no images to audit")
+        raise DataError("no image could be read; check the files")
     return [
         _result(each, grid, native, tuple(classes), tuple(most_confident(chosen)))
         for each, chosen in zip(sums, changes, strict=True)
@@ -246,7 +307,7 @@ def audit_together(
 
 
 def _predictions(logits: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Probability and index of the predicted class of each image, on the CPU."""
+    """Return the probability and the index of the predicted class per image, on the CPU."""
     confidence, prediction = logits.float().cpu().double().softmax(1).max(1)
     if bad := int(confidence.isnan().sum()):
         raise ConfigError(
@@ -279,7 +340,7 @@ def _counts(sums: list[float]) -> Counts:
 
 
 def _numbers(model: Classify, image: Tensor) -> tuple[str, ...]:
-    """Numbers for class names, as many as the model has logits."""
+    """Return class indices as class names, one per logit of the model."""
     classifier = Classifier(model)
     with measuring(classifier):
         return tuple(map(str, range(classifier(image).shape[1])))
@@ -287,7 +348,7 @@ def _numbers(model: Classify, image: Tensor) -> tuple[str, ...]:
 
 @contextmanager
 def measuring(model: object) -> Iterator[None]:
-    """Disable gradients and put modules in eval mode; restore their modes afterwards."""
+    """Disable gradients and switch modules to eval mode; restore their modes afterwards."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     modes = [module.training for module in modules]
     try:

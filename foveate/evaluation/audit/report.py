@@ -1,4 +1,4 @@
-"""Audit a model on the images of a source, beside the same model in scale channels."""
+"""Audit a model on the images of a source, next to the same model in scale channels."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,17 +29,17 @@ from foveate.scales import ScaleGrid, as_scales
 
 AS_IT_IS, IN_CHANNELS = "as it is", "in scale channels"
 RESOLUTIONS = ScaleGrid(0.125, 1, per_octave=2)
-CROPPED = 0.01  # share of the area that a picture may lose without a note
+CROPPED = 0.01  # largest cropped share of the area that is not reported
 ENDS = ("", "_low", "_high")
 COLUMNS = ("model", "class", "scale", "count", *(m + end for m in MEASURES for end in ENDS))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AuditReport:
-    """The audits of one model, as it is and in scale channels, and how they were made.
+    """The audits of one model, unchanged and in scale channels, with their settings.
 
     `channels` are the sides of the windows in units of the model's input. `notes` are warnings for
-    the reader; `unreadable` has a message for each image left out.
+    the reader; `unreadable` contains a message for each skipped image.
     """
 
     model: str
@@ -52,11 +52,11 @@ class AuditReport:
 
     @property
     def plain(self) -> Audit:
-        """The audit of the model as it is."""
+        """The audit of the unchanged model."""
         return self.audits[AS_IT_IS]
 
     def save(self, folder: Path) -> tuple[Path, Path]:
-        """Write audit.csv, a line per scale and class, and audit.json; return their paths."""
+        """Write audit.csv with one row per scale and class, and audit.json; return their paths."""
         rows = [
             (name, group, scale, counts.count, *(v for m in MEASURES for v in getattr(counts, m)))
             for name, audit in self.audits.items()
@@ -89,24 +89,25 @@ def audit_beside(
     batch: int = 32,
     advance: Callable[[int], None] = lambda count: None,
 ) -> AuditReport:
-    """Audit a model, and beside it the same model in scale channels without any training.
+    """Audit a model, and the same model in scale channels without training.
 
-    Channel c sees a window of c times the model's input, c being each audited scale relative to the
-    native one, which is the training scale of a network of this package and otherwise 1. With the
-    view "resolution" c is the inverse of that: the window in which the picture has its own pixels.
-    With the recipe "frame", windows that are larger than the input see the picture beyond it.
-    Without a `pool`, and for a model that has scale channels already, the model is audited alone.
+    The window of each channel is c times the model's input, where c is an audited scale divided by
+    the native scale. The native scale is the training scale of a foveate network, and 1 for other
+    models. With the view "resolution", c is the inverse ratio, so that one channel sees the image
+    at its original resolution. With the recipe "frame", windows larger than the input extend into
+    the image around it. Without a `pool`, and for a model that already has scale channels, only the
+    model itself is audited.
 
     Args:
         model: The model.
         images: Images with labels.
-        transform: From images to the model's input, see `choose_transform`.
-        scales: Scales to audit at.
-        native: Scale to compare with.
-        pool: How the logits of the channels are combined; logsumexp was best without training.
-        patch: Side of the patches that the model receives in the channels; its input by default.
+        transform: Transform from images to the model's input, see `choose_transform`.
+        scales: Scales to audit at; `usual_scales` by default.
+        native: Scale whose predictions are the reference for agreement.
+        pool: Pooling over the channels; logsumexp gave the best accuracy without training.
+        patch: Side of the patches in pixels; the side of the model's input by default.
         batch: Number of images per call of the model.
-        advance: Called with the number of images that were done at a scale.
+        advance: Called with the number of images after each batch and scale.
 
     Raises:
         ConfigError: If an argument is invalid, or the model does not return finite logits.
@@ -146,7 +147,7 @@ def audit_beside(
 
 
 def _windows(transform: AnyTransform, scales: Sequence[float], native: float) -> tuple[float, ...]:
-    """The sides of the channels' windows in units of the model's input."""
+    """Return the sides of the windows in units of the model's input."""
     if transform.view == "resolution":
         return tuple(native / scale for scale in reversed(scales))
     return tuple(scale / native for scale in scales)
@@ -161,13 +162,16 @@ def _pair(
     patch: int | None,
     notes: list[str],
 ) -> Beside | None:
-    """The model alone and in channels; None without a pool, or if it has channels or cannot."""
+    """Pair the model with its scale channels.
+
+    Returns None without a pool, and for a model that has scale channels or cannot be wrapped.
+    """
     if pool is None or model.scales or isinstance(transform, PhotoTransform):
         return None
     try:
         pair = beside(net, transform, windows, pool, patch)
     except ConfigError as error:
-        notes.append(f"not put into scale channels: {error}")
+        notes.append(f"the model was not wrapped in scale channels: {error}")
         return None
     if patch is not None:
         with torch.no_grad():
@@ -178,8 +182,8 @@ def _pair(
 def usual_scales(transform: AnyTransform) -> ScaleGrid:
     """Return the default scales of an audit.
 
-    They are the paper's 17 for MNIST Large Scale and 1/4 to 4 for other images, or 1/8 to 1 for the
-    view "resolution".
+    They are the 17 scales of the paper for MNIST Large Scale, 1/4 to 4 for other images, and 1/8 to
+    1 for the view "resolution".
     """
     if transform.view == "resolution":
         return RESOLUTIONS
@@ -188,39 +192,42 @@ def usual_scales(transform: AnyTransform) -> ScaleGrid:
 
 
 def _doubts(audit: Audit) -> list[str]:
-    """A warning if the model does no better than guessing even at its native scale."""
+    """Return a warning if the accuracy at the native scale is not above chance."""
     if audit.at_native.accuracy.low > 1 / len(audit.classes):
         return []
     return [
-        f"at scale {audit.native:g} the model does no better than guessing: are its classes "
-        f"{', '.join(audit.classes[:3])}, ... in this order (--classes), and its pixels as it "
-        "wants them (--mean, --std, --size)?"
+        f"the accuracy at scale {audit.native:g} is not above chance; check that the classes of "
+        f"the model are {', '.join(audit.classes[:3])}, ... in this order (--classes), and that "
+        "its input is normalised and sized as in training (--mean, --std, --size)"
     ]
 
 
 def _seen(model: Model, images: AuditImages) -> list[str]:
-    """A warning if the model was trained on these images."""
+    """Return a warning if the model was trained on these images."""
     if not model.has_seen(images.source, images.split):
         return []
     return [
-        f"{model.name} was trained on {model.source}, so it has seen images of "
+        f"{model.name} was trained on {model.source}, which includes images of "
         f"{images.source} ({images.split})"
     ]
 
 
 def _cropped(transform: AnyTransform, shapes: Sequence[tuple[int, int]]) -> list[str]:
-    """A note on what the input does not show of the pictures even at scale 1."""
+    """Return a note if the input omits parts of some images at scale 1."""
     lost = [transform.lost(*shape) for shape in shapes]
     if not (cut := [share for share in lost if share > CROPPED]):
         return []
     middle, most = (f"{100 * share:.0f} %" for share in (median(cut), max(cut)))
-    lose = f"they lose {middle} of their area (median), at most {most}"
+    lose = f"they lose {middle} of their area in the median and at most {most}"
     if isinstance(transform, PhotoTransform):
         words = (
-            f"reach beyond the largest window of {transform.largest:.0f} pixels at scale 1: {lose}"
+            f"extend past the largest window of {transform.largest:.0f} pixels at scale 1: {lose}"
         )
     else:
-        words = f"are cropped to the shape of the input at scale 1: {lose}; --fit inside shows all"
+        words = (
+            f"are cropped to the shape of the input at scale 1: {lose}; pass --fit inside to keep "
+            "the whole images"
+        )
     return [f"{len(cut):,} of {len(lost):,} images {words}"]
 
 

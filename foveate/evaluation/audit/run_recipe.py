@@ -1,4 +1,4 @@
-"""Pictures as a run on photographs sees them: by the recipe of the run, in its own windows."""
+"""Audit of a run on photographs, with the recipe and the windows of the run."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels, K classes.
 
 import math
@@ -20,18 +20,18 @@ from foveate.execution.precision import cast
 from foveate.models.channels import ScaleChannels
 from foveate.training.photos import windows_of
 
-SHOWN = 160  # most pixels of a side of what people are shown
+SHOWN = 160  # largest side of displayed images in pixels
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PhotoTransform:
-    """How pictures become the patches of a run on photographs, as in `foveate evaluate`.
+    """Transform from images to the patches of a run on photographs, as in `foveate evaluate`.
 
     Attributes:
         recipe: Recipe of the run.
-        windows: Scale channels that cut the patches and repeat the border; without a backbone.
-        view: At scale s, "zoom" brings the short side of a picture to s times the base size.
-            "resolution" brings it to the base size, then reduces it to s times the pixels along
+        windows: Scale channels without a backbone, which extract the patches.
+        view: At scale s, "zoom" resizes the short side of an image to s times the base size.
+            "resolution" resizes it to the base size, then reduces it to s times the pixels along
             each axis and enlarges it again, both with antialiasing.
     """
 
@@ -44,7 +44,7 @@ class PhotoTransform:
         self.recipe.transform()
 
     def __call__(self, images: Sequence[Tensor], scale: float = 1.0) -> Tensor:
-        """Cut pictures, each ``(C, H, W)`` uint8, into patches ``(B, S, 3, P, P)`` at a scale."""
+        """Extract patches ``(B, S, 3, P, P)`` at a scale from images, each ``(C, H, W)`` uint8."""
         cut = [self.windows.patches(self._resized(image.cpu(), scale)) for image in images]
         return torch.cat(cut).to(images[0].device)
 
@@ -65,26 +65,26 @@ class PhotoTransform:
         return (found * std + mean).clamp(0, 1)
 
     def check_scale(self, scale: float) -> None:
-        """Raise a ConfigError for a scale at which no input can be made."""
+        """Raise a ConfigError if the view does not support the scale or images become too large."""
         check_view(self.view, scale)
         if (base := self._base(scale)) > MAX_BASE:
             raise ConfigError(
-                f"at scale {scale:g} the short side has {base} pixels and the limit is {MAX_BASE}; "
-                "use smaller scales"
+                f"at scale {scale:g} the short side is {base} pixels, above the limit of {MAX_BASE}"
+                "; use smaller scales"
             )
 
     def check(self, image: Tensor, scale: float) -> None:
-        """Raise a DataError for a picture that is too large at a scale."""
+        """Raise a DataError if an image is too large at a scale."""
         check_resized(image, self._base(scale))
 
     def lost(self, height: int, width: int) -> float:
-        """Share of the area of a picture of this size beyond the largest window at scale 1."""
+        """Return the share of an image of this size outside the largest window at scale 1."""
         factor = self.recipe.base / min(height, width)
         seen = (min(1.0, self.largest / factor / length) for length in (height, width))
         return 1 - math.prod(seen)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, ready for JSON."""
+        """Convert the transform to a dictionary that can be serialised as JSON."""
         net, recipe = self.windows, self.recipe
         return {
             "recipe": recipe.name,
@@ -105,7 +105,7 @@ class PhotoTransform:
         return replace(self.recipe, base=self._base(scale))
 
     def _resized(self, image: Tensor, scale: float) -> Tensor:
-        """The picture as a batch of one, (1, 3, H, W)."""
+        """Return the resized image as a batch of one, (1, 3, H, W)."""
         resized = self._at(scale).transform()(image)[None]
         if self.view == "zoom" or scale == 1:
             return resized
@@ -117,7 +117,7 @@ class PhotoTransform:
 
 
 def photo_transform(model: Model, view: View = "zoom") -> PhotoTransform:
-    """Return the transform of a model with a recipe."""
+    """Return the transform of a model that has a recipe."""
     assert model.recipe is not None and isinstance(model.net, nn.Module)
     return PhotoTransform(recipe=model.recipe, windows=windows_of(model.net), view=view)
 

@@ -1,4 +1,4 @@
-"""The choice of a transform for a model and the images that it is audited on."""
+"""Choose the transform for a model and its audit images."""
 
 from collections.abc import Mapping
 from typing import TypeAlias, cast
@@ -29,12 +29,13 @@ def choose_transform(
     fit: str | None = None,
     view: str = "zoom",
 ) -> AnyTransform:
-    """Choose how the images are turned into the model's input, where it is not given.
+    """Choose the transform from images to the input of the model; arguments override the defaults.
 
-    Runs on photographs get their own recipe, other networks of this package, and sources other than
-    folders, MNIST Large Scale, so that the results compare with `foveate evaluate`; other models
-    get the images themselves. The size is that of the model's input, else of the first image. The
-    model is called once on empty images, so that wrong shapes are reported before the data is read.
+    Runs on photographs use their own recipe. Other foveate networks, and sources other than
+    folders, use MNIST Large Scale, so that results are comparable with `foveate evaluate`. Other
+    models receive the resized images. The size defaults to the input size of the model, else to the
+    size of the first image. The model is called once on zeros, so that wrong shapes are reported
+    before the data is read.
     """
     image = images.first(1)[0]
     folder = images.source.startswith("folder:")
@@ -61,11 +62,11 @@ def choose_transform(
 def _own_transform(
     model: Model, classes: int, given: Mapping[str, object], view: View
 ) -> PhotoTransform:
-    """The transform of a run on photographs, tried on empty patches."""
+    """Return the transform of a run on photographs, after one call of the model on zeros."""
     if named := [name for name, value in given.items() if value is not None]:
         raise ConfigError(
-            f"{model.name} prepares pictures by the recipe of the run: leave out --{named[0]}, or "
-            "pass --recipe frame"
+            f"{model.name} uses the recipe of its run; leave out --{named[0]}, or pass "
+            "--recipe frame"
         )
     transform = photo_transform(model, view)
     with torch.no_grad():
@@ -75,7 +76,7 @@ def _own_transform(
 
 
 def classifier(model: Model, classes: int | None = None, batch: int = 64) -> Classifier:
-    """Call the model in batches, of the one size that a graph with a fixed batch size takes."""
+    """Wrap the model in a `Classifier` of its fixed batch size, or of `batch` images."""
     fixed = model.shape[0]
     return Classifier(model.net, classes, fixed or batch, exact=fixed is not None)
 
@@ -83,7 +84,10 @@ def classifier(model: Model, classes: int | None = None, batch: int = 64) -> Cla
 def classifier_for(
     model: Model, transform: AnyTransform, classes: int, batch: int = 64
 ) -> Classifier:
-    """Call the model on what the transform makes: images, or patches for a run on photographs."""
+    """Wrap the model in a `Classifier` that accepts the output of the transform.
+
+    The transform of a run on photographs returns patches; other transforms return images.
+    """
     if isinstance(transform, PhotoTransform):
         return Classifier(from_patches(model), classes, batch)
     return classifier(model, classes, batch)
@@ -97,7 +101,7 @@ def _usual_frame(model: Model, recipe: str, image: Tensor) -> tuple[int, int]:
 
 
 def _input_channels(model: Model, size: tuple[int, int], own: int, classes: int) -> int:
-    """The number of image channels that the model takes: `own`, or the other of 1 and 3."""
+    """Return the number of input channels, 1 or 3, that the model accepts; try `own` first."""
     net, errors = classifier(model, classes), []
     with measuring(net):
         for channels in [model.shape[1]] if model.shape[1] else [own, 4 - own]:

@@ -1,4 +1,4 @@
-"""A classifier in scale channels without any training: its windows, and what they cost."""
+"""Wrap a classifier in scale channels without training, and measure the cost."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels, K classes.
 
 import math
@@ -15,18 +15,18 @@ from foveate.evaluation.audit.images import Transform
 from foveate.models.channels import ScaleChannels
 from foveate.models.pooling import Pool
 
-CANVAS = 1 << 26  # numbers of a batch of images that are rescaled together; 256 MB as float32
+CANVAS = 1 << 26  # values in a batch of images that is rescaled at once; 256 MB as float32
 
 
 class Centre(nn.Module):
-    """A classifier that receives the central (height, width) pixels of larger images."""
+    """Apply a classifier to the centre crop (height, width) of larger images."""
 
     def __init__(self, net: nn.Module, size: tuple[int, int]) -> None:
         super().__init__()
         self.net, self.size = net, size
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the logits (B, K) of images (B, C, H, W)."""
+        """Compute logits (B, K) of images (B, C, H, W)."""
         height, width = self.size
         top, left = (images.shape[-2] - height) // 2, (images.shape[-1] - width) // 2
         logits: Tensor = self.net(images[..., top : top + height, left : left + width])
@@ -42,24 +42,24 @@ def in_channels(
     patch: int | None = None,
     antialias: bool = True,
 ) -> ScaleChannels:
-    """Put a classifier into scale channels: channel s sees a window of s times its input.
+    """Wrap a classifier in scale channels whose windows are multiples of its input.
 
     Args:
         net: The classifier.
         scales: Sides of the windows in units of the classifier's input.
-        size: Height and width of the classifier's input; a square.
-        pool: How the logits of the channels are combined.
-        patch: Side of the patches that the classifier receives; that of its input by default.
-        antialias: Whether to smooth before reducing. Not for digits on small frames: an object made
-            s times larger has no detail that plain samples could alias. (A DenseNet on digits, 9
-            channels, kept 63 % at its native scale; antialiased 51 %.)
+        size: Height and width of the classifier's input, which must be equal.
+        pool: Pooling of the logits over the channels.
+        patch: Side of the patches in pixels; the side of the classifier's input by default.
+        antialias: Whether to smooth before downsampling. Leave it off for digits on small frames:
+            an image magnified s times has no detail that would alias. A DenseNet on digits with 9
+            channels reached 63 % at its native scale without antialiasing, 51 % with it.
 
     Raises:
         ConfigError: If the input is not square.
     """
     if size[0] != size[1]:
         shape = f"{size[0]} x {size[1]}"
-        raise ConfigError(f"scale channels need a square frame, got {shape}: pass --size")
+        raise ConfigError(f"scale channels require a square input, got {shape}; pass --size")
     side = patch or size[0]
     return ScaleChannels(
         net, [scale * size[0] / side for scale in scales], side, pool, antialias=antialias
@@ -67,14 +67,14 @@ def in_channels(
 
 
 class Beside(NamedTuple):
-    """A classifier and the same one in scale channels, for images of `side` by `side` pixels."""
+    """A classifier alone and in scale channels, for images of `side` by `side` pixels."""
 
     plain: nn.Module
     inside: ScaleChannels
     side: int
 
     def cost(self, images: Tensor, size: int) -> dict[str, float]:
-        """Measure how many times the pixels and the time of the plain classifier are needed."""
+        """Measure pixels and time of the scale channels relative to the classifier alone."""
         pixels = len(self.inside.scales) * (self.inside.size / size) ** 2
         return {
             "pixels": pixels,
@@ -85,11 +85,11 @@ class Beside(NamedTuple):
 def beside(
     net: nn.Module, transform: Transform, windows: Sequence[float], pool: Pool, patch: int | None
 ) -> Beside:
-    """Put a classifier into channels whose windows reach beyond its input, see `in_channels`.
+    """Pair a classifier with the same classifier in scale channels, see `in_channels`.
 
-    The images are then larger than the input, by an even number of pixels, and hold the largest
-    window; the plain classifier receives their centre. Images of MNIST Large Scale are never
-    larger.
+    If a window is larger than the input, the images are enlarged by an even number of pixels to
+    contain it, and the classifier alone receives their centre crop. Images of MNIST Large Scale are
+    never enlarged.
     """
     framed = transform.recipe == "frame"
     inside = in_channels(net, windows, transform.size, pool, patch=patch, antialias=framed)
@@ -101,19 +101,19 @@ def beside(
 
 
 def fitting_batch(batch: int, pixels: int) -> int:
-    """Return how many images of so many numbers to rescale at a time, at most `batch`."""
+    """Return the number of images of `pixels` values to rescale at once, at most `batch`."""
     found = max(1, min(batch, CANVAS // pixels))
     remedy = "use a smaller --size, scales nearer to 1 or --pool none"
-    check_memory(4 * 3 * pixels * found, "windows beyond the input", remedy)
+    check_memory(4 * 3 * pixels * found, "windows larger than the input", remedy)
     return found
 
 
 @torch.no_grad()
 def _seconds(net: nn.Module, images: Tensor) -> float:
-    """The shorter of two calls, after one that is not counted."""
+    """Return the shorter time of two calls, after one warm-up call."""
     times = []
     for _ in range(3):
         start = time.perf_counter()
-        net(images).cpu()  # which waits for a GPU
+        net(images).cpu()  # the copy waits for the GPU
         times.append(time.perf_counter() - start)
     return max(min(times[1:]), 1e-9)

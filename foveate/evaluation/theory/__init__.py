@@ -1,4 +1,4 @@
-"""The mathematics of scale channels as code that measures itself: statements, errors, bounds."""
+"""Verify covariance and invariance of scale channels numerically, against derived error bounds."""
 
 from foveate.evaluation.theory.blobs import Blobs
 from foveate.evaluation.theory.bounds import Finding

@@ -1,4 +1,4 @@
-"""Images given by a formula, so that scaling, derivatives and bounds on them are exact."""
+"""Sums of Gaussian blobs: images whose scaling, derivatives and bounds are exact."""
 # Shape letters: M blobs, H W pixels. Points are (y, x) in pixels from the centre of the frame.
 
 import math
@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 ORIGIN = (0.0, 0.0)
-FAR = 26.0  # deviations; smaller values would become denormal numbers, which are slow to multiply
+FAR = 26.0  # standard deviations; farther values are denormal numbers, which multiply slowly
 
 
 @dataclass(frozen=True)
 class Blobs:
-    """f(y, x) = sum of a exp(-(y - c_y)² / 2 d_y² - (x - c_x)² / 2 d_x²) over M blobs.
+    """An image f(y, x), the sum of a exp(-(y - c_y)² / 2 d_y² - (x - c_x)² / 2 d_x²) over M blobs.
 
-    `amplitudes` a are (M,), `centres` c and `deviations` d are (M, 2), all float64.
+    `amplitudes` a have the shape (M,), `centres` c and standard `deviations` d the shape (M, 2).
+    All are float64.
     """
 
     amplitudes: Tensor
@@ -24,33 +25,34 @@ class Blobs:
     deviations: Tensor
 
     def values(self, ys: Tensor, xs: Tensor) -> Tensor:
-        """F on the grid of ys (H,) and xs (W,)."""
+        """Evaluate the image on the grid of ys (H,) and xs (W,)."""
         rows, columns = self.profiles(0, ys), self.profiles(1, xs)
         return torch.einsum("m,hm,wm->hw", self.amplitudes, rows, columns)
 
     def profiles(self, axis: int, at: Tensor) -> Tensor:
-        """Each blob's profile along one axis, at (L,) points: (L, M)."""
+        """Return the profile of each blob along one axis at (L,) points, as (L, M)."""
         z = (at[:, None] - self.centres[:, axis]) / self.deviations[:, axis]
         return torch.where(z.abs() < FAR, torch.exp(-(z**2) / 2), 0.0)
 
     def sampled(self, size: int) -> Tensor:
-        """The image at the pixel centres of a square frame: (1, 1, size, size)."""
+        """Sample the image at the pixel centres of a square frame, as (1, 1, size, size)."""
         return self.values(centred(size), centred(size))[None, None]
 
     def transform(self, t: float, x1: Sequence[float], x2: Sequence[float]) -> "Blobs":
-        """The image h with h(x') = f(x), x' = t (x - x1) + x2."""
+        """Return the image h with h(x') = f(x) for x' = t (x - x1) + x2."""
         one, two = self.centres.new_tensor(x1), self.centres.new_tensor(x2)
         return Blobs(self.amplitudes, t * (self.centres - one) + two, t * self.deviations)
 
     def scaled(self, t: float, about: Sequence[float] = ORIGIN) -> "Blobs":
-        """The image scaled by t about a point."""
+        """Return the image scaled by t about a point."""
         return self.transform(t, about, about)
 
     def patch_error(self, scale: float, size: int, about: Sequence[float] = ORIGIN) -> Tensor:
-        """The error of bilinear interpolation at most, for a channel's patch (size, size).
+        """Bound the error of bilinear interpolation for each pixel of a patch (size, size).
 
-        Along an axis a chord is off by at most max|f''| / 8 over its cell, and interpolating the
-        other axis does not enlarge that. A cell reaches 1 pixel from the point at most.
+        Linear interpolation along one axis deviates by at most max|f''| / 8 over its cell, and
+        interpolation along the other axis does not increase that. A cell extends at most 1 pixel
+        from the sample.
         """
         flat, bent = [], []
         for axis in range(2):
@@ -63,7 +65,7 @@ class Blobs:
         return rows + torch.einsum(product, heights, flat[0], bent[1])
 
     def beyond(self, near: float, far: float) -> float:
-        """A bound on |f| nearer to the origin than `near` and farther from it than `far`."""
+        """Bound |f| at distances below `near` and above `far` from the origin."""
         radius = self.centres.norm(dim=1)
         gap = torch.minimum(radius - near, far - radius).clamp_min(0)
         widest = self.deviations.amax(1)
@@ -71,27 +73,31 @@ class Blobs:
 
 
 def centred(size: int) -> Tensor:
-    """The centres of `size` pixels in a row, from the middle of the row: (size,)."""
+    """Return the centres of `size` pixels relative to the centre of their row, as (size,)."""
     return torch.arange(size, dtype=torch.float64) + (0.5 - size / 2)
 
 
 def _bend(z: Tensor) -> Tensor:
-    """The largest |z² - 1| exp(-z²/2), a bell's second derivative, at z >= 0 and beyond."""
-    hump = 2 * math.exp(-1.5)  # at z = sqrt(3); |second derivative| falls from there on
+    """Return the maximum of |u² - 1| exp(-u²/2) over u >= z, for z >= 0.
+
+    The function is the absolute second derivative of a Gaussian.
+    """
+    hump = 2 * math.exp(-1.5)  # local maximum at z = sqrt(3); the function decreases from there
     here = (z**2 - 1).abs() * torch.exp(-(z**2) / 2)
     return torch.where(z < math.sqrt(3), here.clamp_min(hump), here)
 
 
 def scene(seed: int, count: int = 5) -> Blobs:
-    """Random blobs of deviation 10 to 20 pixels, their centres within 20 of the origin."""
+    """Return random blobs with deviations of 10 to 20 pixels and centres of -20 to 20 pixels."""
     random = torch.Generator().manual_seed(seed)
     return _random_blobs(random, 40 * _uniform(random, count, 2) - 20, 10, 20)
 
 
 def ring(seed: int, radius: float = 120.0, count: int = 4) -> Blobs:
-    """Random blobs of deviation 15 to 20 on a circle: empty at its centre and far outside.
+    """Return random blobs with deviations of 15 to 20 pixels on a circle.
 
-    So the finest and the coarsest channels of a wide enough set see nothing but background.
+    The image is empty at the centre and far outside, so that the finest and the coarsest channels
+    of a wide enough set see only background.
     """
     random = torch.Generator().manual_seed(seed)
     angle = 2 * math.pi * _uniform(random, count)
@@ -99,7 +105,7 @@ def ring(seed: int, radius: float = 120.0, count: int = 4) -> Blobs:
 
 
 def _random_blobs(random: torch.Generator, centres: Tensor, low: float, high: float) -> Blobs:
-    """Blobs with deviations of `low` to `high`, bright and dark in turn, 0.5 to 1 high."""
+    """Return blobs with deviations of `low` to `high` and amplitudes of ±0.5 to ±1, alternating."""
     signs = 1 - 2 * (torch.arange(len(centres)) % 2).double()
     heights = signs * (0.5 + 0.5 * _uniform(random, len(centres)))
     return Blobs(heights, centres, low + (high - low) * _uniform(random, len(centres), 2))

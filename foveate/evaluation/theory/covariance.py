@@ -1,4 +1,4 @@
-"""Covariance: how the feature maps move when the image is scaled and translated."""
+"""Covariance of patches, feature maps and logits under scaling and translation of the image."""
 # Shape letters: N patches or windows, K classes, P patch pixels, h w positions of a map.
 
 from collections.abc import Sequence
@@ -19,17 +19,20 @@ from foveate.evaluation.theory.probes import (
 from foveate.models.backbone import ConvNet
 from foveate.resampling import foveate
 
-FRAME = 320  # pixels; every window below stays inside, so that padding plays no part
+FRAME = 320  # pixels; contains every window below, so that padding has no effect
 STEP = 2**0.25
 CASES = ((STEP, 4.0), (STEP**2, STEP**5), (2.0, STEP**3))  # factor t and scale s
-INTERPOLATED = "bilinear error (max|f_yy| + max|f_xx|) / 8 about each sample, of both images"
-CARRIED = INTERPOLATED + ", followed through the layers"
+INTERPOLATED = (
+    "error of bilinear interpolation, (max|f_yy| + max|f_xx|) / 8 around each sample, summed over "
+    "both images"
+)
+CARRIED = INTERPOLATED + " and propagated through the layers"
 
 
 def scale_covariance(seed: int = 0, cases: Sequence[tuple[float, float]] = CASES) -> list[Finding]:
-    """Channel s·t of the image scaled by t is channel s of the image, in every layer.
+    """Channel s·t of the image scaled by t equals channel s of the image, in every layer.
 
-    Each layer reports the one of the `cases` (t, s) that comes closest to its bound.
+    Each layer reports the case (t, s) with the largest ratio of error to bound.
     """
     image, net = scene(seed), random_network(seed)
     pairs = [(_cut(image.scaled(t), s * t), _cut(image, s)) for t, s in cases]
@@ -41,9 +44,9 @@ def scale_covariance(seed: int = 0, cases: Sequence[tuple[float, float]] = CASES
 
 
 def translation_covariance(seed: int = 0) -> list[Finding]:
-    """The general form: h(x') = f(x) with x' = t (x - x1) + x2, about any point c.
+    """Scaling with translation: h(x') = f(x) for x' = t (x - x1) + x2.
 
-    Channel s·t of h about c is channel s of f about x1 + (c - x2) / t.
+    Channel s·t of h about any point c equals channel s of f about x1 + (c - x2) / t.
     """
     image, net, (t, s) = scene(seed), random_network(seed), CASES[1]
     x1, x2 = torch.tensor([7.3, -4.1]).double(), torch.tensor([-9.2, 12.7]).double()
@@ -52,9 +55,9 @@ def translation_covariance(seed: int = 0) -> list[Finding]:
     ours, found = _cut(moved, s * t, about=at), []
     for statement, points, breaks in (
         ("scaling + translation: logits about any point", x1 + (at - x2) / t, False),
-        ("breaks: translated the wrong way", (at + x2) / t - x1, True),
-        # The printed theorem has S_t x2 where its proof has S_s x2; here S_s is 1 / (s t).
-        ("breaks: S_t x2 in place of S_s x2", at / t + s * (x1 / s - t * x2), True),
+        ("breaks: translation with the wrong sign", (at + x2) / t - x1, True),
+        # The theorem is printed with S_t x2, but its proof has S_s x2; here S_s is 1 / (s t).
+        ("breaks: S_t x2 instead of S_s x2", at / t + s * (x1 / s - t * x2), True),
     ):
         theirs = _cut(image, s, about=points)
         case = net(ours.pixels), net(theirs.pixels), logit_bounds(net, ours, theirs)
@@ -63,7 +66,7 @@ def translation_covariance(seed: int = 0) -> list[Finding]:
 
 
 def shifted_maps(seed: int = 0) -> list[Finding]:
-    """The general form as a shift of feature maps, by (x1 - x2 / t) / s patch pixels."""
+    """Scaling with translation shifts the feature maps by (x1 - x2 / t) / s patch pixels."""
     image, net, (t, s) = scene(seed), random_network(seed), CASES[1]
     x1, shift = torch.tensor([5.2, -3.4]).double(), torch.tensor([8, -12])
     x2 = t * (x1 - s * shift)
@@ -73,12 +76,12 @@ def shifted_maps(seed: int = 0) -> list[Finding]:
     same, wrong = _maps(net, *pair, by), _maps(net, *pair, -by)
     return [
         compare("scaling + translation: feature maps shift", same, note=CARRIED),
-        compare("breaks: feature maps shifted the wrong way", wrong, note=CARRIED, breaks=True),
+        compare("breaks: feature maps shift with the wrong sign", wrong, note=CARRIED, breaks=True),
     ]
 
 
 def translation_per_channel(seed: int = 0) -> list[Finding]:
-    """Moving the image by d moves the maps of channel s by d / s patch pixels."""
+    """Translating the image by d shifts the maps of channel s by d / s patch pixels."""
     image, net = scene(seed), random_network(seed)
     distance = 2 * STEP * torch.tensor([8, -16]).double()
     moved = image.transform(1.0, (0, 0), distance.tolist())
@@ -92,24 +95,24 @@ def translation_per_channel(seed: int = 0) -> list[Finding]:
 
 
 def _maps(net: ConvNet, one: Patches, other: Patches, by: Tensor) -> Case:
-    """Two maps of logits, the first at a position with the second `by` further, and the bound."""
+    """Return two logit maps, the second shifted by `by` positions, and the bound."""
     ours, seen = _overlap(net, one, -by)
     theirs, others = _overlap(net, other, by)
     return ours, theirs, logit_bounds(net, seen, others)
 
 
 def _overlap(net: ConvNet, view: Patches, by: Tensor) -> tuple[Tensor, Patches]:
-    """The logits (N, K) at positions still on the map after a step back, and their windows."""
+    """Return logits (N, K) and windows at the positions that stay on the map after a shift."""
     parts = [x[0, 0].unfold(0, SIZE, net.stride).unfold(1, SIZE, net.stride) for x in view]
     parts = [net.dense(view.pixels)[0].movedim(0, -1), *(part.unsqueeze(2) for part in parts)]
-    for axis, n in enumerate(by.tolist()):  # of the positions (h, w)
+    for axis, n in enumerate(by.tolist()):  # position axes (h, w)
         parts = [part.narrow(axis, max(n, 0), part.shape[axis] - abs(n)) for part in parts]
     logits, *windows = (part.flatten(0, 1) for part in parts)
     return logits, Patches(*windows)
 
 
 def _cut(image: Blobs, scale: float, size: int = SIZE, about: Tensor | None = None) -> Patches:
-    """One channel's view of the image, about its centre or (N, 2) points."""
+    """Extract the patches of one channel about the image centre, or about (N, 2) points."""
     points = torch.zeros(1, 2, dtype=torch.float64) if about is None else about
     pixels = image.sampled(FRAME).expand(len(points), -1, -1, -1)
     centres = None if about is None else about + FRAME / 2

@@ -1,4 +1,4 @@
-"""The backbone of the theory, a random network, with bounds on its errors."""
+"""A random backbone, and bounds on the errors that propagate through it."""
 # Shape letters: N patches, C image channel, P patch pixels, K classes.
 
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ LAYERS = ("block 1", "block 2", "block 3", "block 4", "hidden layer", "logits")
 
 
 class Patches(NamedTuple):
-    """Patches (N, C, P, P) of images, and how far each pixel may be from the image itself."""
+    """Patches (N, C, P, P) of images, with a bound on the error of each pixel."""
 
     pixels: Tensor
     error: Tensor
 
 
 def random_network(seed: int) -> ConvNet:
-    """The paper's base network in float64, frozen, with random weights and statistics."""
+    """Return the base network of the paper, frozen and float64, with random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         net = ConvNet(size=SIZE)
@@ -35,19 +35,20 @@ def random_network(seed: int) -> ConvNet:
 
 
 def affine_parts(net: ConvNet) -> list[nn.Module]:
-    """The affine part of each of LAYERS; a ReLU follows all but the last."""
+    """Return the affine part of each of LAYERS; a ReLU follows all but the last."""
     layers = list(net.trunk)
     blocks = [nn.Sequential(*layers[i : i + 2]) for i in range(0, len(layers), 3)]
     return [*blocks, nn.Sequential(nn.Flatten(), net.hidden), net.head]
 
 
 def layer_cases(net: ConvNet, one: Patches, other: Patches) -> list[Case]:
-    """The two patches, then the outputs of each of LAYERS for them, with bounds on each unit.
+    """Return two patches and their outputs in each of LAYERS, with a bound per unit.
 
-    Both are single patches (1, C, P, P). Between them the network is linear: a ReLU passes on the
-    share (relu(a) - relu(b)) / (a - b) of a difference. So every pixel's error is followed to
-    every unit, and the absolute values are added. The product of the Lipschitz constants of the
-    layers is a bound as well, but larger than any signal: it ignores that weights cancel.
+    Both are single patches (1, C, P, P). Between the two the network is linear: a ReLU passes the
+    share (relu(a) - relu(b)) / (a - b) of a difference. The error of every pixel is therefore
+    propagated to every unit, and the absolute values are summed. The product of the Lipschitz
+    constants of the layers is also a bound, but exceeds any signal because it ignores that weights
+    cancel.
     """
     error = one.error + other.error
     spread = error.flatten().diag().reshape(-1, *error.shape[1:])
@@ -59,7 +60,7 @@ def layer_cases(net: ConvNet, one: Patches, other: Patches) -> list[Case]:
 
 
 def logit_bounds(net: ConvNet, one: Patches, other: Patches) -> Tensor:
-    """The bounds of `layer_cases` for the logits only and N pairs of patches at once: (N, K)."""
+    """Return the bounds of `layer_cases` on the logits of N pairs of patches, as (N, K)."""
     with torch.enable_grad():
         pixels = torch.zeros_like(one.pixels).requires_grad_()
         value = pixels
@@ -74,7 +75,7 @@ def logit_bounds(net: ConvNet, one: Patches, other: Patches) -> Tensor:
 def _layers(
     net: ConvNet, one: Tensor, other: Tensor
 ) -> Iterator[tuple[nn.Module, Tensor, Tensor, Tensor]]:
-    """For each layer its affine part, both outputs, and the share of their difference it keeps."""
+    """Yield for each layer its affine part, both outputs, and the share passed by its ReLU."""
     *hidden, last = affine_parts(net)
     for part in hidden:
         a, b = part(one), part(other)
@@ -84,5 +85,5 @@ def _layers(
 
 
 def _linear(part: nn.Module, x: Tensor) -> Tensor:
-    """An affine map without its constant."""
+    """Apply an affine map without its constant."""
     return part(x) - part(torch.zeros_like(x[:1]))  # type: ignore[no-any-return]

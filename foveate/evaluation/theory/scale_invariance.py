@@ -1,4 +1,4 @@
-"""Invariance of whole networks: every pool over scale, local pooling, and where it must end."""
+"""Scale invariance of whole networks: pooling over scale, local pooling, and the limits."""
 # Shape letters: S scale channel, K classes.
 
 from collections.abc import Callable
@@ -17,12 +17,15 @@ from foveate.scales import ScaleGrid
 GRID = ScaleGrid(0.5, 1024, per_octave=1)
 FRAME = 1024
 FACTOR = 2.0
-NARROW = ScaleGrid(8, 16, per_octave=1)  # sees the ring, but not one twice as large as well
-CUT = 288  # pixels of a frame that leaves out the centres of the larger ring's blobs
+NARROW = ScaleGrid(8, 16, per_octave=1)  # covers the ring, but not a ring twice as large
+CUT = 288  # side of a frame in pixels that excludes the blob centres of the larger ring
 POINTS = ((25.0, -14.0), (-18.5, 6.25), (3.0, 31.0))
-NOTE = "bilinear error of both images, followed through the layers; largest over the channels"
-INSIDE = "threshold: the bound that holds inside"
-# Pools of outputs (S, K); none of them can enlarge the largest change of an output.
+NOTE = (
+    "error of bilinear interpolation in both images, propagated through the layers; largest over "
+    "the channels"
+)
+INSIDE = "the bound that applies where invariance holds"
+# Pooling of outputs (S, K) over channels; each changes by at most the largest change of an output.
 POOLS: dict[str, Callable[[Tensor], Tensor]] = {
     "multiset of channel outputs": lambda outputs: outputs.sort(0).values,
     "max pooling": lambda outputs: pool_scales(outputs[None], "max"),
@@ -33,7 +36,7 @@ POOLS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def pooled_invariance(seed: int = 0) -> list[Finding]:
-    """The outputs of all channels are the same multiset, so pools that forget order agree."""
+    """Scaling the image permutes the channel outputs, so symmetric pooling is invariant."""
     ours, theirs, limit = _measure(_network(seed), seed)
     mixed = _mixing(ours, theirs)
     breaks = mixed(ours[None])[0], mixed(theirs[None])[0], limit
@@ -47,7 +50,10 @@ def pooled_invariance(seed: int = 0) -> list[Finding]:
 
 
 def _mixing(ours: Tensor, theirs: Tensor) -> Mixing:
-    """A mixture knows which channel is which: the simplest reads the one that changes most."""
+    """Return a `Mixing` layer that outputs only the channel that changes most.
+
+    Concatenation assigns weights per channel, so it is not symmetric; this is the simplest case.
+    """
     changes = (ours - theirs).abs().amax(1)
     mixing = Mixing(*ours.shape).double().requires_grad_(False)
     mixing.bias.zero_()
@@ -56,20 +62,22 @@ def _mixing(ours: Tensor, theirs: Tensor) -> Mixing:
 
 
 def invariance_ends(seed: int = 0) -> list[Finding]:
-    """Invariance ends with the range of the channels, and at the border of the frame."""
+    """Invariance fails outside the scale range of the channels and at the border of the frame."""
     net, few = _network(seed), _network(seed, NARROW)
     image, larger = ring(seed), ring(seed).scaled(FACTOR)
     *_, bound = _measure(net, seed)
     pixels, more, cut = image.sampled(FRAME), larger.sampled(FRAME), larger.sampled(CUT)
     beyond, border = (few(pixels), few(more), bound), (net(pixels), net(cut), bound)
     return [
-        compare("breaks: object beyond the range of channels", beyond, note=INSIDE, breaks=True),
+        compare(
+            "breaks: object outside the range of the channels", beyond, note=INSIDE, breaks=True
+        ),
         compare("breaks: object cut by the frame", border, note=INSIDE, breaks=True),
     ]
 
 
 def local_invariance(seed: int = 0) -> list[Finding]:
-    """Pooled about x0, the response does not change when the image is scaled about x0."""
+    """The pooled response about x0 is invariant to scaling the image about x0."""
     net, local, whole = _network(seed), [], []
     for i, point in enumerate(POINTS):
         ours, theirs, bound = _measure(net, seed + 1000 * i, point)
@@ -79,7 +87,9 @@ def local_invariance(seed: int = 0) -> list[Finding]:
         whole.append((*net(torch.cat(views)), bound))
     return [
         compare("local invariance: response about x0", *local, note=NOTE),
-        compare("breaks: response about the centre, not x0", *whole, note=INSIDE, breaks=True),
+        compare(
+            "breaks: response about the centre instead of x0", *whole, note=INSIDE, breaks=True
+        ),
     ]
 
 
@@ -90,11 +100,11 @@ def _network(seed: int, scales: ScaleGrid = GRID) -> ScaleChannels:
 def _measure(
     net: ScaleChannels, seed: int, about: tuple[float, float] = ORIGIN
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs (S, K) about a point for a ring about it and for the ring scaled up, and the bound.
+    """Return the outputs (S, K) for a ring about a point and for the enlarged ring, with the bound.
 
-    Channel s of the image is paired with channel s·t of the larger one; the coarsest channels of
-    the image, left over, with the finest of the larger one: both see nothing but background. The
-    bound (K,) is the largest over these pairs.
+    Channel s of the image is paired with channel s·t of the enlarged image. The remaining coarsest
+    channels of the image are paired with the finest of the enlarged one: both see only background.
+    The bound (K,) is the largest over these pairs.
     """
     centre = torch.tensor([about], dtype=torch.float64) + FRAME / 2
     outputs, seen = [], []
@@ -109,10 +119,11 @@ def _measure(
 
 
 def _pixel_error(image: Blobs) -> Tensor:
-    """How far each pixel of each channel's patch may be off: (S, 1, P, P).
+    """Bound the error of each pixel of each patch, as (S, 1, P, P).
 
-    Interpolation, and twice what is left of the blobs where a channel sees only background: a
-    sample takes from pixels less than sqrt(2) away, and beyond the frame it repeats the edge.
+    The bound is the interpolation error plus twice the tails of the blobs in channels that see only
+    background. A sample uses pixels less than sqrt(2) away, and the edge pixels are repeated
+    outside the frame.
     """
     near = GRID.low * SIZE / 2 * 2**0.5 + 2**0.5
     farthest = max(abs(coordinate) for point in POINTS for coordinate in point)
