@@ -97,7 +97,7 @@ def many_runs(found: dict[str, Any]) -> str:
     rows: list[list[object]] = [
         ["parallel runs", GPUS * BESIDE],
         ["duration of a run including its start, s", each],
-        ["share of the time to the first step, %", 100 * FIRST / each],
+        ["share of that time before the first step, %", 100 * FIRST / each],
         ["runs per hour", 3600 * rate],
         ["results per second; limit of the driver", f"{rate:.1f}; {ray_rate(found):.0f}"],
         ["checkpoints per second on shared storage", saves],
