@@ -66,7 +66,7 @@ def bin_folder(wheel, tmp_path_factory):
     subprocess.run(command, check=True)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     lent = {sysconfig.get_path(kind) for kind in ("purelib", "platlib")}
-    # Folders in a .pth file are searched last, and .pth files inside them (this checkout's) are ignored.
+    # Python searches the folders in a .pth file last, and ignores .pth files inside them.
     (home / "lib" / version / "site-packages" / "lent.pth").write_text("\n".join(lent))
     return home / "bin"
 

@@ -25,7 +25,7 @@ BLOCK = re.compile(r"(<!-- results:begin (\S+) -->\n)(.*?)(<!-- results:end -->)
 HEADLINE = ("cnn-tr2", "fovconc-tr2", "swmax-tr2", "fovmax-tr2", "fovavg-tr2")
 NETWORKS = ("CNN", "FovAvg", "FovMax", "FovConc", "SWMax")
 PICTURES = ("generalisation", "spacing", "few-samples", "winning-scale", "foveated")
-CELLS = "Accuracy in percent, with the difference from the paper in brackets; every second of 17 scales."
+CELLS = "Accuracy in percent (difference from the paper in points); every second of the 17 scales."
 
 
 def tables_markdown(found: Reproduction) -> dict[str, str]:
@@ -51,7 +51,7 @@ def update_docs(found: Reproduction, root: Path) -> list[Path]:
     texts = {path: path.read_text(encoding="utf-8") for path in paths}
     having = [path for path in paths if BLOCK.search(texts[path])]
     if not having:
-        raise ConfigError(f"no page in {root} has markers for tables; run this in a checkout of foveate")
+        raise ConfigError(f"no page in {root} has markers for tables; use a checkout of foveate")
     blocks = tables_markdown(found)
     for path in having:
         write_text(path, fill(texts[path], blocks))
