@@ -17,7 +17,7 @@ DOC = ROOT / "docs" / "scaling.md"
 GPUS, BESIDE, EPOCHS, IMAGES = 64, 3, 20, 50_000
 RUN, FIRST = 8.4, 31.5  # seconds: one run when three share a GPU, and the time to its first step
 STEP = 0.82  # ms: FovAvg, batch 128, captured
-NEAR, FAR, PER_NODE = 0.02, 0.05, 8  # ms of a small all-reduce in a node and across; GPUs per node
+NEAR, FAR, PER_NODE = 0.02, 0.05, 8  # ms of an all-reduce in a node and across nodes; GPUs per node
 LARGE = 100.0  # ms: the step of a network that is large enough for many GPUs
 
 
