@@ -1,7 +1,7 @@
 """The wheel is complete, and it works in an environment that cannot import this checkout.
 
 Only the wheel is installed in that environment. Its dependencies come from the environment of the
-tests, because a full installation takes minutes and a network connection. Another test therefore
+tests, because a full installation needs minutes and a network connection. Another test therefore
 compares the imports of the package with the dependencies that the wheel declares. A release also
 runs tools/check_wheel.sh, which installs the dependencies too.
 """
@@ -72,7 +72,7 @@ def bin_folder(wheel, tmp_path_factory):
 
 
 def run_isolated(folder, program, *arguments):
-    """Run a program in an empty folder without the environment variables; return its output."""
+    """Run a program in an empty folder with a minimal environment; return its output."""
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "OMP_NUM_THREADS": "1"}
     command = [str(program), *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
