@@ -1,4 +1,4 @@
-# Every target installs what it needs into .venv, and does so only once per change of the pins.
+# Every target installs its dependencies into .venv, again only after pyproject.toml or constraints.txt changed.
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt -e
@@ -7,11 +7,12 @@ INSTALL = $(BIN)/python -m pip install -qq --disable-pip-version-check -c constr
 .PHONY: help quickstart test check docs clean
 
 help:
-	@echo "make quickstart   install, train three networks on one size, test them on 17, in minutes"
-	@echo "make test         install, run the tests"
-	@echo "make check        install, lint, check the formatting and the types"
-	@echo "make docs         install, build the documentation in site/"
-	@echo "make clean        remove .venv and what the tools left behind"
+	@echo "make quickstart   train three networks at one scale and test them at 17 scales, in minutes"
+	@echo "make test         run the tests"
+	@echo "make check        run the linter, the format check and the type checker"
+	@echo "make docs         build the documentation in site/"
+	@echo "make clean        remove .venv, caches and built files"
+	@echo "The first use of a target installs its dependencies into .venv."
 
 .venv/.base: pyproject.toml constraints.txt
 	@echo "Setting up .venv (once; a few minutes) ..."
@@ -20,7 +21,7 @@ help:
 	@touch $@
 
 .venv/.dev: .venv/.base
-	@echo "Adding the development tools to .venv (once; a few minutes) ..."
+	@echo "Installing the development tools into .venv (once; a few minutes) ..."
 	@$(INSTALL) '.[dev]'
 	@touch $@
 

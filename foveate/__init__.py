@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from foveate.resampling import foveate as foveate
     from foveate.scales import ScaleGrid as ScaleGrid
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # Names are imported on first use, so that `foveate --help` does not import torch.
 _HOMES = {

@@ -184,7 +184,7 @@ def test_pictures_are_drawn_where_the_pages_have_theirs(tmp_path, whole):
 
 
 def test_a_marker_without_a_table_and_a_folder_without_pages_are_errors(tmp_path, whole):
-    with pytest.raises(ConfigError, match="no table 'mine'"):
+    with pytest.raises(ConfigError, match="unknown table 'mine'"):
         fill("<!-- results:begin mine -->\n<!-- results:end -->", tables_markdown(whole))
     with pytest.raises(ConfigError, match="use a checkout"):
         update_docs(whole, tmp_path)

@@ -1,4 +1,4 @@
-"""The networks that come with the package are those of the published results."""
+"""The trained networks in the package match the published results and their model cards."""
 
 import re
 import shlex
@@ -28,7 +28,7 @@ def row_of(name):
 
 @pytest.fixture(scope="module")
 def results():
-    """The published results of Table I by row and seed."""
+    """The published records of Table I by row, seed and scale."""
     found = defaultdict(lambda: defaultdict(dict))
     for record in read_records(published()):
         if record.table == "table1":
@@ -42,7 +42,7 @@ def test_every_row_with_three_seeds_is_shipped(results):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_the_median_seed_with_the_published_accuracies(name, results):
+def test_it_has_the_median_seed_and_the_published_accuracies(name, results):
     info, seeds = pretrained_info(name), results[row_of(name)]
     validation = {seed: next(iter(at.values())).validation for seed, at in seeds.items()}
     ranked = sorted(validation, key=lambda seed: (validation[seed], seed))
@@ -52,7 +52,7 @@ def test_it_is_the_median_seed_with_the_published_accuracies(name, results):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_card_is_that_of_the_index_and_the_program_on_it_runs(name):
+def test_its_card_matches_the_index_and_its_example_runs(name):
     text = (CARDS / f"{name}.md").read_text()
     assert text == card(pretrained_info(name))
     (program,) = re.findall(r"```python\n(.*?)```", text, re.S)
@@ -62,7 +62,7 @@ def test_its_card_is_that_of_the_index_and_the_program_on_it_runs(name):
     assert torch.equal(names["logits"], from_pretrained(name)(names["images"]))
 
 
-def test_the_overview_has_them_all():
+def test_the_overview_lists_every_network():
     assert (CARDS / "README.md").read_text() == overview([pretrained_info(n) for n in NAMES])
 
 
@@ -73,5 +73,5 @@ def test_the_command_on_a_card_runs(tmp_path, monkeypatch, capsys):
     text = (CARDS / "fovmax-mnist-tr2.md").read_text()
     (command,) = re.findall(r"```sh\nfoveate (.*?)\n```", text, re.S)
     assert run(shlex.split(command)) == 0
-    answer = capsys.readouterr().out.splitlines()[1].split()
-    assert int(answer[0]) == int(digits.labels[0])
+    printed = capsys.readouterr().out.splitlines()[1].split()
+    assert int(printed[0]) == int(digits.labels[0])

@@ -1,4 +1,6 @@
-"""Write the tables and pictures of the published results into README and docs, between markers.
+"""Write the tables and figures of the published results into the README and the documentation.
+
+The tables replace the text between the markers ``results:begin NAME`` and ``results:end``.
 
 python tools/update_docs.py
 """
@@ -23,33 +25,33 @@ BLOCK = re.compile(r"(<!-- results:begin (\S+) -->\n)(.*?)(<!-- results:end -->)
 HEADLINE = ("cnn-tr2", "fovconc-tr2", "swmax-tr2", "fovmax-tr2", "fovavg-tr2")
 NETWORKS = ("CNN", "FovAvg", "FovMax", "FovConc", "SWMax")
 PICTURES = ("generalisation", "spacing", "few-samples", "winning-scale", "foveated")
-CELLS = "Ours in percent, in brackets ours less the paper's; every second of the 17 scales."
+CELLS = "Accuracy in percent (difference from the paper in points); every second of the 17 scales."
 
 
 def tables_markdown(found: Reproduction) -> dict[str, str]:
-    """Write every block by its name; without results each says so."""
+    """Return the text of every block by name; without results, each is a notice."""
     return {name: write(found) if found.records else NONE_YET for name, write in BLOCKS.items()}
 
 
 def fill(text: str, blocks: dict[str, str]) -> str:
-    """Put the blocks between the markers of a Markdown text."""
+    """Replace the text between the markers of a Markdown page with the blocks."""
 
     def put(match: re.Match[str]) -> str:
         begin, name, _, end = match.groups()
         if name not in blocks:
-            raise ConfigError(f"no table {name!r} of results; there are {', '.join(blocks)}")
-        return f"{begin}\n{blocks[name]}\n\n{end}"  # empty lines, or no table for mkdocs
+            raise ConfigError(f"unknown table {name!r} in a marker; use one of {', '.join(blocks)}")
+        return f"{begin}\n{blocks[name]}\n\n{end}"  # mkdocs needs empty lines around a table
 
     return BLOCK.sub(put, text)
 
 
 def update_docs(found: Reproduction, root: Path) -> list[Path]:
-    """Write tables and pictures into the pages of a checkout; give the files written."""
+    """Write the tables and figures into the pages of a checkout; return the paths written."""
     paths = [path for path in (root / name for name in DOCS) if path.exists()]
     texts = {path: path.read_text(encoding="utf-8") for path in paths}
     having = [path for path in paths if BLOCK.search(texts[path])]
     if not having:
-        raise ConfigError(f"no page in {root} has tables of results; use a checkout of foveate")
+        raise ConfigError(f"no page in {root} has markers for tables; use a checkout of foveate")
     blocks = tables_markdown(found)
     for path in having:
         write_text(path, fill(texts[path], blocks))
@@ -111,7 +113,7 @@ def _made(found: Reproduction) -> str:
 
 
 def _over_scale(rows: Sequence[Row], step: int) -> str:
-    """A table of every second or fourth scale."""
+    """Return a table with every ``step``-th scale."""
     scales = ["1/2", "0.71", "1", "1.41", "2", "2.83", "4", "5.66", "8"][:: step // 2]
     lines = [[row.label, *map(_cell, row.points[::step])] for row in rows]
     return _table(["network", *scales], lines)
@@ -122,7 +124,7 @@ def _cell(point: Point) -> str:
 
 
 def _partly(rows: Sequence[Row]) -> str:
-    """The first line of a table while results of it are missing."""
+    """Return the notice above a table whose results are incomplete, or an empty string."""
     count = sum(not row.complete for row in rows)
     return f"Partial: {count} of {len(rows)} rows are not complete.\n\n" if count else ""
 
