@@ -162,7 +162,7 @@ def test_commands_warn_once_with_the_count(damaged, tmp_path, capsys):
     said = capsys.readouterr().err.splitlines()[-1]
     assert any(name in said for name in BAD) and said.endswith("or leave it out with --bad skip")
     assert run(command(out, *options, "--bad", "skip")) == 0
-    warning = f"warning: 5 pictures could not be used and were left out; {out}/skipped.csv names"
+    warning = f"warning: skipped 5 images that cannot be read; see {out}/skipped.csv"
     assert capsys.readouterr().err.replace("\n", " ").count(warning) == 1
     assert run(["evaluate", out, "--scales", "1", "--device", "cpu"]) == 2
     said = capsys.readouterr().err

@@ -73,18 +73,27 @@ GENERATE = ["generate", "mnist-large-scale", "--source", "mnist-5k", "--out", "n
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["reproduce", "--plan", "--engine", "afile"], "engine must be local or ray, got 'afile'"),
-        (["reproduce", "--plan", "--seeds", "4294967296"], "seeds must be 1 to 1000, got"),
-        (["reproduce", "--plan", "--out", "file/x"], "cannot use file/x (Not a directory)"),
+        (
+            ["reproduce", "--dry-run", "--engine", "afile"],
+            "engine must be local or ray, got 'afile'",
+        ),
+        (["reproduce", "--dry-run", "--seeds", "4294967296"], "seeds must be 1 to 1000, got"),
+        (["reproduce", "--dry-run", "--out", "file/x"], "cannot use file/x (Not a directory)"),
         (["train", "cnn", "--set", "model.padding=zzz"], "padding must be one of border"),
         (["train", "cnn", "--set", "epochs=" + "1" * 5000], "epochs must be like 20"),
         (["train", "cnn", "--set", "learning_rate=" + "1" * 400], "learning_rate must be like"),
-        ([*GENERATE, "--train", "none", "--test", "none"], "leave nothing to make"),
+        (
+            [*GENERATE, "--train-scales", "none", "--test-scales", "none"],
+            "--test-scales are both none",
+        ),
         ([*GENERATE, "--size", "99999999"], "size must be 1 to 4,096 pixels"),
         (["show", "mnist-5k", "--size", "99999999"], "size must be 1 to 4,096 pixels"),
         (["show", "mnist-5k", "--out", "file/x.png"], "cannot use file (Not a directory)"),
         (["report", "--out", "file"], "cannot use file (Not a directory)"),
-        (["audit", "file", "--source", "mnist-5k", "--classes", ""], "classes must be names"),
+        (
+            ["audit", "file", "--source", "mnist-5k", "--classes", ""],
+            "classes must be a,b,c or a file",
+        ),
         (["show", "[/]"], "unknown data source '[/]'"),
         (["sweep", "fifo"], "fifo is a FIFO, not a regular file"),
     ],

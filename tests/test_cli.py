@@ -32,7 +32,7 @@ def test_every_help_has_an_example(capsys, command):
 
 
 def test_generate_writes_the_files_it_names(capsys, tmp_path):
-    arguments = [*GENERATE, "--train", "none", "--test", "1,2", "--size", "32"]
+    arguments = [*GENERATE, "--train-scales", "none", "--test-scales", "1,2", "--size", "32"]
     assert run([*arguments, "--out", str(tmp_path)]) == 0
     names = [line.rsplit("/", 1)[1] for line in capsys.readouterr().out.split()]
     assert names == [
@@ -46,7 +46,7 @@ def test_generate_writes_the_files_it_names(capsys, tmp_path):
 
 
 def test_generate_makes_multi_scale_training_files(capsys, tmp_path):
-    arguments = [*GENERATE, "--train", "1-4", "--test", "none", "--size", "16"]
+    arguments = [*GENERATE, "--train-scales", "1-4", "--test-scales", "none", "--size", "16"]
     assert run([*arguments, "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.iterdir()
     expected = (
@@ -74,7 +74,19 @@ def test_show_draws_a_source_and_a_file(capsys, tmp_path):
     picture = tmp_path / "digits.png"
     assert run(["show", "mnist-5k", "--scales", "1,2", "--out", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    run([*GENERATE, "--train", "none", "--test", "1", "--size", "16", "--out", str(tmp_path)])
+    run(
+        [
+            *GENERATE,
+            "--train-scales",
+            "none",
+            "--test-scales",
+            "1",
+            "--size",
+            "16",
+            "--out",
+            str(tmp_path),
+        ]
+    )
     (file,) = tmp_path.glob("*.h5")
     drawing = tmp_path / "file.svg"
     assert run(["show", str(file), "--out", str(drawing)]) == 0
@@ -86,13 +98,19 @@ def test_show_draws_a_source_and_a_file(capsys, tmp_path):
     [
         (["generate", "mnist-large-scale"], "Missing option '--out'"),
         (["nonsense"], "No such command 'nonsense'"),
-        (["generate", "cifar", "--out", "x"], "the only recipe is mnist-large-scale, got 'cifar'"),
-        ([*GENERATE, "--train", "0", "--out", "x"], "scale must lie between 1/16 and 64, got 0"),
-        ([*GENERATE, "--train", "nan", "--out", "x"], "got nan"),
-        ([*GENERATE, "--train", "-2", "--out", "x"], "scale must lie between 1/16 and 64, got -2"),
-        ([*GENERATE, "--test", "1e9", "--out", "x"], "got 1e+09"),
+        (["generate", "cifar", "--out", "x"], "recipe must be mnist-large-scale, got 'cifar'"),
         (
-            [*GENERATE, "--test", "big", "--out", "x"],
+            [*GENERATE, "--train-scales", "0", "--out", "x"],
+            "scale must lie between 1/16 and 64, got 0",
+        ),
+        ([*GENERATE, "--train-scales", "nan", "--out", "x"], "got nan"),
+        (
+            [*GENERATE, "--train-scales", "-2", "--out", "x"],
+            "scale must lie between 1/16 and 64, got -2",
+        ),
+        ([*GENERATE, "--test-scales", "1e9", "--out", "x"], "got 1e+09"),
+        (
+            [*GENERATE, "--test-scales", "big", "--out", "x"],
             "scales must look like 0.5,1,2 (a list)",
         ),
         ([*GENERATE, "--size", "0", "--out", "x"], "size must be 1 to 4,096 pixels, got 0"),
@@ -129,7 +147,16 @@ def test_debug_shows_the_traceback():
 
 
 def test_output_is_plain_when_it_is_not_a_terminal(tmp_path):
-    command = [sys.executable, "-m", "foveate", *GENERATE, "--train", "none", "--test", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "foveate",
+        *GENERATE,
+        "--train-scales",
+        "none",
+        "--test-scales",
+        "1",
+    ]
     done = subprocess.run(
         [*command, "--size", "16", "--out", str(tmp_path)], capture_output=True, text=True
     )

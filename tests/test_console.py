@@ -22,8 +22,8 @@ def test_a_log_gets_a_line_now_and_then(clock, capsys):
             clock[0] += 10
             advance(100)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "images: 300 of 4,000 (7 %), about 0:06:10 left"
-    assert lines[1] == "images: 600 of 4,000 (15 %), about 0:05:40 left"
+    assert lines[0] == "images: 300 of 4,000 (7 %), about 0:06:10 remaining"
+    assert lines[1] == "images: 600 of 4,000 (15 %), about 0:05:40 remaining"
     assert len(lines) == 13
 
 

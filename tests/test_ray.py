@@ -156,7 +156,7 @@ def test_a_signal_saves_the_runs_under_way(cluster, tmp_path, number, code, word
         _, _, folder, _ = caught_in_the_middle(nodes, out)
         sweep.send_signal(number)
         said, errors = sweep.communicate(timeout=60)
-    words = f"{word}: 4 runs are left; run the same command to go on"
+    words = f"{word}: 4 runs remain; run the same command to resume"
     assert (sweep.returncode, errors.strip()) == (code, words), said
     progress, _ = RunFolder(folder).load()
     assert progress.step > 0  # else saved between epochs alone, one of 219 places to be caught at

@@ -252,7 +252,7 @@ def test_the_example_runs_and_is_not_run_twice(tmp_path, capsys):
     arguments = ["sweep", str(study), "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert run([*arguments, "--dry-run"]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("6 runs, 0 done, 6 left\n") and len(told.splitlines()) == 2 + 6
+    assert told.startswith("6 runs: 0 finished, 6 remaining\n") and len(told.splitlines()) == 2 + 6
     assert all(name in told for name in ("fovavg_samples=200", "logsumexp_samples=800"))
     assert not (tmp_path / "out").exists()
     assert run(arguments) == 0
@@ -266,7 +266,7 @@ def test_the_example_runs_and_is_not_run_twice(tmp_path, capsys):
         assert line.split()[1] == "1" and line.split()[3] == shown
     before = (tmp_path / "out" / "results.csv").stat().st_mtime_ns
     assert run(arguments) == 0
-    assert "6 runs, 6 done, 0 left" in capsys.readouterr().out
+    assert "6 runs: 6 finished, 0 remaining" in capsys.readouterr().out
     assert (tmp_path / "out" / "results.csv").stat().st_mtime_ns == before
 
 
