@@ -136,8 +136,8 @@ def raising(error):
         (OSError(errno.ENOSPC, "No space left on device", "a/b"), "a/b (No space left on device)"),
         (OSError(errno.ENOSPC, "No space left on device"), "free some space, or choose another"),
         (PermissionError(errno.EACCES, "Permission denied", "c"), "check the path and permissions"),
-        (MemoryError(), "memory does not suffice; use a smaller --size"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "does not suffice"),
+        (MemoryError(), "out of memory; use a smaller --size"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory"),
     ],
 )
 def test_errors_of_the_system_are_one_line_with_a_remedy(monkeypatch, capsys, error, words):
@@ -150,7 +150,10 @@ def test_errors_of_the_system_are_one_line_with_a_remedy(monkeypatch, capsys, er
 def test_an_error_of_our_own_still_says_how_to_see_where(monkeypatch, capsys):
     monkeypatch.setattr(app, "app", raising(RuntimeError("a bug")))
     assert app.run([]) == 2
-    assert "RuntimeError: a bug ('foveate --debug ...' shows where)" in capsys.readouterr().err
+    assert (
+        "RuntimeError: a bug (run 'foveate --debug ...' for the traceback)"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_failed_write_names_the_file_and_not_its_temporary_twin(tmp_path):

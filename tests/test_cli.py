@@ -25,12 +25,6 @@ def test_without_a_command_it_shows_the_help(capsys):
     assert "generate" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["generate", "show"])
-def test_every_help_has_an_example(capsys, command):
-    assert run([command, "--help"]) == 0
-    assert "Example: foveate" in capsys.readouterr().out
-
-
 def test_generate_writes_the_files_it_names(capsys, tmp_path):
     arguments = [*GENERATE, "--train-scales", "none", "--test-scales", "1,2", "--size", "32"]
     assert run([*arguments, "--out", str(tmp_path)]) == 0

@@ -266,20 +266,6 @@ def test_a_terminal_gets_a_live_line(monkeypatch):
     assert "images/s" in text and "remaining" in text
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "verify"])
-def test_every_help_has_an_example(capsys, command):
-    assert run([command, "--help"]) == 0
-    assert "Example: foveate" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("command", ["train", "evaluate"])
-def test_help_does_not_import_torch(command):
-    code = f"import sys; from foveate.cli.app import run; run(['{command}', '--help']); "
-    process = python("-c", code + "sys.exit('torch' in sys.modules)")
-    process.communicate()
-    assert process.returncode == 0
-
-
 def test_the_example_with_somebody_elses_backbone(tmp_path, monkeypatch, capsys):
     try:
         import monai.networks.nets.densenet  # noqa: F401

@@ -13,7 +13,8 @@ EXPORT = "export run --out new.onnx"
 AGAIN = " ".join(["train fovmax", *TRAIN, "--out"])
 NET = " ".join(TRAIN[TRAIN.index("--epochs") :])  # all options of `AGAIN` but what is read
 SHOW = "show idx:idx --scales 1 --size 16 --samples 2 --out new.png"
-GENERATE = "generate mnist-large-scale --source idx:idx --train-scales none --test-scales 1 --size 16 --out new"
+GENERATE = "generate mnist-large-scale --source idx:idx --size 16 --out new"
+GENERATE += " --train-scales none --test-scales 1"
 MADE = NET.replace("--set size=16 ", "")
 TRUST = " --trust" if any(option.name == "trust" for option in COMMANDS["audit"]) else ""
 SOURCES = ("idx", "run", "digit.png")

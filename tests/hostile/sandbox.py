@@ -24,7 +24,9 @@ from hostile.files import CALLS, damage, make_materials
 SECONDS = 10.0  # of computing, or of waiting without any, after which a case hangs
 MEMORY = 3 << 30  # bytes of address space beyond what the warm process has
 LARGEST = 64 << 20  # bytes of a file that a case may write
-INTERNAL = "shows where)"  # ends the line that the command line prints for an error of its own
+INTERNAL = (
+    "for the traceback)"  # ends the line that the command line prints for an error of its own
+)
 FAULT = 70  # exit code of a child whose command line raised
 
 
