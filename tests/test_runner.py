@@ -162,7 +162,7 @@ def test_results_merge_and_the_first_counts(tmp_path):
 
 
 def test_runs_that_were_configured_differently_do_not_merge():
-    with pytest.raises(DataError, match="run in two ways"):
+    with pytest.raises(DataError, match="has two configurations"):
         merge_records([[record()], [record(scale=2.0, config="other")]])
 
 

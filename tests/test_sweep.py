@@ -118,13 +118,17 @@ BAD = [
     ),
     ('"fovmax"\nlearning_rate = 0.001', '"fovavg"', "runs[1]: fovavg_model.dropout=0 is the same"),
     ('"fovmax"\nlearning_rate = 0.001', '"fovavg-tr2"\nscales = 1', "in runs[0]; remove one"),
-    ('preset = "fovmax"', 'preset = "fovmax"\nname = "a b"', "runs[1].name: a name has letters"),
+    (
+        'preset = "fovmax"',
+        'preset = "fovmax"\nname = "a b"',
+        "runs[1].name: a name can only contain letters",
+    ),
     ('"fovmax"', f'"fovmax"\nname = "{"a" * 121}"', "aaa... has more than 120 characters"),
     ("learning_rate = 0.001", "model.dropout = 0", "runs[1].model.dropout: it is also in the grid"),
     ('preset = "fovmax"\n', "", 'runs[1]: preset is missing; add preset = "fovavg"'),
     ("cpus = 1", "cpus = 0", "resources.cpus must be at least 1, got 0"),
     ("cpus = 1", "gpus = 2", "resources.gpus must be a fraction of a GPU from 0 to 1, got 2"),
-    ('name = "small"', 'name = "../small"', "name: a name has letters"),
+    ('name = "small"', 'name = "../small"', "name: a name can only contain letters"),
     ('name = "small"\n', "", "name is missing; add name"),
 ]
 NOT_TOML = [
@@ -173,7 +177,7 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path, capsys):
 
 @pytest.mark.parametrize("text", ['name = "x"\n', 'name = "x"\nruns = []\n'])
 def test_a_study_without_runs_is_refused(tmp_path, text):
-    with pytest.raises(ConfigError, match="there are no runs"):
+    with pytest.raises(ConfigError, match="the study has no runs"):
         read_study(written(tmp_path, text))
 
 
@@ -301,6 +305,6 @@ def test_failed_runs_are_named_and_the_others_done(tmp_path, capsys, monkeypatch
     said = capsys.readouterr()
     first, last = said.err.splitlines()
     assert first.startswith("bad_model.dropout=0 seed 0 failed: ") and "it broke" in first
-    assert last.startswith("1 runs failed: bad_model.dropout=0 seed 0; the same command")
+    assert last.startswith("1 runs failed: bad_model.dropout=0 seed 0; run the same")
     assert {r.row for r in read_records(tmp_path / "runs" / "small")} == {"fovavg_model.dropout=0"}
     sys.modules.pop("fragile")

@@ -147,7 +147,7 @@ PretrainedOption = Annotated[
 ]  # fmt: skip
 TrustOption = Annotated[
     bool,
-    shared("", "Allow model files, runs and studies to run code of their own.", MODEL, "--trust")(),
+    shared("", "Allow model files, runs and studies to execute code.", MODEL, "--trust")(),
 ]
 JsonOption = Annotated[bool, shared("", "Print the results as JSON.", OUTPUT, "--json")()]
 DryRunOption = Annotated[
