@@ -1,4 +1,4 @@
-"""The command line as a person meets it: what it prints, what it writes, how it fails."""
+"""The command line: its output, the files that it writes, and its errors."""
 
 import subprocess
 import sys
@@ -57,7 +57,7 @@ def test_show_draws_photographs_of_mixed_sizes_by_their_recipe(capsys, tmp_path)
     assert (tmp_path / "photos.png").read_bytes().startswith(b"\x89PNG")
     (small, large), titles = _from_photographs(SOURCE, 3, (0.5, 2.0), 32, "replicate")
     assert titles == ["0.5", "2"] and small.shape == large.shape == (3, 3, 32, 32)
-    # A short side of 8 pixels: on both sides of it, or above and below, the border is repeated.
+    # A short side of 8 pixels: the border is replicated on both sides of it, or above and below.
     assert all(min(x[..., :12].std(-1).max(), x[..., :12, :].std(-2).max()) < 1e-6 for x in small)
     assert all(min(x[..., :12].std(-1).max(), x[..., :12, :].std(-2).max()) > 1e-3 for x in large)
     assert run([*command, "--border", "zero"]) == 2
@@ -126,7 +126,7 @@ def test_errors_are_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, argu
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_without_room_is_told_before_anything_is_made(capsys, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_before_anything_is_written(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**6))
     assert run([*GENERATE, "--out", str(tmp_path / "new")]) == 2
     assert "choose another --out or fewer scales" in capsys.readouterr().err

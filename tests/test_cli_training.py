@@ -1,4 +1,4 @@
-"""foveate train as a person meets it: options, lines, files, errors, networks of one's own."""
+"""foveate train: its options, output, files and errors, and custom backbones."""
 
 import json
 import re
@@ -129,7 +129,7 @@ def test_a_data_set_file_resident_and_streamed(tmp_path, capsys):
     assert same_bits(weights(tmp_path / "a"), weights(tmp_path / "b"))
     config = config_of(tmp_path / "a")
     assert (config.size, config.scales) == (24, "2")
-    assert run(["evaluate", str(tmp_path / "a"), "--scales", "1"]) == 0  # on what it was made from
+    assert run(["evaluate", str(tmp_path / "a"), "--scales", "1"]) == 0  # on the source of the file
     content = json.loads((tmp_path / "a" / "results.json").read_text())
     assert [source["name"] for source in content["sources"]] == ["mnist-5k"]
     capsys.readouterr()
@@ -178,7 +178,7 @@ def test_no_gpu_where_one_was_asked_for(tmp_path, capsys):
     assert capsys.readouterr().err == "error: no GPU was found; use --device cpu\n"
 
 
-# A network of one's own
+# Custom backbones
 
 OWN = """
 from torch import nn
@@ -191,7 +191,7 @@ def net(channels, classes):
 
 
 def test_a_backbone_in_the_current_folder_trains_resumes_and_is_evaluated(tmp_path, monkeypatch):
-    """In a process of its own, as installed: there the current folder is not on the path."""
+    """In a new process, as installed: the current folder is not on its path."""
     (tmp_path / "mynet.py").write_text(OWN)
     monkeypatch.chdir(tmp_path)
     options = [*AS_TINY, "--backbone", "mynet:net", "--out", "run"]
@@ -242,7 +242,7 @@ def test_time_left_counts_from_this_start_not_from_the_first(monkeypatch):
     lines = []
     monkeypatch.setattr(display_module.OUTPUT, "print", lines.append)
     shown(config, progress, 50)
-    # 40 steps of 10 images in 8 seconds; 100 steps are left
+    # 40 steps of 10 images in 8 seconds; 100 steps remain
     assert lines == ["epoch 2/4  loss 0.5000  validation 90.00 %  50 images/s  0:00:20 remaining"]
 
 

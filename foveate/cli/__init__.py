@@ -33,8 +33,8 @@ def guarded(command: Callable[[], int]) -> int:
 def _stop(number: int, frame: FrameType | None) -> None:
     """Handle a signal: raise as `stop` does inside a command, and exit at once anywhere else.
 
-    Imports inside a command exit at once too: some packages catch or print an exception that is
-    raised while they are imported.
+    A signal during an import inside a command exits at once too: some packages catch or print an
+    exception that is raised while they are imported.
     """
     frame, raises = frame or sys._getframe(), False
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":

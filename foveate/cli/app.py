@@ -68,14 +68,14 @@ class Command(TyperCommand):
             cast(Any, option).rich_help_panel = None
 
     def get_help_option(self, ctx: Any) -> Any:
-        """Return --help; a grouped help does not list it, which would need a panel of its own."""
+        """Return the option --help, hidden in a grouped help, where it would need its own panel."""
         option: Any = super().get_help_option(ctx)
         option.hidden = self.grouped
         option.metavar = ""  # the type of a flag
         return option
 
 
-# In Markdown a paragraph is filled to the width of the terminal.
+# Markdown mode fills paragraphs to the width of the terminal.
 app = typer.Typer(
     cls=Commands,
     help=HELP,

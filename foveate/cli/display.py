@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from foveate.training.checkpoint import Progress as RunProgress
     from foveate.training.config import TrainConfig
 
-REFRESH = 0.1  # seconds; a step on a GPU takes far less
+REFRESH = 0.1  # seconds between updates; a training step on a GPU takes far less
 
 
 class Display:

@@ -1,6 +1,6 @@
 """The options that several commands share, each defined once, and the names that shells complete.
 
-An option is defined by `shared`, which returns a function: a command calls it for its own default.
+`shared` defines an option. Each command calls the result, with a description of its own default.
 """
 
 from collections.abc import Callable, Iterable
@@ -61,7 +61,7 @@ def complete_model(incomplete: str) -> list[str]:
 def shared(
     metavar: str, help: str, panel: str, *names: str, values: Iterable[str] = (), **how: Any
 ) -> Callable[..., Any]:
-    """Define an option; the function returned makes it for one command.
+    """Define an option that several commands can share.
 
     Args:
         metavar: Placeholder of the value; empty for a flag.
@@ -72,8 +72,8 @@ def shared(
         **how: Further arguments of `typer.Option`.
 
     Returns:
-        A function of `default`, a description of a default that the command computes, `panel`,
-        and `min` and `max` of a number.
+        A function that makes the option for one command. `default` describes a default that the
+        command computes, `panel` replaces the panel, `min` and `max` limit a number.
     """
     how = {"metavar": metavar, "help": help, **how}
     if values:

@@ -215,7 +215,7 @@ def _runs(values: dict[str, Any]) -> Iterator[Run]:
     for where, table in _listed(values):
         own = _settings(where, {k: v for k, v in table.items() if k != "name"})
         for key in own.keys() & grid.keys():
-            raise _error(own[key].where, "it is also in the grid; set it in one place only")
+            raise _error(own[key].where, "this key is also in the grid; set it in one place")
         for point in product(*grid.values()):
             varied = dict(zip(grid, point, strict=True))
             settings = {**usual, **own, **varied}
@@ -246,13 +246,13 @@ def _grid(values: dict[str, Any]) -> dict[str, list[Setting]]:
     for key, (options, where) in _settings("grid", _table(values, "grid")).items():
         _check_kind(where, options, list)
         if not options:
-            raise _error(where, "it has no values; remove it")
+            raise _error(where, "this key has no values; remove it")
         found[key] = [Setting(option, where) for option in options]
     return found
 
 
 def _settings(where: str, table: Mapping[str, Any]) -> dict[str, Setting]:
-    """Return the settings of a table, flat: `model.dropout` for the key dropout of the table model.
+    """Return the settings of a table with flat keys, such as `model.dropout`.
 
     A recipe is a name, or a table that contains `recipe.name`.
     """
@@ -280,10 +280,12 @@ def _config(run: Run, load: Load) -> TrainConfig:
         made, there = is_made(config.source), _training_images(config, load)
     for key in ("scales", "size", "border"):
         if key in settings and made:
-            message = f"the images in {config.source} are already rescaled; remove it"
+            message = f"the images in {config.source} are already rescaled; remove this key"
             raise _error(settings[key].where, message)
         if key in settings and is_photo(config):
-            raise _error(settings[key].where, "the recipe photo does not use it; set recipe.base")
+            raise _error(
+                settings[key].where, "the recipe photo does not use this key; set recipe.base"
+            )
     if config.samples > there:
         message = f"samples is {config.samples}, but {config.source} has {there} images; lower it"
         raise _error(run.at("samples"), message)
@@ -359,7 +361,7 @@ def _checked_name(where: str, name: object) -> str:
     if len(name) > LONGEST:
         raise _error(
             where,
-            f'{name[:20]}... has more than {LONGEST} characters; set a name, as name = "wide"',
+            f'{name[:20]}... has more than {LONGEST} characters; set a shorter name = "wide"',
         )
     return name
 
