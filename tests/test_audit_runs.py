@@ -102,9 +102,11 @@ def test_a_pretrained_network_by_its_name(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(models, "pretrained_info", lambda name: info)
     monkeypatch.setattr(models, "create_model", lambda name, pretrained: model.build().eval())
     command = ["audit", "small", "--source", "mnist-5k", *SCALES, "--samples", "20"]
+    command += ["--recipe", "mnist-large-scale"]  # the default, by the name that train has too
     assert run([*command, "--split", "all", "--out", str(tmp_path)]) == 0
     warning = "warning: small was trained on mnist, so it has seen images of mnist-5k (all)\n"
     assert warning in capsys.readouterr().err
     found = content(tmp_path)
     assert found["audits"][AS_IT_IS]["native"] == 2
+    assert found["transform"]["recipe"] == "large-scale"
     assert (found["transform"]["size"], found["transform"]["border"]) == ([24, 24], "zero")

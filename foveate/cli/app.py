@@ -71,7 +71,7 @@ class Command(TyperCommand):
         """Return the option --help, hidden in a grouped help, where it would need its own panel."""
         option: Any = super().get_help_option(ctx)
         option.hidden = self.grouped
-        option.metavar = ""  # the type of a flag
+        option.metavar = ""  # a flag shows no type
         return option
 
 

@@ -151,6 +151,8 @@ def audit(
     if samples is not None and samples > MAX_SAMPLES:
         raise ConfigError(f"samples must be at most {MAX_SAMPLES:,} images, got {samples}")
     found, load = load_model(model, trust=trust, device=place, pretrained=pretrained), _loader()
+    if recipe == "photo" and found.recipe is None:
+        raise ConfigError("--recipe photo requires a run on photographs; use frame for others")
     if (run := Path(model).expanduser()).is_dir() and not changed_data:
         check_unchanged(RunFolder(run), source, load)
     if split is None and found.source:
