@@ -17,7 +17,7 @@ def main() -> None:
         if signal.getsignal(number) in USUAL:  # keep handlers of the caller, such as those of nohup
             signal.signal(number, _stop)
     os.environ["PYTHONSAFEPATH"] = "1"  # for Python processes started by the commands
-    from foveate.cli.app import run  # after the handlers, as Ctrl-C can arrive during it
+    from foveate.cli.app import run  # needs the handlers: Ctrl-C can arrive during it
 
     code = run(sys.argv[1:])
     for number in SIGNALS:

@@ -82,7 +82,10 @@ def read_winners(folder: Path) -> list[Winners]:
 
 
 def write_results(folder: Path, records: Iterable[Record], winners: Iterable[Winners]) -> None:
-    """Write results.csv and winners.csv atomically; sorted, so equal results give equal files."""
+    """Write results.csv and winners.csv atomically.
+
+    The lines are sorted, so that equal results give equal files.
+    """
     try:
         for name, kind, lines in ((RESULTS, Record, records), (WINNERS, Winners, winners)):
             write_text(folder / name, _csv(kind, sorted(lines, key=lambda line: line.key)))
