@@ -86,7 +86,10 @@ def audit(
     view: Annotated[str, VIEW()] = "zoom",
     recipe: Annotated[
         str | None,
-        RECIPE("that of a run, frame for other models on folder:DIR", panel=EVALUATION),
+        RECIPE(
+            "that of a run; otherwise frame for folder:DIR, else mnist-large-scale",
+            panel=EVALUATION,
+        ),
     ] = None,
     fit: Annotated[str | None, FIT("fill")] = None,
     size: Annotated[int | None, SIZE("the model's input size", min=1, panel=EVALUATION)] = None,

@@ -34,7 +34,7 @@ def evaluate(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN", help="Folders of finished training runs.")
     ],
-    source: Annotated[str | None, SOURCE("the test images of the run's own source")] = None,
+    source: Annotated[str | None, SOURCE("the source of the run")] = None,
     split: Annotated[str, SPLIT()] = "test",
     scales: Annotated[str, SCALES()] = "all",
     bad: BadOption = "stop",

@@ -66,8 +66,8 @@ def train(
         typer.Argument(metavar="NETWORK", help=NETWORK_HELP, autocompletion=completing(*PRESETS)),
     ],
     source: Annotated[str | None, SOURCE("mnist")] = None,
-    scales: Annotated[str | None, SCALES("2")] = None,
-    samples: Annotated[int | None, SAMPLES("all images")] = None,
+    scales: Annotated[str | None, SCALES("2, or as in the preset")] = None,
+    samples: Annotated[int | None, SAMPLES("all images, or as in the preset")] = None,
     recipe: Annotated[
         str | None, RECIPE("photo for colour images, otherwise mnist-large-scale")
     ] = None,
@@ -77,11 +77,11 @@ def train(
     ] = None,
     bad: BadOption = "stop",
     changed_data: ChangedDataOption = False,
-    backbone: Annotated[str | None, BACKBONE("the network of the paper")] = None,
+    backbone: Annotated[str | None, BACKBONE("as in the preset")] = None,
     pretrained: PretrainedOption = False,
     weights: Annotated[str | None, WEIGHTS("random")] = None,
     windows: Annotated[
-        str | None, WINDOWS("those of the preset; for a backbone, from the image sizes")
+        str | None, WINDOWS("as in the preset; for a backbone on photographs, from the image sizes")
     ] = None,
     epochs: Annotated[int | None, EPOCHS("20 epochs, or as in the preset")] = None,
     batch: Annotated[int | None, BATCH("32 images, or 16 for fovavg and fovmax")] = None,
