@@ -58,7 +58,7 @@ ALL = [block for page in PAGES for block in blocks(page)]
 TINY = {
     "train": "--backbone timm:test_efficientnet --epochs 1 --batch 8 --precision float32 "
     "--set model.size=40 --set recipe.base=56 --device cpu",
-    "audit": "--size 64 --limit 3",
+    "audit": "--size 64 --samples 3",
 }
 """Options that let the commands of photographs.md run in seconds on 42 small photographs."""
 

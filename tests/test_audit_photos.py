@@ -211,7 +211,7 @@ def test_windows_without_end_are_refused(photos):
 def test_options_reach_the_command(tmp_path, capsys, monkeypatch):
     (tmp_path / "colours.py").write_text("def net(images):\n    return images.mean((2, 3))\n")
     monkeypatch.chdir(tmp_path)
-    command = ["audit", "colours:net", "--source", SOURCE, "--size", "20", "--limit", "12"]
+    command = ["audit", "colours:net", "--source", SOURCE, "--size", "20", "--samples", "12"]
     options = ["--view", "resolution", "--fit", "inside", "--border", "0.5,0.25,1"]
     options += ["--patch", "10", "--pool", "probabilities"]
     assert run([*command, *options]) == 0

@@ -38,7 +38,7 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize(("name", "native"), [("cnn", 2.0), ("fovmax", 1.0)])
 def test_a_run_gets_the_curve_that_evaluate_gives(runs, tmp_path, capsys, name, native):
     """On the same images made by the same recipe: the same answers, one by one."""
-    command = ["audit", str(runs / name), "--source", "mnist-5k", *SCALES, "--limit", "200"]
+    command = ["audit", str(runs / name), "--source", "mnist-5k", *SCALES, "--samples", "200"]
     assert run([*command, "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().err == ""
     net, test = RunFolder(runs / name).net(), load_source("mnist-5k").test
@@ -82,7 +82,7 @@ def test_a_run_knows_what_it_has_seen(runs, tmp_path, trained_on, source, split,
 
 def test_images_that_a_run_was_trained_on_are_warned_of(runs, tmp_path, capsys):
     command = ["audit", str(runs / "fovmax"), "--source", "mnist-5k", "--split", "train", *SCALES]
-    assert run([*command, "--limit", "20", "--out", str(tmp_path)]) == 0
+    assert run([*command, "--samples", "20", "--out", str(tmp_path)]) == 0
     warning = "was trained on mnist-5k, which includes images of mnist-5k (train)"
     err = capsys.readouterr().err
     assert warning in err and err.startswith("warning: ")
@@ -101,10 +101,12 @@ def test_a_pretrained_network_by_its_name(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(models, "pretrained_names", lambda: ["small"])
     monkeypatch.setattr(models, "pretrained_info", lambda name: info)
     monkeypatch.setattr(models, "create_model", lambda name, pretrained: model.build().eval())
-    command = ["audit", "small", "--source", "mnist-5k", *SCALES, "--limit", "20"]
+    command = ["audit", "small", "--source", "mnist-5k", *SCALES, "--samples", "20"]
+    command += ["--recipe", "mnist-large-scale"]  # the default, by the name that train has too
     assert run([*command, "--split", "all", "--out", str(tmp_path)]) == 0
     warning = "warning: small was trained on mnist, which includes images of mnist-5k (all)\n"
     assert warning in capsys.readouterr().err
     found = content(tmp_path)
     assert found["audits"][AS_IT_IS]["native"] == 2
+    assert found["transform"]["recipe"] == "large-scale"
     assert (found["transform"]["size"], found["transform"]["border"]) == ([24, 24], "zero")

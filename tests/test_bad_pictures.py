@@ -162,14 +162,14 @@ def test_commands_warn_once_with_the_count(damaged, tmp_path, capsys):
     said = capsys.readouterr().err.splitlines()[-1]
     assert any(name in said for name in BAD) and said.endswith("or skip it with --bad skip")
     assert run(command(out, *options, "--bad", "skip")) == 0
-    warning = f"warning: 5 pictures could not be used and were left out; {out}/skipped.csv names"
+    warning = f"warning: skipped 5 images that cannot be read; see {out}/skipped.csv"
     assert capsys.readouterr().err.replace("\n", " ").count(warning) == 1
     assert run(["evaluate", out, "--scales", "1", "--device", "cpu"]) == 2
     said = capsys.readouterr().err
     assert "skip it with --bad skip" in said and said.count("\n") == 1
     evaluate = ["evaluate", out, "--scales", "0.5,1", "--device", "cpu", "--bad", "skip"]
     assert run(evaluate) == 0
-    assert "warning: 2 pictures could not be used" in capsys.readouterr().err
+    assert "warning: skipped 2 images" in capsys.readouterr().err
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert sorted(results["skipped"]) == [str(damaged / name) for name in BAD[-2:]]
     counts = [sum(map(sum, at["confusion"])) for at in results["runs"][0]["scales"]]
@@ -322,7 +322,7 @@ def test_a_study_skips_bad_pictures_in_training_and_tests(damaged, tmp_path, cap
     assert run([*arguments, "--bad", "ignore"]) == 2
     assert "bad must be stop or skip" in capsys.readouterr().err
     assert run([*arguments, "--bad", "skip"]) == 0
-    assert "7 pictures could not be used" in capsys.readouterr().err
+    assert "skipped 7 images" in capsys.readouterr().err
     (job,) = read_study(path, load_source).jobs
     skipped = read_skipped(out / job.folder)
     assert [name for _, name in sorted(skipped)] == sorted(str(damaged / name) for name in BAD)

@@ -73,21 +73,30 @@ GENERATE = ["generate", "mnist-large-scale", "--source", "mnist-5k", "--out", "n
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["reproduce", "--plan", "--engine", "afile"], "engine must be local or ray, got 'afile'"),
-        (["reproduce", "--plan", "--seeds", "4294967296"], "seeds must be 1 to 1000, got"),
-        (["reproduce", "--plan", "--out", "file/x"], "cannot use file/x (Not a directory)"),
+        (
+            ["reproduce", "--dry-run", "--engine", "afile"],
+            "engine must be local or ray, got 'afile'",
+        ),
+        (["reproduce", "--dry-run", "--seeds", "4294967296"], "seeds must be 1 to 1000, got"),
+        (["reproduce", "--dry-run", "--out", "file/x"], "cannot use file/x (Not a directory)"),
         (["train", "cnn", "--set", "model.padding=zzz"], "padding must be one of border"),
         (["train", "cnn", "--set", "epochs=" + "1" * 5000], "epochs must be a value such as 20"),
         (
             ["train", "cnn", "--set", "learning_rate=" + "1" * 400],
             "learning_rate must be a value such as",
         ),
-        ([*GENERATE, "--train", "none", "--test", "none"], "leave nothing to make"),
+        (
+            [*GENERATE, "--train-scales", "none", "--test-scales", "none"],
+            "--test-scales are both none",
+        ),
         ([*GENERATE, "--size", "99999999"], "size must be 1 to 4,096 pixels"),
         (["show", "mnist-5k", "--size", "99999999"], "size must be 1 to 4,096 pixels"),
         (["show", "mnist-5k", "--out", "file/x.png"], "cannot use file (Not a directory)"),
         (["report", "--out", "file"], "cannot use file (Not a directory)"),
-        (["audit", "file", "--source", "mnist-5k", "--classes", ""], "classes must be names"),
+        (
+            ["audit", "file", "--source", "mnist-5k", "--classes", ""],
+            "classes must be a,b,c or a file",
+        ),
         (["show", "[/]"], "unknown data source '[/]'"),
         (["sweep", "fifo"], "fifo is a FIFO, not a regular file"),
     ],
@@ -130,8 +139,8 @@ def raising(error):
         (OSError(errno.ENOSPC, "No space left on device", "a/b"), "a/b (No space left on device)"),
         (OSError(errno.ENOSPC, "No space left on device"), "free some space, or choose another"),
         (PermissionError(errno.EACCES, "Permission denied", "c"), "check the path and permissions"),
-        (MemoryError(), "memory does not suffice; use a smaller --size"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "does not suffice"),
+        (MemoryError(), "out of memory; use a smaller --size"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "out of memory"),
     ],
 )
 def test_errors_of_the_system_are_one_line_with_a_remedy(monkeypatch, capsys, error, words):
@@ -144,7 +153,10 @@ def test_errors_of_the_system_are_one_line_with_a_remedy(monkeypatch, capsys, er
 def test_an_error_of_our_own_still_says_how_to_see_where(monkeypatch, capsys):
     monkeypatch.setattr(app, "app", raising(RuntimeError("a bug")))
     assert app.run([]) == 2
-    assert "RuntimeError: a bug ('foveate --debug ...' shows where)" in capsys.readouterr().err
+    assert (
+        "RuntimeError: a bug (run 'foveate --debug ...' for the traceback)"
+        in capsys.readouterr().err
+    )
 
 
 def test_a_failed_write_names_the_file_and_not_its_temporary_twin(tmp_path):

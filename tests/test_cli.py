@@ -1,4 +1,4 @@
-"""The command line as a person meets it: what it prints, what it writes, how it fails."""
+"""The command line: its output, the files that it writes, and its errors."""
 
 import subprocess
 import sys
@@ -25,14 +25,8 @@ def test_without_a_command_it_shows_the_help(capsys):
     assert "generate" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["generate", "show"])
-def test_every_help_has_an_example(capsys, command):
-    assert run([command, "--help"]) == 0
-    assert "Example: foveate" in capsys.readouterr().out
-
-
 def test_generate_writes_the_files_it_names(capsys, tmp_path):
-    arguments = [*GENERATE, "--train", "none", "--test", "1,2", "--size", "32"]
+    arguments = [*GENERATE, "--train-scales", "none", "--test-scales", "1,2", "--size", "32"]
     assert run([*arguments, "--out", str(tmp_path)]) == 0
     names = [line.rsplit("/", 1)[1] for line in capsys.readouterr().out.split()]
     assert names == [
@@ -46,7 +40,7 @@ def test_generate_writes_the_files_it_names(capsys, tmp_path):
 
 
 def test_generate_makes_multi_scale_training_files(capsys, tmp_path):
-    arguments = [*GENERATE, "--train", "1-4", "--test", "none", "--size", "16"]
+    arguments = [*GENERATE, "--train-scales", "1-4", "--test-scales", "none", "--size", "16"]
     assert run([*arguments, "--out", str(tmp_path)]) == 0
     (path,) = tmp_path.iterdir()
     expected = (
@@ -63,7 +57,7 @@ def test_show_draws_photographs_of_mixed_sizes_by_their_recipe(capsys, tmp_path)
     assert (tmp_path / "photos.png").read_bytes().startswith(b"\x89PNG")
     (small, large), titles = _from_photographs(SOURCE, 3, (0.5, 2.0), 32, "replicate")
     assert titles == ["0.5", "2"] and small.shape == large.shape == (3, 3, 32, 32)
-    # A short side of 8 pixels: on both sides of it, or above and below, the border is repeated.
+    # A short side of 8 pixels: the border is replicated on both sides of it, or above and below.
     assert all(min(x[..., :12].std(-1).max(), x[..., :12, :].std(-2).max()) < 1e-6 for x in small)
     assert all(min(x[..., :12].std(-1).max(), x[..., :12, :].std(-2).max()) > 1e-3 for x in large)
     assert run([*command, "--border", "zero"]) == 2
@@ -74,7 +68,19 @@ def test_show_draws_a_source_and_a_file(capsys, tmp_path):
     picture = tmp_path / "digits.png"
     assert run(["show", "mnist-5k", "--scales", "1,2", "--out", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG")
-    run([*GENERATE, "--train", "none", "--test", "1", "--size", "16", "--out", str(tmp_path)])
+    run(
+        [
+            *GENERATE,
+            "--train-scales",
+            "none",
+            "--test-scales",
+            "1",
+            "--size",
+            "16",
+            "--out",
+            str(tmp_path),
+        ]
+    )
     (file,) = tmp_path.glob("*.h5")
     drawing = tmp_path / "file.svg"
     assert run(["show", str(file), "--out", str(drawing)]) == 0
@@ -86,13 +92,19 @@ def test_show_draws_a_source_and_a_file(capsys, tmp_path):
     [
         (["generate", "mnist-large-scale"], "Missing option '--out'"),
         (["nonsense"], "No such command 'nonsense'"),
-        (["generate", "cifar", "--out", "x"], "the only recipe is mnist-large-scale, got 'cifar'"),
-        ([*GENERATE, "--train", "0", "--out", "x"], "scale must lie between 1/16 and 64, got 0"),
-        ([*GENERATE, "--train", "nan", "--out", "x"], "got nan"),
-        ([*GENERATE, "--train", "-2", "--out", "x"], "scale must lie between 1/16 and 64, got -2"),
-        ([*GENERATE, "--test", "1e9", "--out", "x"], "got 1e+09"),
+        (["generate", "cifar", "--out", "x"], "recipe must be mnist-large-scale, got 'cifar'"),
         (
-            [*GENERATE, "--test", "big", "--out", "x"],
+            [*GENERATE, "--train-scales", "0", "--out", "x"],
+            "scale must lie between 1/16 and 64, got 0",
+        ),
+        ([*GENERATE, "--train-scales", "nan", "--out", "x"], "got nan"),
+        (
+            [*GENERATE, "--train-scales", "-2", "--out", "x"],
+            "scale must lie between 1/16 and 64, got -2",
+        ),
+        ([*GENERATE, "--test-scales", "1e9", "--out", "x"], "got 1e+09"),
+        (
+            [*GENERATE, "--test-scales", "big", "--out", "x"],
             "scales must look like 0.5,1,2 (a list)",
         ),
         ([*GENERATE, "--size", "0", "--out", "x"], "size must be 1 to 4,096 pixels, got 0"),
@@ -114,7 +126,7 @@ def test_errors_are_one_line_and_exit_code_2(capsys, tmp_path, monkeypatch, argu
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_disk_without_room_is_told_before_anything_is_made(capsys, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_before_anything_is_written(capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=10**6))
     assert run([*GENERATE, "--out", str(tmp_path / "new")]) == 2
     assert "choose another --out or fewer scales" in capsys.readouterr().err
@@ -129,7 +141,16 @@ def test_debug_shows_the_traceback():
 
 
 def test_output_is_plain_when_it_is_not_a_terminal(tmp_path):
-    command = [sys.executable, "-m", "foveate", *GENERATE, "--train", "none", "--test", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "foveate",
+        *GENERATE,
+        "--train-scales",
+        "none",
+        "--test-scales",
+        "1",
+    ]
     done = subprocess.run(
         [*command, "--size", "16", "--out", str(tmp_path)], capture_output=True, text=True
     )

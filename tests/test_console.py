@@ -1,4 +1,4 @@
-"""Progress of the command line: nothing for short work, lines in a log, a bar on a terminal."""
+"""Progress of the commands: none for short ones, lines in a log, a bar on a terminal."""
 
 import io
 
@@ -10,7 +10,7 @@ from foveate.cli import console
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Seconds that pass only when told to."""
+    """A clock in seconds that a test advances."""
     now = [1000.0]
     monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
     return now
@@ -22,8 +22,8 @@ def test_a_log_gets_a_line_now_and_then(clock, capsys):
             clock[0] += 10
             advance(100)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "images: 300 of 4,000 (7 %), about 0:06:10 left"
-    assert lines[1] == "images: 600 of 4,000 (15 %), about 0:05:40 left"
+    assert lines[0] == "images: 300 of 4,000 (7 %), about 0:06:10 remaining"
+    assert lines[1] == "images: 600 of 4,000 (15 %), about 0:05:40 remaining"
     assert len(lines) == 13
 
 
@@ -33,7 +33,7 @@ def test_short_work_leaves_no_line(clock, capsys):
             clock[0] += 1
             advance(30)
         clock[0] += 30
-        advance(130)  # done: there is nothing left to wait for
+        advance(130)  # finished: no line with a remaining time
     assert capsys.readouterr().err == ""
 
 

@@ -53,9 +53,9 @@ def test_engines_are_made_by_name(monkeypatch):
 
 def test_a_cluster_that_does_not_answer_is_named():
     pytest.importorskip("ray", reason="needs ray: pip install 'foveate[ray]'")
-    with pytest.raises(FoveateError, match=r"no Ray cluster at localhost:1 .*'ray start --head'"):
+    with pytest.raises(FoveateError, match=r"a Ray cluster at localhost:1 .*'ray start --head'"):
         make_engine("ray", address="localhost:1").check()
-    with pytest.raises(ConfigError, match="use cpu or cuda, not cuda:1"):
+    with pytest.raises(ConfigError, match=r"must be cpu or cuda, .* got cuda:1"):
         make_engine("ray", device="cuda:1").check()
 
 
@@ -76,7 +76,9 @@ def test_new_test_scales_are_tested_without_training_again(tmp_path):
 
 def test_a_run_half_done_with_other_settings_is_refused_at_once(tmp_path):
     RunFolder(tmp_path / "run-s0").claim(tiny(epochs=7), torch.device("cpu"))
-    with pytest.raises(ConfigError, match="has another run of the name run; choose another --out"):
+    with pytest.raises(
+        ConfigError, match="contains a run named run with other settings; choose another --out"
+    ):
         Study([job()], tmp_path)
 
 

@@ -290,7 +290,7 @@ def test_errors_are_one_line_and_nothing_is_written(runs, tmp_path, capsys):
         "is not a run: it has no config.json": [str(tmp_path / "none")],
         "is not finished (0 of 3 epochs)": [one, str(tmp_path / "unfinished")],
         "is not a complete safetensors file": [str(tmp_path / "broken")],
-        "3 runs: say with --out": [*map(str, runs)],
+        "--out is required to evaluate 3 runs": [*map(str, runs)],
         "split must be val or test, got 'train'": [one, "--split", "train"],
         "scales must look like": [one, "--scales", "big"],
         "scale must lie between": [one, "--scales", "0"],

@@ -47,7 +47,7 @@ def test_a_signal_saves_says_how_to_go_on_and_goes_on(number, code, word, tmp_pa
             break
     _, err = process.communicate()
     assert process.returncode == code, err
-    assert err.startswith(f"{word}: saved in") and "run the same command to go on" in err
+    assert err.startswith(f"{word}: saved in") and "run the same command to resume" in err
     assert err.count("\n") == 1
     folder = RunFolder(tmp_path / "run")
     assert 3 <= folder.load()[0].epoch < 40

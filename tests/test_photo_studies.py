@@ -74,7 +74,7 @@ def test_a_mean_may_be_whole_numbers(tmp_path):
         ("recipe.base = 48", 'recipe.base = "48"', "defaults.recipe.base must be"),
         ("recipe.shift = 6", 'recipe.name = "fotos"', "defaults.recipe: unknown recipe"),
         ("recipe.shift = 6", "recipe.mean = [1]", "defaults.recipe.mean must be 3 numbers"),
-        ("epochs = 2", "scales = 2", "defaults.scales: the recipe photo has none: set recipe.base"),
+        ("epochs = 2", "scales = 2", "defaults.scales: the recipe photo does not use this key"),
         ("epochs = 2", "samples = 25", "samples is 25, but folder:"),
         ("[0.5, 1]", "[0.5, 90]", "test_scales: .* short side of 4320 pixels, the limit is 4096"),
     ],
@@ -103,7 +103,7 @@ def test_a_study_of_photo_runs_is_trained_tested_and_resumed(tmp_path, capsys, m
     assert len(read_records(out)) == 2
     before = (out / "fovavg_recipe.base=32-s0" / "weights.safetensors").stat().st_mtime_ns
     assert run(arguments) == 0
-    assert "2 runs, 1 done, 1 left" in capsys.readouterr().out
+    assert "2 runs: 1 finished, 1 remaining" in capsys.readouterr().out
     assert (out / "fovavg_recipe.base=32-s0" / "weights.safetensors").stat().st_mtime_ns == before
     records = read_records(out)
     assert [(r.row, r.scale) for r in records] == [
@@ -114,7 +114,7 @@ def test_a_study_of_photo_runs_is_trained_tested_and_resumed(tmp_path, capsys, m
         tested = open_test_set(folder, load_source).measure(folder.net(trust=True), [record.scale])
         assert record.accuracy == tested[0].accuracy and tested[0].count == 9
     assert run(arguments) == 0
-    assert "2 runs, 2 done, 0 left" in capsys.readouterr().out
+    assert "2 runs: 2 finished, 0 remaining" in capsys.readouterr().out
     outcome = json.loads((out / "fovavg_recipe.base=48-s0" / "outcome.json").read_text())
     assert outcome["validation"] == RunFolder(out / "fovavg_recipe.base=48-s0").validation()
 

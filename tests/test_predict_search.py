@@ -149,8 +149,8 @@ def test_the_command_prints_the_place_and_draws_it(digits, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--step", "4"], "--step 4 is for --search"),
-        (["b.png", "--picture", "x.png"], "--picture draws one image, got 2"),
+        (["--step", "4"], "--step 4 requires --search"),
+        (["b.png", "--picture", "x.png"], "--picture requires a single image, got 2"),
         (["--picture", "x.jpg"], "--picture must end in .png, got 'x.jpg'"),
         (["--picture", "a.png"], "would overwrite the image a.png"),
         (

@@ -156,7 +156,7 @@ def test_a_signal_saves_the_runs_under_way(cluster, tmp_path, number, code, word
         _, _, folder, _ = caught_in_the_middle(nodes, out)
         sweep.send_signal(number)
         said, errors = sweep.communicate(timeout=60)
-    words = f"{word}: 4 runs are left; run the same command to go on"
+    words = f"{word}: 4 runs remain; run the same command to resume"
     assert (sweep.returncode, errors.strip()) == (code, words), said
     progress, _ = RunFolder(folder).load()
     assert progress.step > 0  # else saved between epochs alone, one of 219 places to be caught at
@@ -259,7 +259,7 @@ def test_a_cluster_that_lost_the_nodes_it_needs_is_not_waited_for(connected, tmp
     nodes = [ray.nodes(), [], []]  # what it has at the start, and what later
     monkeypatch.setattr(ray, "nodes", lambda: nodes.pop(0))
     monkeypatch.setattr(ray_engine, "LOOK_EVERY", 6.0)  # the worker must have begun by then
-    with pytest.raises(ConfigError, match=r"asks for 1 CPU, .*at most 0 CPU"):
+    with pytest.raises(ConfigError, match=r"requires 1 CPU, .*at most 0 CPU"):
         ended(RayEngine(cpus=1), jobs(tiny(epochs=10_000)), tmp_path)
     with RunFolder(tmp_path / "run0-s0").locked():  # the run was stopped
         assert RunFolder(tmp_path / "run0-s0").saved
@@ -270,6 +270,6 @@ def test_what_no_node_has_is_refused_before_anything_starts(connected, tmp_path,
     study.write_text(STUDY.replace("cpus = 1", "cpus = 3"))
     assert run(["sweep", str(study), *options, "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: a run asks for 3 CPU")
+    assert said.startswith("error: a run requires 3 CPU")
     assert "at most 1 CPU); lower the study's resources" in said
     assert not (tmp_path / "out").exists()

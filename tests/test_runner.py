@@ -162,7 +162,7 @@ def test_results_merge_and_the_first_counts(tmp_path):
 
 
 def test_runs_that_were_configured_differently_do_not_merge():
-    with pytest.raises(DataError, match="run in two ways"):
+    with pytest.raises(DataError, match="has two configurations"):
         merge_records([[record()], [record(scale=2.0, config="other")]])
 
 
@@ -178,10 +178,10 @@ def test_a_damaged_table_is_named(tmp_path):
 
 
 def test_the_plan_says_what_is_to_do(tmp_path):
-    arguments = ["reproduce", "table1", "--rows", "fovavg", "--plan", "--out", str(tmp_path)]
+    arguments = ["reproduce", "table1", "--rows", "fovavg", "--dry-run", "--out", str(tmp_path)]
     found = CliRunner().invoke(app, arguments)
     assert found.exit_code == 0, found.output
-    assert "12 runs, 0 done, 12 left" in found.output
+    assert "12 runs: 0 finished, 12 remaining" in found.output
     assert "FovAvg 17 tr14" in found.output
 
 
@@ -201,7 +201,7 @@ def test_ctrl_c_and_sigterm_say_what_is_left(signal, code, word, tmp_path, monke
     rows = ["table2", "--rows", "fovmax-tr2"]
     for count, command in ((9, ["reproduce", *rows]), (3, ["sweep", str(study)])):
         assert run([*command, "--device", "cpu", "--out", str(tmp_path / command[0])]) == code
-        words = f"{word}: {count} runs are left; run the same command to go on\n"
+        words = f"{word}: {count} runs remain; run the same command to resume\n"
         assert capsys.readouterr().err == words
 
 

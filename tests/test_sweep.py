@@ -58,11 +58,11 @@ BAD = [
     ("seeds = 2", "sedes = 2", "sedes is not a known key; did you mean 'seeds'?"),
     ("model.size = 12", "model.sise = 12", "defaults.model.sise is not a known key; did you mean"),
     ("cpus = 1", "cpu = 1", "resources.cpu is not a known key; did you mean 'cpus'?"),
-    ("batch = 16", "seed = 16", "defaults.seed is not a known key; all runs have the same seeds"),
+    ("batch = 16", "seed = 16", "defaults.seed is not a known key; set seeds at the top level"),
     (
         'preset = "fovavg"',
         'model = "cnn"',
-        "runs[0].model is not a known key; name a",
+        "runs[0].model is not a known key; choose a network",
     ),
     ("epochs = 2", 'epochs = "2"', "defaults.epochs must be a whole number, got '2'"),
     ("epochs = 2", "epochs = 2.5", "defaults.epochs must be a whole number, got 2.5"),
@@ -80,7 +80,7 @@ BAD = [
     ("model.hidden = 8", 'model.batch_norm = "no"', "defaults.model.batch_norm must be true or"),
     ("learning_rate = 0.001", 'learning_rate = "x"', "runs[1].learning_rate must be a finite num"),
     ("learning_rate = 0.001", "learning_rate = nan", "runs[1].learning_rate must be a finite num"),
-    ('preset = "fovmax"', "preset = 3", "runs[1].preset must be a text, got 3"),
+    ('preset = "fovmax"', "preset = 3", "runs[1].preset must be a string, got 3"),
     ("cpus = 1", "cpus = 1.5", "resources.cpus must be a whole number, got 1.5"),
     ("seeds = 2", 'seeds = "2"', "seeds must be a whole number, got '2'"),
     ("seeds = 2", "seeds = [0, 0.5]", "seeds must be a whole number, got 0.5"),
@@ -88,7 +88,7 @@ BAD = [
     ("test_scales = [1, 2]", "test_scales = [2, 1]", "test_scales: scales out of order"),
     ("test_scales = [1, 2]", "test_scales = 2", "test_scales: scales must be a list of numbers"),
     ("= [0, 0.15]", "= 0.15", "grid.model.dropout must be a list, got 0.15"),
-    ("= [0, 0.15]", "= []", "grid.model.dropout: it has no values"),
+    ("= [0, 0.15]", "= []", "grid.model.dropout: this key has no values"),
     ("epochs = 2", "epochs = 0", "defaults.epochs must be 1 to 1,000,000, got 0"),
     ("learning_rate = 0.001", "learning_rate = -1", "runs[1].learning_rate must be above 0"),
     ("= [0, 0.15]", "= [0, 1.5]", "grid.model.dropout must be at least 0 and below 1, got 1.5"),
@@ -103,9 +103,13 @@ BAD = [
     ("model.hidden = 8", "model.channels = 3", "defaults.model.channels: mnist-5k has 1 channels"),
     ('preset = "fovmax"', 'preset = "cnn"', "but size is 24; set both to the same number"),
     ('"fovmax"', '"fovavg"\nbackbone = "a"', "runs[1].backbone: "),
-    ("seeds = 2", "seeds = [1, 1]", "seeds must be 1 to 1000 runs, or a list of different seeds"),
-    ("seeds = 2", "seeds = 0", "seeds must be 1 to 1000 runs"),
-    ("seeds = 2", "seeds = 1_000_000_000_000", "seeds must be 1 to 1000 runs"),
+    (
+        "seeds = 2",
+        "seeds = [1, 1]",
+        "seeds must be a number from 1 to 1000 or a list of distinct seeds",
+    ),
+    ("seeds = 2", "seeds = 0", "seeds must be a number from 1 to 1000 or"),
+    ("seeds = 2", "seeds = 1_000_000_000_000", "seeds must be a number from 1 to 1000 or"),
     ("seeds = 2", "seeds = [-1]", "seeds: seed must be 0 to 2^32 - 1"),
     (
         "= [0, 0.15]",
@@ -113,15 +117,23 @@ BAD = [
         "is the same run as fovavg_model.dropout=0 in runs[0]",
     ),
     ('"fovmax"\nlearning_rate = 0.001', '"fovavg"', "runs[1]: fovavg_model.dropout=0 is the same"),
-    ('"fovmax"\nlearning_rate = 0.001', '"fovavg-tr2"\nscales = 1', "in runs[0]; leave out one"),
-    ('preset = "fovmax"', 'preset = "fovmax"\nname = "a b"', "runs[1].name: a name has letters"),
-    ('"fovmax"', f'"fovmax"\nname = "{"a" * 121}"', "aaa... is too long a name"),
-    ("learning_rate = 0.001", "model.dropout = 0", "runs[1].model.dropout: it is in the grid too"),
-    ('preset = "fovmax"\n', "", 'runs[1]: no network; add preset = "fovavg"'),
+    ('"fovmax"\nlearning_rate = 0.001', '"fovavg-tr2"\nscales = 1', "in runs[0]; remove one"),
+    (
+        'preset = "fovmax"',
+        'preset = "fovmax"\nname = "a b"',
+        "runs[1].name: a name can only contain letters",
+    ),
+    ('"fovmax"', f'"fovmax"\nname = "{"a" * 121}"', "aaa... has more than 120 characters"),
+    (
+        "learning_rate = 0.001",
+        "model.dropout = 0",
+        "runs[1].model.dropout: this key is also in the grid",
+    ),
+    ('preset = "fovmax"\n', "", 'runs[1]: preset is missing; add preset = "fovavg"'),
     ("cpus = 1", "cpus = 0", "resources.cpus must be at least 1, got 0"),
-    ("cpus = 1", "gpus = 2", "resources.gpus must be 0 to 1, the part of a GPU, got 2"),
-    ('name = "small"', 'name = "../small"', "name: a name has letters"),
-    ('name = "small"\n', "", "a study needs a name"),
+    ("cpus = 1", "gpus = 2", "resources.gpus must be a fraction of a GPU from 0 to 1, got 2"),
+    ('name = "small"', 'name = "../small"', "name: a name can only contain letters"),
+    ('name = "small"\n', "", "name is missing; add name"),
 ]
 NOT_TOML = [
     ("batch = 16", 'model = "cnn"', "at line 13"),
@@ -156,7 +168,7 @@ def test_what_is_not_toml_is_refused_with_its_line(tmp_path, capsys, old, new, w
 
 def test_more_cpus_than_the_machine_has_are_refused(tmp_path, capsys):
     told = refused(tmp_path, capsys, "cpus = 1", "cpus = 4000")
-    assert "a run asks for 4000 CPUs, and this machine has" in told and "resources.cpus" in told
+    assert "a run requires 4000 CPUs, but this machine has" in told and "resources.cpus" in told
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -169,13 +181,13 @@ def test_a_gpu_that_is_not_there_is_refused(tmp_path, capsys):
 
 @pytest.mark.parametrize("text", ['name = "x"\n', 'name = "x"\nruns = []\n'])
 def test_a_study_without_runs_is_refused(tmp_path, text):
-    with pytest.raises(ConfigError, match="there are no runs"):
+    with pytest.raises(ConfigError, match="the study has no runs"):
         read_study(written(tmp_path, text))
 
 
 def test_names_that_became_the_same_are_refused(tmp_path):
     text = GOOD.replace('preset = "fovmax"', 'preset = "fovmax"\nname = "fovavg"')
-    with pytest.raises(ConfigError, match=r"runs\[1\]: .* is the name of the run in runs\[0\] too"):
+    with pytest.raises(ConfigError, match=r"runs\[1\]: the run in runs\[0\] is also named"):
         read_study(written(tmp_path, text))
 
 
@@ -252,7 +264,7 @@ def test_the_example_runs_and_is_not_run_twice(tmp_path, capsys):
     arguments = ["sweep", str(study), "--out", str(tmp_path / "out"), "--device", "cpu"]
     assert run([*arguments, "--dry-run"]) == 0
     told = capsys.readouterr().out
-    assert told.startswith("6 runs, 0 done, 6 left\n") and len(told.splitlines()) == 2 + 6
+    assert told.startswith("6 runs: 0 finished, 6 remaining\n") and len(told.splitlines()) == 2 + 6
     assert all(name in told for name in ("fovavg_samples=200", "logsumexp_samples=800"))
     assert not (tmp_path / "out").exists()
     assert run(arguments) == 0
@@ -266,7 +278,7 @@ def test_the_example_runs_and_is_not_run_twice(tmp_path, capsys):
         assert line.split()[1] == "1" and line.split()[3] == shown
     before = (tmp_path / "out" / "results.csv").stat().st_mtime_ns
     assert run(arguments) == 0
-    assert "6 runs, 6 done, 0 left" in capsys.readouterr().out
+    assert "6 runs: 6 finished, 0 remaining" in capsys.readouterr().out
     assert (tmp_path / "out" / "results.csv").stat().st_mtime_ns == before
 
 
@@ -297,6 +309,6 @@ def test_failed_runs_are_named_and_the_others_done(tmp_path, capsys, monkeypatch
     said = capsys.readouterr()
     first, last = said.err.splitlines()
     assert first.startswith("bad_model.dropout=0 seed 0 failed: ") and "it broke" in first
-    assert last.startswith("1 runs failed: bad_model.dropout=0 seed 0; the same command")
+    assert last.startswith("1 runs failed: bad_model.dropout=0 seed 0; run the same")
     assert {r.row for r in read_records(tmp_path / "runs" / "small")} == {"fovavg_model.dropout=0"}
     sys.modules.pop("fragile")

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Nothing heavy is imported before a command runs."""
+"""The command line. Commands import torch and other large packages only when they run."""
 
 import os
 import signal
@@ -8,32 +8,33 @@ from types import FrameType
 
 from foveate.training.interrupt import SIGNALS, stop
 
-USUAL = (signal.default_int_handler, signal.SIG_DFL)
+USUAL = (signal.default_int_handler, signal.SIG_DFL)  # the handlers that Python starts with
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code."""
+    """Run the command line and exit with its exit code."""
     for number in SIGNALS:
-        if signal.getsignal(number) in USUAL:  # not one that the caller ignores, as nohup does
+        if signal.getsignal(number) in USUAL:  # keep handlers of the caller, such as those of nohup
             signal.signal(number, _stop)
-    os.environ["PYTHONSAFEPATH"] = "1"  # of Python processes started from here
-    from foveate.cli.app import run  # Ctrl-C may come while this is imported
+    os.environ["PYTHONSAFEPATH"] = "1"  # for Python processes started by the commands
+    from foveate.cli.app import run  # needs the handlers: Ctrl-C can arrive during it
 
     code = run(sys.argv[1:])
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # the exit code is decided
+        signal.signal(number, signal.SIG_IGN)  # a signal must not change the exit code now
     sys.exit(code)
 
 
 def guarded(command: Callable[[], int]) -> int:
-    """Call a command: only in here does a signal raise an exception, which the caller handles."""
+    """Call a command; a signal raises an exception only inside this call, see `_stop`."""
     return command()
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Raise as `stop` does inside a command; anywhere else, and while importing, end at once.
+    """Handle a signal: raise as `stop` does inside a command, and exit at once anywhere else.
 
-    Some packages swallow an exception that is raised while they are imported, or print it.
+    A signal during an import inside a command exits at once too: some packages catch or print an
+    exception that is raised while they are imported.
     """
     frame, raises = frame or sys._getframe(), False
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":

@@ -1,17 +1,18 @@
-"""The application itself: its commands, its options for all commands, and how errors are told."""
+"""The Typer application: its commands, its global options, and the messages of errors."""
 
 import errno
 import os
 from typing import Annotated, Any, cast
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from foveate import __version__
 from foveate.cli import (
     audit,
     data,
     demo,
+    evaluation,
     export,
     guarded,
     predict,
@@ -25,21 +26,28 @@ from foveate.cli import (
 from foveate.cli.console import complain, interrupted, interruptible
 from foveate.errors import FoveateError
 
-HELP = """Vision networks that recognise things at sizes they were never trained on.
+HELP = """Vision networks that recognise objects at sizes they were never trained on.
 
-Example: foveate show mnist-5k --out digits.png
+```
+foveate quickstart
+foveate audit timm:resnet18 --pretrained --source folder:photos
+foveate train finetune --source folder:photos --pretrained --out runs/photos
+```
+
+Run 'foveate COMMAND --help' for the options of a command.
 """
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # no space, on the disk or for this user
-# Typer publishes one usage error of many; its base is the class they share.
+FEW = 6  # options that the help shows in one panel; more are grouped
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk or quota full
+# Typer exports only some of its usage errors; their common base class is not among them.
 UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
 
 
 class Commands(TyperGroup):
-    """The commands; Typer by itself would exit without a word at Ctrl-C."""
+    """The commands; prints a line at Ctrl-C, where Typer would exit silently."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
-        """Parse the options that go before the command."""
+        """Parse the global options."""
         with interruptible(lambda: "run the same command again"):
             return super().make_context(*arguments, **options)
 
@@ -49,20 +57,37 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
 
 
-# In Markdown a paragraph is filled to the width of the terminal.
+class Command(TyperCommand):
+    """A command whose help groups the options into panels if there are many."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        options = [p for p in self.params if p.param_type_name == "option"]
+        self.grouped = len(options) > FEW
+        for option in () if self.grouped else options:
+            cast(Any, option).rich_help_panel = None
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option --help, hidden in a grouped help, where it would need its own panel."""
+        option: Any = super().get_help_option(ctx)
+        option.hidden = self.grouped
+        option.metavar = ""  # a flag shows no type
+        return option
+
+
+# Markdown mode fills paragraphs to the width of the terminal.
 app = typer.Typer(
     cls=Commands,
     help=HELP,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
 )
 for command in (
     *(quickstart.quickstart, demo.demo, data.generate, data.show, training.train),
-    *(training.evaluate, audit.audit, predict.predict, export.export, reproduce.reproduce),
+    *(evaluation.evaluate, audit.audit, predict.predict, export.export, reproduce.reproduce),
     *(sweep.sweep, report.report, theory.verify),
 ):
-    app.command()(command)
+    app.command(cls=Command)(command)
 
 
 def _version(wanted: bool) -> None:
@@ -75,26 +100,34 @@ def _version(wanted: bool) -> None:
 def options(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Say the version.")
+        bool,
+        typer.Option(
+            "--version", metavar="", callback=_version, is_eager=True, help="Print the version."
+        ),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", metavar="", help="Print the traceback of an error.")
+    ] = False,
 ) -> None:
-    """Take the options that go before the command; `run` itself looks for --debug."""
+    """Accept the global options; `run` reads --debug from the arguments itself."""
     if context.invoked_subcommand is None:
         print(context.get_help())
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line; its exit code is 2 for an error, 130 for Ctrl-C, 143 for SIGTERM."""
+    """Run the command line and return its exit code.
+
+    Errors give 2, Ctrl-C 130 and SIGTERM 143.
+    """
     try:
         return guarded(lambda: int(app(arguments, prog_name="foveate", standalone_mode=False) or 0))
     except UsageError as problem:
         usage = cast(Any, problem)
         where = usage.ctx.command_path if usage.ctx else "foveate"
-        if os.environ.get("RANK", "0") != "0":  # torchrun's first process says it for all
+        if os.environ.get("RANK", "0") != "0":  # torchrun: the first process prints for all
             return 2
         complain(f"{usage.format_message().rstrip('.')}; see '{where} --help'")
-    except (typer.Abort, KeyboardInterrupt) as error:  # outside a command: click makes it Abort
+    except (typer.Abort, KeyboardInterrupt) as error:  # click raises Abort outside a command
         return interrupted(error, "run the same command again")
     except Exception as error:
         if "--debug" in arguments:
@@ -104,15 +137,15 @@ def run(arguments: list[str]) -> int:
 
 
 def _told(error: Exception) -> str:
-    """The line for an error: what a user can mend in words, anything else as it is."""
+    """Return the message for an error: with a remedy where there is one, else its type and text."""
     if isinstance(error, FoveateError):
         return str(error)
     if isinstance(error, OSError) and error.errno:
         reason = error.strerror or os.strerror(error.errno)
-        what = f"cannot use {error.filename}" if error.filename else "a file cannot be used"
+        what = f"cannot use {error.filename}" if error.filename else "cannot use a file"
         remedy = "free some space" if error.errno in FULL else "check the path and permissions"
-        return f"{what} ({reason}); {remedy}, or choose another place"
+        return f"{what} ({reason}); {remedy}, or choose another path"
     failed = isinstance(error, RuntimeError) and "allocate memory" in str(error)  # torch, CPU
     if failed or isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
-        return "the memory does not suffice; use a smaller --size, --batch or model"
-    return f"{type(error).__name__}: {error} ('foveate --debug ...' shows where)"
+        return "out of memory; use a smaller --size, --batch or model"
+    return f"{type(error).__name__}: {error} (run 'foveate --debug ...' for the traceback)"

@@ -1,14 +1,36 @@
-"""The command about other people's classifiers: audit."""
+"""The command that audits any classifier over scale: audit."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT, PretrainedOption, TrustOption, progress
-from foveate.cli.predict import MODELS
-from foveate.cli.training import PICTURES, ChangedDataOption, DeviceOption, _loader
-from foveate.scales import SCALES_HELP, as_scales
+from foveate.cli.console import ERRORS, OUTPUT, progress
+from foveate.cli.evaluation import PICTURES
+from foveate.cli.options import (
+    BATCH,
+    DATA,
+    EVALUATION,
+    EXECUTION,
+    MODEL_HELP,
+    OUT_FOLDER,
+    POOL,
+    POOLS,
+    RECIPE,
+    SAMPLES,
+    SCALES,
+    SIZE,
+    SOURCE,
+    SPLIT,
+    ChangedDataOption,
+    DeviceOption,
+    PretrainedOption,
+    TrustOption,
+    complete_model,
+    shared,
+)
+from foveate.cli.training import _loader
+from foveate.scales import as_scales
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,103 +41,88 @@ if TYPE_CHECKING:
     from foveate.models.pooling import Pool
     from foveate.report.html import Page
 
-POOLS = ("logsumexp", "max", "probabilities", "avg", "none")
+MAX_SAMPLES = 2**31
+RECIPES = {"frame": "frame", "mnist-large-scale": "large-scale", "photo": "photo"}  # as saved
+CLASSES = shared(
+    "NAMES", "Classes in the order of the logits: a,b,c, or a file with one per line.", DATA
+)
+NATIVE = shared("SCALE", "Scale that the others are compared with.", EVALUATION)
+VIEW = shared(
+    "VIEW", "Meaning of scale s. zoom: objects are s times as large. resolution: the same scene "
+    "with s times the pixels along each axis, s at most 1.", EVALUATION,
+    values=("zoom", "resolution"),
+)  # fmt: skip
+FIT = shared(
+    "FIT", "At scale 1 the image fills the input and is cropped (fill), or is shown as a whole "
+    "(inside).", EVALUATION, values=("fill", "inside"),
+)  # fmt: skip
+BORDER = shared(
+    "BORDER", "Fill outside the image: replicate, reflect, a value (0.5) or a colour "
+    "(0.5,0.4,0.4).", EVALUATION, values=("replicate", "reflect"),
+)  # fmt: skip
+MEAN = shared("VALUES", "Mean used for normalisation, one value or one per channel.", EVALUATION)
+STD = shared(
+    "VALUES", "Standard deviation used for normalisation, one value or one per channel.", EVALUATION
+)
+PATCH = shared("PIXELS", "Patch size of the scale channels in pixels.", EVALUATION)
 
 
 def audit(
-    model: Annotated[str, typer.Argument(help=MODELS)],
-    source: Annotated[
-        str, typer.Option(help="folder:DIR with a sub-folder per class, mnist, mnist-5k, ...")
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model)
     ],
-    split: Annotated[
-        str | None,
-        typer.Option(
-            help="test, val, train or all; test by default, all of a folder without splits."
-        ),
-    ] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option(help="Classes in the order of the logits: a,b,c or a file with one per line."),
-    ] = None,
+    source: Annotated[str, SOURCE()],
+    split: Annotated[str | None, SPLIT("test, or all images of a folder without splits")] = None,
+    samples: Annotated[int | None, SAMPLES("all images", min=1)] = None,
+    classes: Annotated[str | None, CLASSES("the names of the source")] = None,
+    changed_data: ChangedDataOption = False,
     scales: Annotated[
         str | None,
-        typer.Option(
-            help=f"Scales. {SCALES_HELP} By default 0.25:4:2, with --view resolution 0.125:1:2, or "
-            "the paper's."
+        SCALES(
+            "0.25:4:2, or 0.125:1:2 with --view resolution, or all for digits", panel=EVALUATION
         ),
     ] = None,
-    native: Annotated[
-        float | None, typer.Option(help="The scale to compare with; 1, or a run's training scale.")
-    ] = None,
+    native: Annotated[float | None, NATIVE("1, or the training scale of a run")] = None,
+    view: Annotated[str, VIEW()] = "zoom",
     recipe: Annotated[
         str | None,
-        typer.Option(
-            help="frame: rescale the images; large-scale: MNIST Large Scale of them; photo: the "
-            "recipe of a run on photographs, its default."
+        RECIPE(
+            "that of a run; otherwise frame for folder:DIR, else mnist-large-scale",
+            panel=EVALUATION,
         ),
     ] = None,
-    view: Annotated[
-        str,
-        typer.Option(
-            help="What scale s means. zoom: objects are s times as large; resolution: the same "
-            "scene has s times the pixels along each axis, s at most 1."
-        ),
-    ] = "zoom",
-    fit: Annotated[
-        str | None,
-        typer.Option(
-            help="At scale 1 an image fills the input and the excess is cropped (fill, the "
-            "default), or lies inside it as a whole (inside)."
-        ),
-    ] = None,
-    size: Annotated[
-        int | None, typer.Option(min=1, help="Input size in pixels; the model's by default.")
-    ] = None,
-    border: Annotated[
-        str | None,
-        typer.Option(
-            help="Beyond the image: replicate, reflect, a number (0.5) or a colour (0.5,0.4,0.4)."
-        ),
-    ] = None,
-    mean: Annotated[
-        str | None, typer.Option(help="Mean used for normalisation, as 0.5,0.4,0.4; 0 by default.")
-    ] = None,
-    std: Annotated[
-        str | None, typer.Option(help="Standard deviation used for normalisation; 1 by default.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, max=2**31, help="Use only the first images.")
-    ] = None,
-    pool: Annotated[
-        str, typer.Option(help=f"Pooling over scale channels: {', '.join(POOLS)}.")
-    ] = "logsumexp",
-    patch: Annotated[
-        int | None,
-        typer.Option(min=1, help="Patch size of the channels in pixels; the input's by default."),
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images at a time.")] = 32,
-    device: DeviceOption = "auto",
-    changed_data: ChangedDataOption = False,
+    fit: Annotated[str | None, FIT("fill")] = None,
+    size: Annotated[int | None, SIZE("the model's input size", min=1, panel=EVALUATION)] = None,
+    border: Annotated[str | None, BORDER("replicate, or that of a run")] = None,
+    mean: Annotated[str | None, MEAN("0")] = None,
+    std: Annotated[str | None, STD("1")] = None,
+    pool: Annotated[str, POOL(panel=EVALUATION)] = "logsumexp",
+    patch: Annotated[int | None, PATCH("the input size", min=1)] = None,
     pretrained: PretrainedOption = False,
     trust: TrustOption = False,
-    out: Annotated[Path, typer.Option("--out", "--output", help="Folder for the results.")] = Path(
-        "audit"
-    ),
+    out: Annotated[Path, OUT_FOLDER()] = Path("audit"),
+    batch: Annotated[int, BATCH(min=1, panel=EXECUTION)] = 32,
+    device: DeviceOption = "auto",
 ) -> None:
     """Measure how a classifier behaves when objects change size.
 
-    The model takes images (B, C, H, W) of 0 to 1, normalised with --mean and --std, and returns
-    logits (B, classes); the classes are the sub-folders by name unless --classes gives them. Each
-    image fills the model's input at scale 1 and is rescaled about its centre. The model is also
-    audited in scale channels, without training. Runs on photographs prepare images by their own
-    recipe. Other networks of foveate, and sources other than folders, get MNIST Large Scale. Both
-    are as in 'foveate evaluate'.
+    ```
+    foveate audit mypackage.nets:classifier --source folder:photos --size 224
+    foveate audit timm:resnet18 --pretrained --source folder:photos
+    foveate audit runs/first --source mnist-5k --scales 0.5,1,2,4,8
+    ```
 
-    Writes audit.html (the report), audit.csv (per scale and class), audit.json, audit.png and .svg.
-    Images that cannot be read are reported and left out. TorchScript and .pt2 files, and runs with
-    a backbone, can run code and need --trust. Pickles are not opened.
+    The model maps images of shape (B, C, H, W), normalised with --mean and --std, to logits of
+    shape (B, classes). The classes are the sub-folders of folder:DIR in alphabetical order, or
+    --classes. At scale 1 an image fills the input; at other scales it is rescaled about its centre.
+    Runs on photographs prepare images with their own recipe. Other networks of foveate, and sources
+    other than folders, are audited on MNIST Large Scale. Both agree with 'foveate evaluate'.
 
-    Example: foveate audit mypackage.nets:classifier --source folder:photos --size 224
+    The audit also evaluates the model inside scale channels, without training, unless --pool none
+    is given. It writes audit.html (the report), audit.csv (per scale and class), audit.json,
+    audit.png and audit.svg. Images that cannot be read are skipped and listed. TorchScript and .pt2
+    files, and runs with a custom backbone, can run code and require --trust. Pickle files are never
+    opened.
     """
     from foveate.data.large_scale import check_size
     from foveate.errors import ConfigError
@@ -131,8 +138,10 @@ def audit(
     from foveate.training.loop import find_device
     from foveate.training.unchanged import check_unchanged
 
-    if pool not in POOLS:
-        raise ConfigError(f"pool must be one of {', '.join(POOLS)}, got {pool!r}")
+    if pool not in (*POOLS, "none"):
+        raise ConfigError(f"pool must be one of {', '.join(POOLS)} or none, got {pool!r}")
+    if recipe is not None and recipe not in RECIPES:
+        raise ConfigError(f"recipe must be one of {', '.join(RECIPES)}, got {recipe!r}")
     grid, place = None if scales is None else as_scales(scales), find_device(device)
     check_folder(out)
     check_size(size or 1)
@@ -142,16 +151,20 @@ def audit(
     names = _classes(classes)
     if batch > MAX_BATCH:
         raise ConfigError(f"batch must be at most {MAX_BATCH:,} images, got {batch}")
+    if samples is not None and samples > MAX_SAMPLES:
+        raise ConfigError(f"samples must be at most {MAX_SAMPLES:,} images, got {samples}")
     found, load = load_model(model, trust=trust, device=place, pretrained=pretrained), _loader()
+    if recipe == "photo" and found.recipe is None:
+        raise ConfigError("--recipe photo requires a run on photographs; use frame for others")
     if (run := Path(model).expanduser()).is_dir() and not changed_data:
         check_unchanged(RunFolder(run), source, load)
     if split is None and found.source:
         split = "test"
-    images = open_images(source, split, limit, names, load)
+    images = open_images(source, split, samples, names, load)
     transform = choose_transform(
         found,
         images,
-        recipe=recipe,
+        recipe=None if recipe is None else RECIPES[recipe],
         size=size,
         border=_border(border),
         mean=_numbers("mean", mean),
@@ -177,7 +190,7 @@ def audit(
 
 
 def _changed(report: "AuditReport", images: "AuditImages") -> list["Tensor"]:
-    """The images whose prediction changed."""
+    """Return the images whose prediction changes with scale."""
     return [images.read(images.readable[change.image]) for change in report.plain.changes]
 
 
@@ -192,11 +205,11 @@ def _write(report: "AuditReport", page: "Page", out: Path) -> None:
     OUTPUT.print(summary(report.plain), markup=False)
     for path in written:
         OUTPUT.print(path, markup=False)
-    for words in (*report.notes, *report.unreadable):
-        ERRORS.print(f"warning: {words}", markup=False)
+    for note in (*report.notes, *report.unreadable):
+        ERRORS.print(f"warning: {note}", markup=False)
     if report.unreadable:
         count = f"{len(report.unreadable)} of {report.plain.count + len(report.unreadable)}"
-        ERRORS.print(f"warning: {count} images were left out", markup=False)
+        ERRORS.print(f"warning: skipped {count} images that cannot be read", markup=False)
 
 
 def _table(report: "AuditReport") -> "Table":
@@ -222,10 +235,12 @@ def _classes(text: str | None) -> list[str]:
     try:
         listed = path.read_text(encoding="utf-8").splitlines() if path.is_file() else None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read the classes in {text} ({error})") from None
+        raise ConfigError(
+            f"cannot read the classes in {text}: {error}; use a UTF-8 text file"
+        ) from None
     names = text.split(",") if listed is None else listed
     if not (found := [name.strip() for name in names if name.strip()]):
-        raise ConfigError(f"classes must be names, or a file with a name a line, got {text!r}")
+        raise ConfigError(f"classes must be a,b,c or a file with one name per line, got {text!r}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Where the command line prints, and its progress: a bar on a terminal, lines in a log."""
+"""Console output of the commands: messages, and progress as a bar or as lines in a log."""
 
 import math
 import os
@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -25,40 +24,30 @@ from foveate.training.interrupt import Terminated, arrived
 
 OUTPUT = Console(highlight=False, soft_wrap=True)
 ERRORS = Console(stderr=True, highlight=False, soft_wrap=True)
-LOG_EVERY = 30.0  # seconds between two lines of progress in a log
-TrustOption = Annotated[
-    bool,
-    typer.Option(
-        "--trust", help="Run code that a file contains or names: TorchScript, .pt2, a backbone."
-    ),
-]
-
-PretrainedOption = Annotated[
-    bool, typer.Option("--pretrained", help="Download the weights of a timm model.")
-]
+LOG_EVERY = 30.0  # seconds between progress lines in a log
 
 
 def complain(message: str) -> None:
-    """Say in one line what went wrong."""
+    """Print an error as one line on stderr."""
     ERRORS.print("[bold red]error:[/] " + escape(" ".join(message.split())))
 
 
 def tell(message: str) -> None:
-    """Say beside the results what is going on."""
+    """Print a message on stderr, apart from the results on stdout."""
     ERRORS.print(message, markup=False)
 
 
 def status(message: str) -> Status:
-    """Show `message` while the block runs, where somebody watches."""
+    """Show `message` while the block runs, on a terminal only."""
     return ERRORS.status(escape(message))
 
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show progress over `total` steps while the block runs; yields the function that advances it.
+    """Show progress over `total` steps while the block runs, and yield a function to advance it.
 
-    On a terminal it is a bar. Elsewhere, as in a log file, it is a line every `LOG_EVERY` seconds,
-    so that short commands print none.
+    A terminal shows a bar. A log file gets a line every `LOG_EVERY` seconds, so short commands
+    print none.
     """
     if not ERRORS.is_terminal:
         yield _logged(title, total)
@@ -75,7 +64,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def _logged(title: str, total: int) -> Callable[[int], None]:
-    """Return a function that counts steps and prints a line now and then."""
+    """Return a function that counts steps and prints a line every `LOG_EVERY` seconds."""
     start = printed = time.monotonic()
     done = 0
 
@@ -87,14 +76,14 @@ def _logged(title: str, total: int) -> Callable[[int], None]:
             printed = now
             left = math.ceil((now - start) * (total - done) / done)
             share = f"{done:,} of {total:,} ({100 * done // total} %)"
-            tell(f"{title}: {share}, about {timedelta(seconds=left)} left")
+            tell(f"{title}: {share}, about {timedelta(seconds=left)} remaining")
 
     return advance
 
 
 @contextmanager
 def interruptible(words: Callable[[], str]) -> Iterator[None]:
-    """At Ctrl-C or SIGTERM print one line, which ends with `words`, and exit with 130 or 143."""
+    """At Ctrl-C or SIGTERM print one line that ends with `words()`, and exit with 130 or 143."""
     try:
         yield
     except KeyboardInterrupt as error:
@@ -102,9 +91,9 @@ def interruptible(words: Callable[[], str]) -> Iterator[None]:
 
 
 def interrupted(error: BaseException, words: str) -> int:
-    """Print one line for Ctrl-C or SIGTERM, which ends with `words`; returns the exit code."""
+    """Print one line for Ctrl-C or SIGTERM that ends with `words`, and return the exit code."""
     terminated = isinstance(error, Terminated) or signal.SIGTERM in arrived
-    said, code = ("terminated", 143) if terminated else ("interrupted", 130)
-    if words and os.environ.get("RANK", "0") == "0":  # torchrun's first process says it for all
-        ERRORS.print(f"{said}: {words}", markup=False)
+    signal_name, code = ("terminated", 143) if terminated else ("interrupted", 130)
+    if words and os.environ.get("RANK", "0") == "0":  # torchrun: the first process prints for all
+        ERRORS.print(f"{signal_name}: {words}", markup=False)
     return code

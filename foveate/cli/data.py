@@ -1,4 +1,4 @@
-"""The commands about data: generate and show."""
+"""The commands that make and show data: generate and show."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,7 +6,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foveate.cli.console import OUTPUT, progress, status, tell
-from foveate.scales import SCALES_HELP, ScaleRange, as_scales, parse_scales
+from foveate.cli.options import (
+    DATA,
+    OUT_FILE,
+    OUT_FOLDER,
+    SAMPLES,
+    SCALE_GRAMMAR,
+    SCALES,
+    SEED,
+    SIZE,
+    SOURCE,
+    SOURCE_HELP,
+    SOURCES,
+    WORKERS,
+    completing,
+    shared,
+)
+from foveate.scales import ScaleRange, as_scales, parse_scales
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,43 +31,54 @@ if TYPE_CHECKING:
     from foveate.data.store import FileSpec
 
 MAX_WORKERS = 256
+RECIPE = "mnist-large-scale"
+TRAIN_SCALES = shared("SCALES", f"Training scales, one file each, or none: {SCALE_GRAMMAR}.", DATA)
+TEST_SCALES = shared("SCALES", f"Test scales, one file each, or none: {SCALE_GRAMMAR}.", DATA)
 BorderOption = Annotated[
-    str, typer.Option(help="Beyond the frame in smoothing: replicate, reflect, zero or whole.")
-]
+    str,
+    shared(
+        "BORDER", "Fill outside the frame when smoothing: replicate, reflect, zero or whole.", DATA,
+        values=("replicate", "reflect", "zero", "whole"),
+    )(),
+]  # fmt: skip
 
 
 def generate(
-    what: Annotated[str, typer.Argument(metavar="mnist-large-scale", help="The recipe.")],
-    out: Annotated[Path, typer.Option(help="Folder for the files.")],
-    source: Annotated[
-        str, typer.Option(help="mnist, fashion-mnist, mnist-5k (embedded), idx:DIR or folder:DIR.")
-    ] = "mnist",
-    train: Annotated[
-        str, typer.Option(help=f"Training scales, a file for each, or none. {SCALES_HELP}")
-    ] = "1,2,4,1-4",
-    test: Annotated[
-        str, typer.Option(help=f"Test scales, a file for each, or none. {SCALES_HELP}")
-    ] = "all",
-    size: Annotated[int, typer.Option(help="Width and height of the images in pixels.")] = 112,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the scales drawn for a range.")] = 0,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE",
+            help=f"Data set to generate: {RECIPE}.",
+            autocompletion=completing(RECIPE),
+        ),
+    ],
+    out: Annotated[Path, OUT_FOLDER()],
+    source: Annotated[str, SOURCE()] = "mnist",
+    train_scales: Annotated[str, TRAIN_SCALES()] = "1,2,4,1-4",
+    test_scales: Annotated[str, TEST_SCALES()] = "all",
+    size: Annotated[int, SIZE()] = 112,
     border: BorderOption = "replicate",
-    workers: Annotated[
-        int, typer.Option(min=1, max=MAX_WORKERS, help="Threads; the files do not depend on it.")
-    ] = 2,
+    seed: Annotated[int, SEED(min=0, panel=DATA)] = 0,
+    workers: Annotated[int, WORKERS(min=1, max=MAX_WORKERS)] = 2,
 ) -> None:
-    """Make the paper's data set: images over a factor of 16 in scale, as HDF5 files.
+    """Generate MNIST Large Scale, the data set of the paper, as HDF5 files.
 
-    Example: foveate generate mnist-large-scale --source mnist-5k --train 1 --test 1,2,4 --out data
+    ```
+    foveate generate mnist-large-scale --source mnist-5k --out data
+    foveate generate mnist-large-scale --test-scales 1,2,4 --out data
+    ```
 
-    Names, keys and shapes are those of the official files. What is finished is not made again.
+    The images cover a factor of 16 in scale. File names, keys and shapes are those of the official
+    files. Existing files are kept. Shards and .h5 files cannot be the source. The random seed
+    determines the scales that are drawn from a range such as 1-4.
     """
     from foveate.data.store import write
     from foveate.errors import ConfigError
     from foveate.files import check_folder
 
-    if what != "mnist-large-scale":
-        raise ConfigError(f"the only recipe is mnist-large-scale, got {what!r}")
-    specs = _plan(train, test, size, seed, border)
+    if what != RECIPE:
+        raise ConfigError(f"recipe must be {RECIPE}, got {what!r}")
+    specs = _plan(train_scales, test_scales, size, seed, border)
     check_folder(out)
     data = _load(source)
     _check_space(out, sum(s.bytes(data) for s in specs if not (out / s.name(data)).exists()))
@@ -62,22 +89,25 @@ def generate(
 
 def show(
     what: Annotated[
-        str, typer.Argument(help="A source (mnist-5k, folder:DIR, ...) or an .h5 file.")
+        str,
+        typer.Argument(metavar="SOURCE", help=SOURCE_HELP, autocompletion=completing(*SOURCES)),
     ],
-    out: Annotated[Path, typer.Option(help="Picture to write: .png, .svg or .pdf.")] = Path(
-        "samples.png"
-    ),
-    samples: Annotated[int, typer.Option(min=1, max=50, help="Rows of the picture.")] = 4,
-    scales: Annotated[str, typer.Option(help=f"Scales of the columns. {SCALES_HELP}")] = "all",
-    size: Annotated[int, typer.Option(help="Width and height of the images in pixels.")] = 112,
+    samples: Annotated[int, SAMPLES(min=1, max=50)] = 4,
+    scales: Annotated[str, SCALES()] = "all",
+    size: Annotated[int, SIZE()] = 112,
     border: BorderOption = "replicate",
+    out: Annotated[Path, OUT_FILE()] = Path("samples.png"),
 ) -> None:
-    """Draw samples over scales, from a source or a data set file.
+    """Draw the images of a source, one row per image and one column per scale.
 
-    Example: foveate show mnist-5k --scales 0.5,1,2,4,8 --out digits.png
+    ```
+    foveate show mnist-5k --scales 0.5,1,2,4,8 --out digits.png
+    foveate show folder:photos --scales 0.5,1,2 --size 224 --out photos.pdf
+    ```
 
-    Photographs are shown as in 'foveate evaluate': scale s multiplies the short side, which at
-    scale 1 is half of --size, and the border is repeated.
+    The output file is a .png, .svg or .pdf. Photographs are shown as in 'foveate evaluate': their
+    short side is half of --size at scale 1 and proportional to the scale, and their border is
+    replicated. The images of an .h5 file are shown as they are stored, with their labels.
     """
     from foveate.files import check_folder
     from foveate.report.plots import sample_grid, save
@@ -102,7 +132,9 @@ def _plan(train: str, test: str, size: int, seed: int, border: str) -> "list[Fil
     both = () if train == "none" else parse_scales(train)
     alone = [] if test == "none" else [ScaleRange(scale, scale) for scale in as_scales(test)]
     if not both and not alone:
-        raise ConfigError("--train none and --test none leave nothing to make; name some scales")
+        raise ConfigError(
+            "--train-scales and --test-scales are both none; give scales for at least one"
+        )
     return [
         FileSpec(train=first, test=second, size=size, seed=seed, border=beyond)
         for first, second in [*zip(both, both, strict=True), *((None, scale) for scale in alone)]
@@ -125,7 +157,7 @@ def _check_space(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(existing).free
     if needed > free:
         raise DataError(
-            f"the files need {needed / 1e9:.1f} GB and {existing} has {free / 1e9:.1f} GB free; "
+            f"the files need {needed / 1e9:.1f} GB, but {existing} has {free / 1e9:.1f} GB free; "
             "choose another --out or fewer scales"
         )
 
@@ -154,7 +186,7 @@ def _from_photographs(
     from foveate.training.data import open_pictures
 
     if border != "replicate":
-        raise ConfigError(f"photographs repeat their border: leave out --border {border}")
+        raise ConfigError(f"photographs always replicate their border; leave out --border {border}")
     check_size(size)
     frame = ScaleChannels(nn.Identity(), [1.0], size, antialias=True)
     shown = PhotoTransform(recipe=Recipe(name="photo", base=max(1, size // 2)), windows=frame)

@@ -1,39 +1,44 @@
-"""The command that opens the web page: demo."""
+"""The command that serves the demo page: demo."""
 
 from typing import Annotated
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT, TrustOption
+from foveate.cli.console import ERRORS, OUTPUT
+from foveate.cli.options import MODEL_REF, PretrainedOption, TrustOption
 
 
 def demo(
     model: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Trained network, run folder, file of weights or timm:NAME; up to four times."
-        ),
+        MODEL_REF("trained digit networks"),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines in.")
-    ] = ("127.0.0.1"),
+        str,
+        typer.Option(metavar="HOST", help="Address to listen on; 0.0.0.0 admits other machines."),
+    ] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for any free port.")
+        int,
+        typer.Option(
+            metavar="PORT", min=0, max=65535, help="Port to listen on; 0 for any free port."
+        ),
     ] = 7860,
-    pretrained: Annotated[
-        bool, typer.Option(help="Download the weights of timm:NAME, unless they are cached.")
-    ] = False,
+    pretrained: PretrainedOption = False,
     trust: TrustOption = False,
 ) -> None:
-    """Open a web page that compares networks side by side while you change the size of an object.
+    """Open a web page that compares networks while you change the size of an object.
 
-    Example: foveate demo --model quickstart/cnn --model quickstart/fovmax
+    ```
+    foveate demo
+    foveate demo --model quickstart/cnn --model quickstart/fovmax
+    foveate demo --model timm:resnet18 --pretrained
+    ```
 
-    Networks of digits: draw a digit, upload or pick one, and drag the zoom from 1/2 to 8. A second
-    tab has scenes with several digits. Runs on photographs, and models of timm: upload or pick a
-    photograph, and drag its size and place; a single network is compared with its backbone on the
-    whole frame. Only this machine can open the page unless --host says otherwise. Serving needs no
-    network connection. Needs foveate[demo].
+    Repeat --model to compare up to four networks. Digit networks: draw, upload or choose a digit,
+    and drag the zoom from 1/2 to 8; a second tab shows scenes with several digits. Runs on
+    photographs and timm models: upload or choose a photograph, and drag its size and position; a
+    single network is compared with its backbone on the whole frame. By default only this machine
+    can open the page. The page works offline. Requires foveate[demo].
     """
     from foveate.demo.pages import open_page
     from foveate.demo.server import serve
@@ -44,5 +49,5 @@ def demo(
         page,
         host,
         port,
-        lambda address: OUTPUT.print(f"{address} (Ctrl-C ends it)", markup=False),
+        lambda address: OUTPUT.print(f"{address} (press Ctrl-C to stop)", markup=False),
     )

@@ -1,4 +1,4 @@
-"""How a run is shown while it trains: a live line for people, a line per epoch for files."""
+"""Progress of a training run: a live bar on a terminal, and one line per epoch."""
 
 import time
 from typing import TYPE_CHECKING, Self
@@ -11,20 +11,22 @@ if TYPE_CHECKING:
     from foveate.training.checkpoint import Progress as RunProgress
     from foveate.training.config import TrainConfig
 
-REFRESH = 0.1  # seconds; a step on a GPU takes far less
+REFRESH = 0.1  # seconds between updates; a training step on a GPU takes far less
 
 
 class Display:
-    """Shows epoch, loss, validation accuracy, images per second and time left."""
+    """Shows epoch, loss, validation accuracy, images per second and remaining time."""
 
     def __init__(self, greeting: str) -> None:
-        self.greeting = greeting  # said when the first step is done, not when a run is refused
+        self.greeting = (
+            greeting  # printed after the first step, so that a refused run prints only its error
+        )
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"))
         watched = ERRORS.is_terminal
         self.bar = Progress(*columns, console=ERRORS, disable=not watched, transient=True)
         self.task = self.bar.add_task("preparing", total=None, now="")
         self.start: tuple[float, int] | None = None
-        self.told = 0  # epochs that have their line
+        self.told = 0  # epochs whose line is printed
         self.drawn = 0.0
 
     def __enter__(self) -> Self:
@@ -35,18 +37,18 @@ class Display:
         self.bar.stop()
 
     def __call__(self, config: "TrainConfig", progress: "RunProgress", steps: int) -> None:
-        """Show how far the run is."""
+        """Show the progress of the run."""
         now, done = time.monotonic(), progress.epoch * steps + progress.step
         total = config.epochs * steps
         if self.start is None:
-            ended = progress.step == 0  # a run that was stopped in validation begins with a line
+            ended = progress.step == 0  # stopped in validation: that epoch still needs its line
             self.start, self.told = (now, done), len(progress.metrics) - ended
             OUTPUT.print(self.greeting, markup=False)
         left = self._left(now, done, total, config.batch) if done < total else ""
         if len(progress.metrics) > self.told:
             self.told = len(progress.metrics)
-            words = _join(f"loss {progress.metrics[-1]['loss']:.4f}", _validation(progress), left)
-            OUTPUT.print(f"epoch {progress.epoch}/{config.epochs}  {words}")
+            text = _join(f"loss {progress.metrics[-1]['loss']:.4f}", _validation(progress), left)
+            OUTPUT.print(f"epoch {progress.epoch}/{config.epochs}  {text}")
         if now - self.drawn > REFRESH and ERRORS.is_terminal:
             self.drawn = now
             loss = f"loss {progress.loss / progress.step:.4f}" if progress.loss else ""
@@ -59,7 +61,7 @@ class Display:
             )
 
     def _left(self, now: float, done: int, total: int, batch: int) -> str:
-        """Images per second and the time left, both as in this call, not before it."""
+        """Return images per second and the remaining time, measured since this process started."""
         assert self.start is not None
         begun, first = self.start
         if done == first or now == begun:
@@ -67,14 +69,14 @@ class Display:
         pace = (done - first) / (now - begun)
         left = round((total - done) / pace)
         hours, minutes, seconds = left // 3600, left // 60 % 60, left % 60
-        return f"{pace * batch:,.0f} images/s  {hours}:{minutes:02}:{seconds:02} left"
+        return f"{pace * batch:,.0f} images/s  {hours}:{minutes:02}:{seconds:02} remaining"
 
 
-def _join(*words: str) -> str:
-    return "  ".join(filter(None, words))
+def _join(*texts: str) -> str:
+    return "  ".join(filter(None, texts))
 
 
 def _validation(progress: "RunProgress") -> str:
-    """The accuracy on the validation images when it was last measured, if ever."""
+    """Return the most recent validation accuracy, or an empty text before the first one."""
     measured = [entry["validation"] for entry in progress.metrics if "validation" in entry]
     return f"validation {100 * measured[-1]:.2f} %" if measured else ""

@@ -1,39 +1,54 @@
-"""The command that writes a network as a file for other programs: export."""
+"""The command that exports a network for other programs: export."""
 
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
 
-from foveate.cli.console import OUTPUT, PretrainedOption, TrustOption, status
-from foveate.cli.predict import MODELS
+from foveate.cli.console import OUTPUT, status
+from foveate.cli.options import (
+    MODEL_HELP,
+    OUT_FILE,
+    SIZE,
+    PretrainedOption,
+    TrustOption,
+    complete_model,
+    completing,
+)
 
 
 def export(
-    model: Annotated[str, typer.Argument(help=MODELS)],
-    output: Annotated[Path, typer.Option("--out", "--output", help="File to write.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model)
+    ],
+    out: Annotated[Path, OUT_FILE()],
     format: Annotated[
-        str | None, typer.Option(help="onnx or torch; by default from the file's name.")
+        str | None,
+        typer.Option(
+            metavar="FORMAT",
+            help="Format: onnx or torch (torch.export).",
+            autocompletion=completing("onnx", "torch"),
+            show_default="from the file name",
+        ),
     ] = None,
     size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Width and height of the images; as trained by default, for a run on photographs "
-            "the largest window.",
-        ),
+        int | None, SIZE("as trained; for photographs, the largest window", min=1)
     ] = None,
     pretrained: PretrainedOption = False,
     trust: TrustOption = False,
 ) -> None:
-    """Write a network as ONNX (.onnx) or as a torch.export program (.pt2), for any batch size.
+    """Export a network to ONNX (.onnx) or torch.export (.pt2), for any batch size.
 
-    Example: foveate export fovmax-mnist-tr2 --out fovmax.onnx
+    ```
+    foveate export fovmax-mnist-tr2 --out fovmax.onnx
+    foveate export runs/photos --size 448 --out photos.pt2
+    ```
 
-    The file maps images to logits and, for a network with scale channels, the logits of each
-    channel. It is read back and compared with the network on random images, one and three at a
-    time. ONNX needs foveate[onnx]. The entry foveate.json of the file's metadata lists the classes
-    and, for a run on photographs, base size, mean and std of its recipe.
+    The exported model maps images to logits and, for a network with scale channels, to the logits
+    of each channel. The file is loaded again and compared with the network on random batches of one
+    and three images. The metadata entry foveate.json lists the classes and, for a run on
+    photographs, the base size, mean and standard deviation of its recipe. ONNX requires
+    foveate[onnx].
     """
     from foveate.data.large_scale import check_size
     from foveate.errors import ConfigError
@@ -45,17 +60,17 @@ def export(
     side, channels = found.size if size is None else size, found.shape[1]
     check_size(side)
     if channels is None or not found.trainable:
-        raise ConfigError(f"{model} cannot be exported: name a network of foveate or timm")
+        raise ConfigError(f"cannot export {model}; use a network of foveate or timm")
     with status(f"exporting {model} ..."):
         made = write(
             cast(Any, found.net),
-            output,
+            out,
             shape=(channels, side, side),
             format=cast(Format | None, format),
             about=found.about(),
         )
-    OUTPUT.print(f"{made.path}: images to {' and '.join(made.outputs)}", markup=False)
+    OUTPUT.print(f"{made.path} maps images to {' and '.join(made.outputs)}", markup=False)
     OUTPUT.print(
-        f"largest difference from the network {made.difference:.1e} "
+        f"largest difference from the network: {made.difference:.1e} "
         f"(rounding allows {made.allowed:.1e})"
     )

@@ -1,66 +1,70 @@
-"""The command about pictures: predict."""
+"""The command that classifies images: predict."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT, PretrainedOption, TrustOption
-from foveate.cli.training import DeviceOption
+from foveate.cli.console import ERRORS, OUTPUT
+from foveate.cli.options import (
+    DATA,
+    EVALUATION,
+    MODEL_REF,
+    DeviceOption,
+    JsonOption,
+    PretrainedOption,
+    TrustOption,
+    shared,
+)
+from foveate.cli.options import OUTPUT as OUTPUT_PANEL
 
 if TYPE_CHECKING:
     from foveate.evaluation.models import Model
     from foveate.evaluation.predict import Prediction
 
 DEFAULT = "fovmax-mnist-tr2"
-MODELS = (
-    "A name (fovmax, fovmax-mnist-tr2), a run folder, a model file, package.module:factory or "
-    "timm:NAME."
+INVERT = shared("", "Always or never invert the intensities.", DATA, "--invert/--no-invert")
+SCALE = shared(
+    "SCALE", "Magnification of the image in the input frame; for a run on photographs, a factor of "
+    "its base size.", DATA,
+)  # fmt: skip
+SEARCH = shared("", "Search each image for an off-centre object.", EVALUATION, "--search")
+STEP = shared("PIXELS", "Distance of the centres that --search tries, in pixels.", EVALUATION)
+PICTURE = shared(
+    "PNG", "Draw the winning window and the class into a copy of the image.", OUTPUT_PANEL
 )
 
 
 def predict(
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Pictures.")],
-    model: Annotated[str, typer.Option(help=MODELS)] = DEFAULT,
-    invert: Annotated[
-        bool | None,
-        typer.Option("--invert/--no-invert", help="Invert the pictures; detected by default."),
-    ] = None,
-    scale: Annotated[
-        float | None,
-        typer.Option(
-            help="Pixels of the frame per pixel of the picture; fills it by default. For a run on "
-            "photographs: a factor of the base size."
-        ),
-    ] = None,
-    search: Annotated[
-        bool, typer.Option("--search", help="Search the pictures for off-centre objects.")
-    ] = False,
-    step: Annotated[
-        float | None,
-        typer.Option(help="With --search: pixels between centres; the smallest window by default."),
-    ] = None,
-    picture: Annotated[
-        Path | None,
-        typer.Option(metavar="PNG", help="Draw the winning window and the class into a copy."),
-    ] = None,
-    device: DeviceOption = "auto",
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image files.")],
+    model: Annotated[str, MODEL_REF()] = DEFAULT,
     pretrained: PretrainedOption = False,
     trust: TrustOption = False,
-    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    invert: Annotated[bool | None, INVERT("detect dark on light")] = None,
+    scale: Annotated[float | None, SCALE("the image fills the frame")] = None,
+    search: Annotated[bool, SEARCH()] = False,
+    step: Annotated[float | None, STEP("the smallest window")] = None,
+    picture: Annotated[Path | None, PICTURE()] = None,
+    json: JsonOption = False,
+    device: DeviceOption = "auto",
 ) -> None:
-    """Predict the class of pictures, with its probability and the estimated object scale.
+    """Predict the class of images, its probability and the scale of the object.
 
-    Example: foveate predict digit.png --model fovmax-mnist-tr2
+    ```
+    foveate predict digit.png
+    foveate predict *.jpg --model runs/photos --json
+    foveate predict scene.jpg --model runs/photos --search --picture found.png
+    ```
 
-    Pictures may have any size and mode. For the networks of foveate each is made light on dark and
-    square, and fills the frame of the network. A channel of scale s sees 28 s pixels of that frame.
-    With --search a picture keeps its shape, and is reduced only if it is more than twice as large
-    as the largest window. The class, the centre (y, x) and the window are those of the strongest
-    response, in pixels of the picture.
-    A run on photographs sees a picture by its recipe, as 'foveate evaluate' does: in colour, with a
+    Images can have any size and mode. For digit networks each image is converted to light on dark,
+    padded to a square and resized to the input frame; a channel of scale s sees 28 s pixels of that
+    frame. Runs on photographs use their own recipe, as in 'foveate evaluate': in colour, with a
     short side of the base size times --scale.
-    Pictures that cannot be read are reported, and the exit code is then 1.
+
+    With --search an image keeps its aspect ratio, and is resized only if it is more than twice as
+    large as the largest window. The class, the centre (y, x) and the window are those of the
+    strongest response, in pixels of the image. Images that cannot be read are reported, and the
+    exit code is then 1.
     """
     from foveate.errors import DataError
     from foveate.evaluation.models import load_model
@@ -92,15 +96,17 @@ def _check(images: list[Path], search: bool, step: float | None, picture: Path |
     from foveate.errors import ConfigError
 
     if step is not None and not search:
-        raise ConfigError(f"--step {step:g} is for --search: add it, or leave out --step")
+        raise ConfigError(f"--step {step:g} requires --search; add it, or leave out --step")
     if picture is None:
         return
     if len(images) > 1:
-        raise ConfigError(f"--picture draws one image, got {len(images)}: pass one at a time")
+        raise ConfigError(
+            f"--picture requires a single image, got {len(images)}; pass one at a time"
+        )
     if picture.suffix.lower() != ".png":
         raise ConfigError(f"--picture must end in .png, got {picture.name!r}")
     if picture.exists() and images[0].exists() and picture.samefile(images[0]):
-        raise ConfigError(f"--picture would overwrite the image {picture}: name another file")
+        raise ConfigError(f"--picture would overwrite the image {picture}; choose another file")
 
 
 def _draw(model: "Model", path: Path, prediction: "Prediction", out: Path) -> None:
@@ -115,7 +121,7 @@ def _draw(model: "Model", path: Path, prediction: "Prediction", out: Path) -> No
 
 
 def _print_table(model: "Model", found: "list[tuple[Path, Prediction]]", search: bool) -> None:
-    """Print a line per picture, its path last and never cut."""
+    """Print one line per image, with the path last so that it is never truncated."""
     width = max(len("class"), *(len(prediction.label) for _, prediction in found))
     names = ("y", "x", "window") if search else ("scale", "channel")
     _print_line("class", width, "confidence", names, "image")

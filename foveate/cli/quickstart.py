@@ -1,4 +1,4 @@
-"""The command for the first five minutes: quickstart."""
+"""The command for a first look: quickstart."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,9 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from foveate.cli.console import OUTPUT, progress
+from foveate.cli.options import OUT_FOLDER, SEED
 
 if TYPE_CHECKING:
     from foveate.evaluation.results import RunResult
@@ -16,18 +15,20 @@ if TYPE_CHECKING:
 
 
 def quickstart(
-    out: Annotated[Path, typer.Option(help="Folder for the runs and the results.")] = Path(
-        "quickstart"
-    ),
-    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, order and dropout.")] = 0,
+    out: Annotated[Path, OUT_FOLDER()] = Path("quickstart"),
+    seed: Annotated[int, SEED(min=0)] = 0,
 ) -> None:
-    """Train three networks on digits of one size and test them on 17, in a few minutes.
+    """Train three networks on digits of one size and test them at 17 scales, in minutes.
 
-    Example: foveate quickstart --out quickstart
+    ```
+    foveate quickstart
+    foveate quickstart --out second --seed 1
+    ```
 
-    A CNN, FovAvg and FovMax learn 3,500 digits that come with the package; no network is needed.
-    Prints accuracy over scale, and writes report.html, accuracy.png, .svg and .csv, results.json
-    and the runs, for 'foveate demo'. What is finished is not done again.
+    Trains a CNN, FovAvg and FovMax on 3,500 digits that come with the package; nothing is
+    downloaded. Prints the accuracy over scale, and writes report.html, accuracy.png, accuracy.svg,
+    accuracy.csv, results.json and the run folders, which 'foveate demo' can open. If interrupted,
+    the same command resumes.
     """
     from foveate.paper import quickstart as work
 
@@ -45,11 +46,11 @@ def _shown(name: str, path: Path) -> "Iterator[Watch]":
     display = Display(f"training {name} in {path}")
     with display:
         yield display
-    OUTPUT.print(f"{path} is trained", markup=False)
+    OUTPUT.print(f"{path} is finished", markup=False)
 
 
 def _report(results: "list[RunResult]", out: Path) -> None:
-    from foveate.cli.training import PICTURES, _table
+    from foveate.cli.evaluation import PICTURES, _table
     from foveate.evaluation.results import summarise
     from foveate.paper.quickstart import full_size
     from foveate.report.plots import save

@@ -1,4 +1,4 @@
-"""The command report: the reproduction of the paper as a page."""
+"""The command that writes the reproduction of the paper as a page: report."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foveate.cli.console import OUTPUT, progress
+from foveate.cli.options import OUT_FOLDER
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,18 +19,23 @@ KINDS = ("svg", "png")
 def report(
     results: Annotated[
         Path | None,
-        typer.Argument(help="Folder that 'foveate reproduce' wrote; else the published results."),
+        typer.Argument(
+            metavar="RESULTS",
+            help="Output folder of 'foveate reproduce'.",
+            show_default="the published results",
+        ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the page and the figures.")] = Path(
-        "report"
-    ),
+    out: Annotated[Path, OUT_FOLDER()] = Path("report"),
 ) -> None:
-    """Put the paper's reproduction on one page: claims, figures, tables, and how it was run.
+    """Write the reproduction of the paper as one page: claims, figures, tables, provenance.
 
-    Example: foveate report --out report
+    ```
+    foveate report
+    foveate report paper --out report
+    ```
 
-    Writes report.html, which needs nothing else, and each figure as figures/*.svg and *.png.
-    Results may be partial: the page says what is missing.
+    Writes report.html, a self-contained page, and each figure as .svg and .png in figures/.
+    Results can be partial: the page lists the missing ones.
     """
     from foveate.errors import DataError
     from foveate.files import check_folder
@@ -39,7 +45,7 @@ def report(
     folder = results or published()
     if folder is None:
         raise DataError(
-            "no results are published with this version; run 'foveate reproduce --out paper', then "
+            "this version includes no published results; run 'foveate reproduce --out paper', then "
             "'foveate report paper'"
         )
     check_folder(out)

@@ -1,11 +1,26 @@
-"""The command that repeats the paper: reproduce."""
+"""The command that repeats the experiments of the paper: reproduce."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from foveate.cli.sweep import AddressOption, EngineOption, run_study
+from foveate.cli.options import (
+    DATA,
+    EXECUTION,
+    OUT_FOLDER,
+    PRECISION,
+    ROWS,
+    TABLES,
+    TRAINING,
+    AddressOption,
+    DeviceOption,
+    DryRunOption,
+    EngineOption,
+    completing,
+    shared,
+)
+from foveate.cli.sweep import run_study
 
 if TYPE_CHECKING:
     from foveate.training.config import Precision
@@ -13,40 +28,45 @@ if TYPE_CHECKING:
 MAX_TOGETHER = 64
 
 
+ROWS_OPTION = shared(
+    "ROW", "Only this row of the tables, such as fovavg or cnn-tr4; can be repeated.", DATA,
+    "--rows", values=ROWS,
+)  # fmt: skip
+SEEDS = shared("N", "Runs per row, with the seeds 0 to N - 1; at most 1,000.", TRAINING)
+TOGETHER = shared("N", "Runs trained at once; 0 for 3 on a GPU and 1 on a CPU.", EXECUTION)
+
+
 def reproduce(
     tables: Annotated[
-        list[str] | None, typer.Argument(metavar="[TABLE...]", help="table1, table2, table3; all.")
-    ] = None,
-    rows: Annotated[
         list[str] | None,
-        typer.Option("--rows", metavar="ROW", help="Only some rows, as fovavg or cnn-tr4."),
-    ] = None,
-    seeds: Annotated[int, typer.Option(help="Runs of each row, at most 1,000.")] = 3,
-    out: Annotated[Path, typer.Option(help="Folder of the runs and results.")] = Path("paper"),
-    device: Annotated[
-        str, typer.Option(help="cpu, cuda, or auto: a GPU if there is one.")
-    ] = "auto",
-    precision: Annotated[str, typer.Option(help="float32, bf16, or auto: bf16 on a GPU.")] = "auto",
-    together: Annotated[
-        int,
-        typer.Option(
-            min=0, max=MAX_TOGETHER, help="Runs side by side; 0 is 3 on a GPU, 1 on the CPU."
+        typer.Argument(
+            metavar="TABLE",
+            help="table1, table2 or table3.",
+            show_default="all",
+            autocompletion=completing(*TABLES),
         ),
-    ] = 0,
+    ] = None,
+    rows: Annotated[list[str] | None, ROWS_OPTION("all rows")] = None,
+    seeds: Annotated[int, SEEDS()] = 3,
+    precision: Annotated[str, PRECISION("auto: bf16 on a GPU, float32 on a CPU")] = "auto",
+    out: Annotated[Path, OUT_FOLDER()] = Path("paper"),
+    device: DeviceOption = "auto",
+    together: Annotated[int, TOGETHER(min=0, max=MAX_TOGETHER)] = 0,
     engine: EngineOption = "local",
     address: AddressOption = None,
-    plan_only: Annotated[
-        bool, typer.Option("--plan", help="Print the planned runs and exit.")
-    ] = False,
+    dry_run: DryRunOption = False,
 ) -> None:
-    """Repeat the paper's tables: every row, several seeds, tested at every scale.
+    """Repeat the tables of the paper: train every row with several seeds, test at all scales.
 
-    Example: foveate reproduce table1 --rows fovavg --rows cnn --seeds 1
+    ```
+    foveate reproduce --dry-run
+    foveate reproduce table1 --rows fovavg --rows cnn --seeds 1
+    ```
 
-    Stop it whenever you like: the same command goes on, and what is done is not done again.
-    Results go to results.csv in the folder, a line per row, seed and scale. Several machines can
-    share the work, each with rows of its own: copy their run folders into one folder, and the same
-    command collects them.
+    If interrupted, the same command resumes; finished runs are not repeated. The results are in
+    results.csv in the output folder, one line per row, seed and scale. Several machines can share
+    the work: give each its own rows, then copy all run folders into one folder and run the same
+    command there to collect the results.
     """
     from foveate.files import check_folder
     from foveate.paper.tables import TABLES, find_rows, paper_jobs
@@ -61,6 +81,6 @@ def reproduce(
     study = Study(paper_jobs(chosen, seeds, numbers), out)
     labels = {(row.table, row.name): f"{row.table[-1]}  {row.label}" for row in chosen}
     run_study(
-        study, labels, dry_run=plan_only,
+        study, labels, dry_run=dry_run,
         name=engine, device=place, together=together, address=address,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The command sweep, and what it shares with reproduce: performing a study and showing it."""
+"""The command sweep, and the functions that it shares with reproduce."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT, TrustOption, interruptible
-from foveate.cli.training import BadOption, _warn_of_skipped
+from foveate.cli.console import ERRORS, OUTPUT, interruptible
+from foveate.cli.options import (
+    OUT_FOLDER,
+    AddressOption,
+    BadOption,
+    DeviceOption,
+    DryRunOption,
+    EngineOption,
+    TrustOption,
+)
+from foveate.cli.training import _warn_of_skipped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,34 +28,30 @@ if TYPE_CHECKING:
 
 SHOWN = 5  # scales in the printed table; results.csv has all
 Labels = Mapping[tuple[str, str], str]
-EngineOption = Annotated[str, typer.Option(help="local, or ray for a cluster.")]
-AddressOption = Annotated[str | None, typer.Option(help="Of the Ray cluster; else one here.")]
 
 
 def sweep(
-    study: Annotated[Path, typer.Argument(metavar="STUDY", help="A TOML file of runs.")],
-    engine: EngineOption = "local",
-    address: AddressOption = None,
-    device: Annotated[
-        str, typer.Option(help="cpu, cuda, or auto: what the study says, or a GPU if one is here.")
-    ] = "auto",
-    out: Annotated[
-        Path | None, typer.Option(help="Folder of the runs and results; runs/NAME if not given.")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the study, list its runs.")] = (
-        False
-    ),
+    study: Annotated[Path, typer.Argument(metavar="STUDY", help="TOML file that lists the runs.")],
     bad: BadOption = "stop",
     trust: TrustOption = False,
+    out: Annotated[Path | None, OUT_FOLDER("runs/NAME, the name of the study")] = None,
+    device: DeviceOption = "auto",
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    dry_run: DryRunOption = False,
 ) -> None:
-    """Train and test the runs of a study: your own list, or a grid of settings.
+    """Train and test the runs of a study: a list of runs, a grid of settings, or both.
 
-    Example: foveate sweep study.toml --dry-run
+    ```
+    foveate sweep study.toml --dry-run
+    foveate sweep study.toml --engine ray --out runs/pooling
+    ```
 
-    The smallest study: name = "first", and below it [grid], preset = ["fovavg", "cnn"] and
-    samples = [500, 2000]; examples/study.toml has all there is. A mistake in the file is reported
-    with its key before anything starts. Stop it whenever you like: the same command goes on, and
-    what is done is not done again.
+    The smallest study contains name = "first" and, below [grid], preset = ["fovavg", "cnn"] and
+    samples = [500, 2000]; examples/study.toml explains every key. The whole file is checked before
+    the first run starts, and an error names its key. With --device auto the resources in the study
+    decide between CPU and GPU. If interrupted, the same command resumes; finished runs are not
+    repeated.
     """
     from foveate.cli.training import _loader
     from foveate.files import check_folder
@@ -75,13 +80,13 @@ def sweep(
 
 
 def run_study(study: "Study", labels: Labels, *, dry_run: bool, **engine: Any) -> None:
-    """Perform what is left of a study, report each run as it ends, and print the table.
+    """Perform the remaining runs of a study, report each one as it ends, and print the table.
 
     Args:
         study: The study.
-        labels: What the table calls each row of it.
-        dry_run: Print what is left, and perform nothing.
-        engine: The arguments of `make_engine`.
+        labels: Label of each row in the printed table.
+        dry_run: Print the table and return without training.
+        **engine: Arguments of `make_engine`.
     """
     from foveate.sweeps.runner import make_engine
 
@@ -89,27 +94,27 @@ def run_study(study: "Study", labels: Labels, *, dry_run: bool, **engine: Any) -
     workers = make_engine(watch=live.watch, **engine)
     workers.check()
     total, left = len(study.jobs), len(study.left)
-    OUTPUT.print(f"{total} runs, {total - left} done, {left} left", markup=False)
+    OUTPUT.print(f"{total} runs: {total - left} finished, {left} remaining", markup=False)
     if dry_run:
         OUTPUT.print(_table(study, labels))
         return
-    again = "run the same command to go on"
+    again = "run the same command to resume"
     with (
         live.status if ERRORS.is_terminal else nullcontext(),
-        interruptible(lambda: f"{len(study.left)} runs are left; {again}"),
+        interruptible(lambda: f"{len(study.left)} runs remain; {again}"),
     ):
         failures = live.follow(study.run(workers))
     OUTPUT.print(_table(study, labels))
     OUTPUT.print(study.folder / "results.csv", markup=False)
     if failures:
         names = ", ".join(f"{job.name} seed {job.config.seed}" for job, _ in failures)
-        words = f"{len(failures)} runs failed: {names}; the same command tries them again"
-        ERRORS.print(words, markup=False)
+        message = f"{len(failures)} runs failed: {names}; run the same command to retry them"
+        ERRORS.print(message, markup=False)
         raise typer.Exit(1)
 
 
 class _Live:
-    """A line for each run that ends, and on a terminal the progress of the running one."""
+    """Prints a line for each run that ends and, on a terminal, the progress of the current run."""
 
     def __init__(self, study: "Study") -> None:
         self.left = len(study.left)
@@ -117,13 +122,15 @@ class _Live:
         self.status, self.folder = ERRORS.status("training"), study.folder
 
     def watch(self, config: "TrainConfig", progress: "Progress", steps: int) -> None:
-        """Show how far a run is."""
+        """Show the progress of a run."""
         if ERRORS.is_terminal and progress.step % 20 == 0:  # a step on a GPU takes a millisecond
             epoch = f"epoch {min(progress.epoch + 1, config.epochs)} of {config.epochs}"
-            self.status.update(f"{self.left} runs left; {self.names[config.digest()]}, {epoch}")
+            self.status.update(
+                f"{self.left} runs remaining; {self.names[config.digest()]}, {epoch}"
+            )
 
     def follow(self, ended: "Iterator[Ended]") -> "list[Failure]":
-        """Report every run as it ends; returns those that failed."""
+        """Report every run as it ends, and return the failed ones."""
         from foveate.sweeps.runner import Failure
         from foveate.training.skipped import TABLE, read_skipped
 
@@ -138,14 +145,16 @@ class _Live:
                 at = one.outcome.scales
                 mean = 100 * sum(found.accuracy for found in at) / len(at)
                 taken = f"{one.outcome.seconds:.1f} s"
-                OUTPUT.print(f"{name}: {mean:.2f} % over all scales, {taken}", markup=False)
+                OUTPUT.print(
+                    f"{name}: mean accuracy {mean:.2f} % over all scales, {taken}", markup=False
+                )
                 if count := len(read_skipped(self.folder / one.job.folder)):
                     _warn_of_skipped(count, self.folder / one.job.folder / TABLE)
         return failures
 
 
 def _table(study: "Study", labels: Labels) -> "Table":
-    """Each row with its seeds done, the mean accuracy in percent at some scales, and its time."""
+    """Return a table: finished seeds, mean accuracy in percent at some scales, time per run."""
     from rich.markup import escape
     from rich.table import Table
 

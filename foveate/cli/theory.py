@@ -1,4 +1,4 @@
-"""The command about the theory: verify."""
+"""The command that verifies the theory: verify."""
 
 from json import dumps
 from typing import TYPE_CHECKING, Annotated
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from foveate.cli.console import OUTPUT, progress
+from foveate.cli.options import SEED, JsonOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,17 +17,19 @@ LARGEST_SEED = 2**32 - 1
 
 
 def verify(
-    seed: Annotated[
-        int, typer.Option(min=0, max=LARGEST_SEED, help="Seed of the images and weights.")
-    ] = 0,
-    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    seed: Annotated[int, SEED(min=0, max=LARGEST_SEED)] = 0,
+    json: JsonOption = False,
 ) -> None:
-    """Measure covariance and invariance and compare each error with its derived bound.
+    """Measure scale covariance and invariance, and compare each error with its bound.
 
-    Example: foveate verify
+    ```
+    foveate verify
+    foveate verify --seed 1 --json
+    ```
 
-    The exit code is 0 if every statement holds, and 1 if not. Some statements say that
-    invariance must break: their error has to exceed the bound.
+    Each bound is derived from the theory. The exit code is 0 if every statement holds, and 1
+    otherwise. Some statements describe where invariance must break: there the error must exceed
+    the bound. The random seed determines the images and the weights.
     """
     from foveate.evaluation.theory import statements
 
@@ -37,7 +40,7 @@ def verify(
         print(dumps([finding.to_dict() for finding in findings], indent=2, allow_nan=False))
     else:
         OUTPUT.print(_table(findings))
-        OUTPUT.print(f"{held} of {len(findings)} statements are as the theory says")
+        OUTPUT.print(f"{held} of {len(findings)} statements hold")
     if held < len(findings):
         raise typer.Exit(1)
 

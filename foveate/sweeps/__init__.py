@@ -1,1 +1,1 @@
-"""Many runs: jobs, and the engines that perform them."""
+"""Sweeps: studies of many training runs, and the engines that perform them."""

@@ -1,4 +1,4 @@
-"""A job: a run to train and to test over scale, and the outcome that is stored in its folder."""
+"""A job, one run to train and to test over scale, and its outcome, stored in the run folder."""
 
 import json
 import sys
@@ -26,14 +26,25 @@ from foveate.training.session import Watch
 from foveate.training.skipped import Bad, add_skipped
 
 OUTCOME = "outcome.json"
-MAX_SEEDS = 1000  # of one configuration
+MAX_SEEDS = 1000  # per configuration
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run to train, and the scales at which its network is tested afterwards.
+    """One training run, and the scales at which its network is tested afterwards.
 
-    `rows` are the rows (table, name) of which it is one seed.
+    Args:
+        name: Name of the configuration; jobs that differ only in their seed share it.
+        config: Training configuration, which includes the seed.
+        scales: Test scales.
+        rows: Rows of the results, as (table, row), to which the job contributes its seed.
+
+    Example:
+        >>> from foveate.training.presets import preset
+        >>> rows = (("pooling", "fovmax"),)
+        >>> job = Job(name="fovmax", config=preset("fovmax"), scales=(0.5, 1.0, 2.0), rows=rows)
+        >>> job.folder
+        'fovmax-s0'
     """
 
     name: str
@@ -43,16 +54,26 @@ class Job:
 
     @property
     def folder(self) -> str:
-        """The folder of the run within that of the study."""
+        """Name of the run folder inside the folder of the study."""
         return f"{self.name}-s{self.config.seed}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a job gave.
+    """The result of a finished job.
 
-    `seconds` is its share of the machine's time, training and testing, also before an interruption.
-    `memory` is the peak, in MiB, of the process; 0 on Windows, which has no `resource`.
+    Attributes:
+        name: Name of the job.
+        seed: Random seed of the run.
+        config: Digest of the training configuration.
+        validation: Validation accuracy, 0 to 1.
+        seconds: Training and test time in seconds, including the time before an interruption. For
+            runs trained side by side it is the run's share of the time.
+        memory: Peak memory of the process in MiB; 0 on Windows, which has no `resource` module.
+        version: Version of foveate.
+        commit: Commit of foveate.
+        hardware: Name of the device.
+        scales: Test results, one per scale.
     """
 
     name: str
@@ -74,8 +95,8 @@ class Outcome:
             outcome = cls(**{**values, "scales": tuple(map(AtScale.from_dict, values["scales"]))})
             check_fields(outcome)
         except (ValueError, KeyError, TypeError, ConfigError) as error:
-            words = "remove it to test the run again"
-            raise DataError(f"{path} is damaged ({error}); {words}") from None
+            remedy = "remove it to test the run again"
+            raise DataError(f"{path} is damaged ({error}); {remedy}") from None
         return outcome
 
 
@@ -90,18 +111,22 @@ def perform(
     load: Load = load_source,
     bad: Bad = "stop",
 ) -> list[Outcome]:
-    """Train the runs side by side, test them, and write an outcome into the folder of each.
+    """Train runs side by side, test them, and write outcome.json into each run folder.
 
     Args:
-        jobs: The runs.
-        folder: The study's folder; each run gets a folder in it.
-        device: Where to train and to test.
-        threads: CPU threads of torch, 0 for its own choice. Their number changes the rounding.
-        at_once: The number of processes that share the GPU, this one included.
-        watch: Called after every training step.
-        load: Loads a source by its name.
-        bad: Whether a photograph that cannot be used stops its run, or is left out of training and
-            tests and named in the run's skipped.csv.
+        jobs: The jobs.
+        folder: Folder of the study, which contains the run folders.
+        device: Device to train and test on.
+        threads: CPU threads of torch, or 0 for the default of torch. The number of threads changes
+            rounding errors.
+        at_once: Number of processes that share the GPU, including this one.
+        watch: Function called after every training step.
+        load: Function that loads a source by name.
+        bad: "stop" to stop at a photograph that cannot be read, or "skip" to leave it out of
+            training and test and list it in skipped.csv of the run.
+
+    Returns:
+        The outcomes, in the order of `jobs`.
     """
     load = lru_cache(maxsize=1)(load)
     with _using_threads(threads):
@@ -129,7 +154,7 @@ def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad
     """Test a trained run and write its outcome."""
     begun, last = time.perf_counter(), run.metrics()[-1]
     if (accuracy := run.validation()) is None:
-        raise DataError(f"{run.path} has no validation accuracy; remove it and train again")
+        raise DataError(f"{run.path} has no validation accuracy; remove the folder and train again")
     scales = _test(job, run, device, load, bad)
     seconds = (last["share"] + time.perf_counter() - begun) / at_once
     outcome = Outcome(
@@ -147,7 +172,11 @@ def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad
 
 
 def outcome_of(job: Job, folder: Path) -> Outcome | None:
-    """What the job gave, if it is done; a folder with another run of that name is an error."""
+    """Return the outcome of a job, or None if it is not finished at all of its scales.
+
+    Raises:
+        ConfigError: If the folder contains a run of the same name with another configuration.
+    """
     run = RunFolder(folder / job.folder)
     path = run.path / OUTCOME
     found = Outcome.read(path) if path.exists() else None
@@ -156,14 +185,14 @@ def outcome_of(job: Job, folder: Path) -> Outcome | None:
         digests.add(run.config().digest())
     if digests - {job.config.digest()}:
         raise ConfigError(
-            f"{run.path} has another run of the name {job.name}; choose another --out"
+            f"{run.path} contains a run named {job.name} with other settings; choose another --out"
         )
     tested = {at.scale for at in found.scales} if found else set()
     return found if tested >= set(job.scales) else None
 
 
 def records_of(job: Job, outcome: Outcome) -> list[Record]:
-    """A line for every row of the job and every scale."""
+    """Return the records of a finished job, one per row and scale."""
     shared = {f.name for f in fields(Record)} & vars(outcome).keys()
     how = {name: getattr(outcome, name) for name in shared}
     return [
@@ -174,7 +203,7 @@ def records_of(job: Job, outcome: Outcome) -> list[Record]:
 
 
 def winners_of(job: Job, outcome: Outcome) -> list[Winners]:
-    """How often each channel won, at every scale; nothing for networks without channels."""
+    """Return how often each scale channel won at each test scale; empty without channels."""
     channels = tuple(job.config.model.scales)
     return [
         Winners(row=job.name, seed=outcome.seed, scale=at.scale, channel=channel, count=count)
@@ -184,7 +213,7 @@ def winners_of(job: Job, outcome: Outcome) -> list[Winners]:
 
 
 def _test(job: Job, run: RunFolder, device: str, load: Load, bad: Bad) -> tuple[AtScale, ...]:
-    # `claim` made sure that config.json is the job's.
+    # Trusted: training has checked that config.json is the configuration of this job.
     net = run.net(trust=bool(job.config.backbone)).to(device)
     tests = open_test_set(run, load, bad=bad if is_photo(job.config) else "stop")
     found = tests.measure(net, job.scales)
@@ -200,4 +229,4 @@ def _peak_memory(device: str) -> int:
     import resource
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak >> (20 if sys.platform == "darwin" else 10)  # macOS counts bytes, Linux KiB
+    return peak >> (20 if sys.platform == "darwin" else 10)  # bytes on macOS, KiB on Linux

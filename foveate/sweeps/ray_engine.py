@@ -1,8 +1,8 @@
-"""Perform jobs as tasks of a Ray cluster; every job ends once, also if workers or nodes die.
+"""Perform jobs as tasks of a Ray cluster; each job ends exactly once, even if workers or nodes die.
 
-Where a worker can reach the study's folder, a task trains in it and resumes from the checkpoint of
-a worker that died. Elsewhere it trains in a temporary folder of its node, from the start after a
-death, and sends the finished run to the driver, which stores it.
+If a worker can access the folder of the study, its task trains there and resumes from the
+checkpoint of a worker that died. Otherwise it trains in a temporary folder of its node, restarts
+after a death, and sends the finished run to the driver, which stores it.
 """
 
 import logging
@@ -33,15 +33,28 @@ from foveate.training.checkpoint import BusyError, RunFolder
 from foveate.training.skipped import TABLE, Bad
 from foveate.trust import ALONE
 
-IN_FLIGHT = 256  # tasks that Ray knows of at a time; more than 64 GPUs with three runs on each
-LOOK_EVERY = 120.0  # seconds without a result after which the nodes are looked at
-CONNECT = 10.0  # seconds for the cluster to answer
-GRACE = 20.0  # seconds for cancelled runs to save
-FILES = ("config.json", "metrics.jsonl", TABLE, "weights.safetensors", OUTCOME)  # in this order
+IN_FLIGHT = 256  # tasks submitted to Ray at a time; enough for 64 GPUs with three runs each
+LOOK_EVERY = 120.0  # seconds without a result after which the nodes are checked
+CONNECT = 10.0  # timeout of the connection to the cluster in seconds
+GRACE = 20.0  # seconds for cancelled runs to save a checkpoint
+FILES = (
+    "config.json",
+    "metrics.jsonl",
+    TABLE,
+    "weights.safetensors",
+    OUTCOME,
+)  # stored in this order
 
 
 class TaskFolder(NamedTuple):
-    """Where a task trains: `mark` is a file in `folder` that only the study's own folder has."""
+    """The folders that a task needs.
+
+    Attributes:
+        folder: Folder of the study on the driver.
+        mark: Name of a file that exists only in that folder; empty if tasks must not use it.
+        current: Working directory of the driver.
+        patience: Seconds to wait for a run that another process may still hold.
+    """
 
     folder: Path
     mark: str
@@ -51,12 +64,18 @@ class TaskFolder(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class RayEngine:
-    """The Ray cluster at `address`; by default the one that Ray finds, or a new one here.
+    """Performs jobs as tasks of a Ray cluster. The connection to Ray stays open.
 
-    A run gets `cpus` threads, 0 for as many as torch has here, and a part `gpus` of a GPU. A run
-    whose worker dies is tried again `retries` times. `shared=False` keeps the tasks out of the
-    study's folder, as for storage that is too slow for checkpoints. `patience` is how many seconds
-    a task waits for a run that a process on a lost node may still hold. Ray stays connected.
+    Args:
+        device: ``cpu`` or ``cuda``.
+        address: Address of the cluster; by default the one that Ray finds, or a new local one.
+        cpus: CPU threads per run, or 0 for the number that torch uses on the driver.
+        gpus: Fraction of a GPU per run.
+        retries: How often a run whose worker died is started again.
+        shared: Whether tasks train in the folder of the study where they can access it; False for
+            storage that is too slow for checkpoints.
+        patience: Seconds that a task waits for a run that a process on a lost node may still hold.
+        bad: "stop" or "skip" for photographs that cannot be read, see `perform`.
     """
 
     device: str = "cpu"
@@ -69,21 +88,23 @@ class RayEngine:
     bad: Bad = "stop"
 
     def check(self) -> None:
-        """Connect, and raise a ConfigError if no node has what a run asks for."""
+        """Connect to the cluster; raise a ConfigError if no node has the resources for a run."""
         if self.device not in ("cpu", "cuda"):
-            raise ConfigError(f"Ray itself chooses among GPUs: use cpu or cuda, not {self.device}")
+            raise ConfigError(
+                f"device must be cpu or cuda, as Ray assigns the GPUs, got {self.device}"
+            )
         nodes = [node["Resources"] for node in self._ray().nodes() if node["Alive"]]
         asked = {"CPU": float(self._threads), **({"GPU": self.gpus} if self.gpus else {})}
         if any(all(node.get(key, 0) >= asked[key] for key in asked) for node in nodes):
             return
         most = {key: max((node.get(key, 0) for node in nodes), default=0) for key in asked}
         raise ConfigError(
-            f"a run asks for {_words(asked)}, and no node of the cluster has that (at most "
-            f"{_words(most)}); lower the study's resources, or OMP_NUM_THREADS without a study"
+            f"a run requires {_words(asked)}, but no node of the cluster has them (at most "
+            f"{_words(most)}); lower resources in the study, or OMP_NUM_THREADS without a study"
         )
 
     def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[Ended]:
-        """Perform each job as a task; results come in the order in which runs end."""
+        """Perform each job as a task, and yield the results in the order in which runs end."""
         self.check()
         ray, left, pending = self._ray(), iter(jobs), dict[Any, Job]()
         options = {"num_cpus": self._threads, "num_gpus": self.gpus, "max_retries": self.retries}
@@ -101,7 +122,7 @@ class RayEngine:
                         return
                     ended, _ = ray.wait(list(pending), timeout=LOOK_EVERY)
                     if not ended:
-                        self.check()  # the only node with enough may be gone for good
+                        self.check()  # the only suitable node may have left the cluster
                     for one in ended:
                         yield self._collect(one, pending.pop(one), folder)
             finally:
@@ -109,7 +130,7 @@ class RayEngine:
 
     @property
     def _threads(self) -> int:
-        """On a GPU the CPU has little to do."""
+        """CPU threads per run; one suffices if the run trains on a GPU."""
         return self.cpus or (torch.get_num_threads() if self.device == "cpu" else 1)
 
     def _collect(self, reference: Any, job: Job, folder: Path) -> Ended:
@@ -119,16 +140,19 @@ class RayEngine:
             if files:
                 _store(files, RunFolder(folder / job.folder))
             return ended  # type: ignore[no-any-return]
-        except ray.exceptions.RayTaskError as error:  # `work` itself catches all that runs raise
+        except ray.exceptions.RayTaskError as error:  # not of the run: `work` catches its errors
             why = str(error).strip().splitlines()[-1]
-            return Failure(job, f"no worker can do it ({why}); install this foveate on every node")
+            return Failure(
+                job,
+                f"no worker can perform it ({why}); install this version of foveate on every node",
+            )
         except ray.exceptions.RayError as error:
             return Failure(job, f"its worker died {self.retries + 1} times ({first_line(error)})")
         except (OSError, FoveateError) as error:
-            return Failure(job, f"its result cannot be stored ({reason_of(error)})")
+            return Failure(job, f"cannot store its result ({reason_of(error)})")
 
     def _cancel(self, pending: Iterable[Any]) -> None:
-        """Stop what is under way, as Ctrl-C would, so that it is saved."""
+        """Interrupt running tasks as Ctrl-C does, so that they save a checkpoint."""
         ray, references = self._ray(), list(pending)
         for reference in references:
             ray.cancel(reference)
@@ -136,33 +160,33 @@ class RayEngine:
             ray.wait(references, num_returns=len(references), timeout=GRACE)
 
     def _ray(self) -> Any:
-        """Ray, connected."""
+        """Return the module ``ray``, connected to the cluster."""
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         try:
             import ray
         except ImportError:
-            raise ConfigError("Ray is not installed: pip install 'foveate[ray]'") from None
+            raise ConfigError("Ray is not installed; run pip install 'foveate[ray]'") from None
         if not ray.is_initialized():
             _look_for(self.address or "")
             try:
                 quiet: Any = {"log_to_driver": False, "logging_level": logging.ERROR}
                 asked = signal.getsignal(signal.SIGTERM)
-                with chdir(ALONE):  # Ray puts the folder that it is started in on workers' paths
+                with chdir(ALONE):  # Ray adds its start folder to the path of workers
                     ray.init(self.address, include_dashboard=False, **quiet)
                 if callable(asked) and threading.current_thread() is threading.main_thread():
-                    signal.signal(signal.SIGTERM, asked)  # Ray's own would exit with 15
+                    signal.signal(signal.SIGTERM, asked)  # the handler of Ray would exit with 15
             except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
                 raise FoveateError(
-                    f"cannot connect to Ray ({first_line(error)}); a cluster's version of Ray, "
-                    "RAY_AUTH_MODE and RAY_AUTH_TOKEN must be the same here"
+                    f"cannot connect to Ray ({first_line(error)}); use the same version of Ray, "
+                    "RAY_AUTH_MODE and RAY_AUTH_TOKEN as the cluster"
                 ) from None
         return ray
 
 
 def work(job: Job, place: TaskFolder, how: dict[str, Any]) -> tuple[Ended, dict[str, bytes]]:
-    """Perform one job in a worker; returns how it ended, and the files that the driver stores."""
+    """Perform one job in a worker, and return its result and the files for the driver to store."""
     try:
-        if place.current.is_dir():  # relative paths and the user's backbones start there
+        if place.current.is_dir():  # for relative paths and custom backbones
             os.chdir(place.current)
         if place.mark and (place.folder / place.mark).exists():
             _wait_for(RunFolder(place.folder / job.folder), place.patience)
@@ -174,18 +198,18 @@ def work(job: Job, place: TaskFolder, how: dict[str, Any]) -> tuple[Ended, dict[
             paths = [Path(made) / job.folder / name for name in FILES]
             files = {path.name: path.read_bytes() for path in paths if path.exists()}
             return Done(job, outcome), files
-    except Exception as error:  # a user's backbone may raise anything
+    except Exception as error:  # a custom backbone can raise anything
         return Failure(job, reason_of(error)), {}
 
 
 @lru_cache(maxsize=2)
 def _load(name: str) -> Source:
-    """Keep images from one run of a worker to its next."""
+    """Load a source, cached for the next runs of the worker."""
     return load_source(name)
 
 
 def _wait_for(run: RunFolder, patience: float) -> None:
-    """Wait until no other process is at that run, as one may be on a node that was given up."""
+    """Wait until no other process holds the run; one on a lost node may still do so."""
     end = time.monotonic() + patience
     while True:
         try:
@@ -199,7 +223,7 @@ def _wait_for(run: RunFolder, patience: float) -> None:
 
 @contextmanager
 def _marked(folder: Path, shared: bool) -> Iterator[str]:
-    """Put a file into the folder while the block runs; its name, or "" if it is not shared."""
+    """Create a marker file while the block runs, and yield its name; "" if not `shared`."""
     mark = folder / f".driver-{uuid4()}"
     if not shared:
         yield ""
@@ -212,7 +236,7 @@ def _marked(folder: Path, shared: bool) -> Iterator[str]:
 
 
 def _store(files: dict[str, bytes], run: RunFolder) -> None:
-    """Put a finished run into its folder, in the place of one that is not."""
+    """Store a finished run in its folder, in place of an unfinished one."""
     with run.locked():
         for name, content in files.items():
             with replacing(run.path / name) as temporary:
@@ -225,14 +249,14 @@ def _words(asked: dict[str, float]) -> str:
 
 
 def _look_for(address: str) -> None:
-    """Knock at host:port first: Ray itself would knock for two minutes."""
+    """Try to connect to host:port first: Ray itself would retry for two minutes."""
     host, colon, port = address.rpartition(":")
-    if not (colon and port.isdigit()) or "/" in host:  # auto, or ray://...: Ray looks itself
+    if not (colon and port.isdigit()) or "/" in host:  # auto or ray://...: left to Ray
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT).close()
     except OSError as error:
         raise FoveateError(
-            f"no Ray cluster at {address} ({error.strerror or error}); start one with "
-            "'ray start --head'"
+            f"cannot connect to a Ray cluster at {address} ({error.strerror or error}); start one "
+            "with 'ray start --head'"
         ) from None

@@ -1,4 +1,4 @@
-"""The tidy file of results: a line for each row, seed and test scale, with how it was made."""
+"""Result tables of a study in tidy form: one line per row, seed and test scale."""
 
 import csv
 import io
@@ -16,10 +16,21 @@ RESULTS, WINNERS = "results.csv", "winners.csv"
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Accuracy (of 1) of one run at one scale.
+    """Accuracy of one run at one test scale.
 
-    `seconds` is the run's share of the machine's time, `memory` the peak in MiB of the process
-    that trained it, with the runs beside it.
+    Attributes:
+        table: Table of the results: a table of the paper, or the name of the study.
+        row: Row of the table, a configuration.
+        seed: Random seed of the run.
+        scale: Test scale.
+        accuracy: Test accuracy, 0 to 1.
+        validation: Validation accuracy, 0 to 1.
+        seconds: Time in seconds; for runs trained side by side, the run's share of it.
+        memory: Peak memory in MiB of the process, including runs trained side by side.
+        config: Digest of the training configuration.
+        version: Version of foveate.
+        commit: Commit of foveate.
+        hardware: Name of the device.
     """
 
     table: str
@@ -37,13 +48,13 @@ class Record:
 
     @property
     def key(self) -> tuple[str, str, int, float]:
-        """What there may be one record of."""
+        """The columns that identify a record."""
         return self.table, self.row, self.seed, self.scale
 
 
 @dataclass(frozen=True, kw_only=True)
 class Winners:
-    """How many images of a test scale had their strongest answer in the channel `channel`."""
+    """Number of test images at one scale whose strongest response is in one scale channel."""
 
     row: str
     seed: int
@@ -53,7 +64,7 @@ class Winners:
 
     @property
     def key(self) -> tuple[str, int, float, float]:
-        """What there may be one count of."""
+        """The columns that identify a count."""
         return self.row, self.seed, self.scale, self.channel
 
 
@@ -61,28 +72,34 @@ Line = TypeVar("Line", Record, Winners)
 
 
 def read_records(folder: Path) -> list[Record]:
-    """Read results.csv of a folder; none if there is no such file."""
+    """Read results.csv of a folder; empty if the file does not exist."""
     return _read(folder / RESULTS, Record)
 
 
 def read_winners(folder: Path) -> list[Winners]:
-    """Read winners.csv of a folder; none if there is no such file."""
+    """Read winners.csv of a folder; empty if the file does not exist."""
     return _read(folder / WINNERS, Winners)
 
 
 def write_results(folder: Path, records: Iterable[Record], winners: Iterable[Winners]) -> None:
-    """Write both files, each whole or not at all, sorted, so that equal results are equal files."""
+    """Write results.csv and winners.csv atomically.
+
+    The lines are sorted, so that equal results give equal files.
+    """
     try:
         for name, kind, lines in ((RESULTS, Record, records), (WINNERS, Winners, winners)):
             write_text(folder / name, _csv(kind, sorted(lines, key=lambda line: line.key)))
     except OSError as error:
-        raise DataError(f"cannot write results in {folder} ({error.strerror})") from None
+        raise DataError(
+            f"cannot write results in {folder}: {error.strerror}; check the folder"
+        ) from None
 
 
 def merge_records(parts: Sequence[Sequence[Record]]) -> list[Record]:
-    """Put results together, each once; the first one counts where two have the same run.
+    """Merge results; of duplicates the first record is kept.
 
-    Runs of one name that were configured differently do not mix.
+    Raises:
+        DataError: If two runs have the same row and seed but different configurations.
     """
     merged: dict[object, Record] = {}
     configs: dict[object, str] = {}
@@ -90,8 +107,8 @@ def merge_records(parts: Sequence[Sequence[Record]]) -> list[Record]:
         run = (record.table, record.row, record.seed)
         if configs.setdefault(run, record.config) != record.config:
             raise DataError(
-                f"{record.row} with seed {record.seed} was run in two ways "
-                f"({configs[run]} and {record.config}); leave one of them out"
+                f"{record.row} with seed {record.seed} has two configurations "
+                f"({configs[run]} and {record.config}); remove the results of one"
             )
         merged.setdefault(record.key, record)
     return list(merged.values())

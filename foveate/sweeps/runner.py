@@ -1,4 +1,4 @@
-"""A study: its folder of runs with one table of results, and the engines that perform its jobs."""
+"""A study, which is a folder of runs with one table of results, and the engines that run it."""
 
 import os
 import time
@@ -24,19 +24,19 @@ from foveate.training.loop import find_device
 from foveate.training.session import Watch
 from foveate.training.skipped import Bad
 
-SIDE_BY_SIDE = 3  # runs that fill a GPU: one step at batch 32 cannot
-SPARE = 20  # writes of the table take a twentieth of the time; for 1,000 runs one takes 2 s
+SIDE_BY_SIDE = 3  # runs trained at once on a GPU: a single one at batch 32 does not use it fully
+SPARE = 20  # writing the table takes at most 1/20 of the time; for 1,000 runs a write takes 2 s
 
 
 class Failure(NamedTuple):
-    """A run that ended with an error."""
+    """A job that ended with an error."""
 
     job: Job
     reason: str
 
 
 class Done(NamedTuple):
-    """A run that ended well."""
+    """A job that finished."""
 
     job: Job
     outcome: Outcome
@@ -46,26 +46,32 @@ Ended: TypeAlias = Done | Failure
 
 
 def reason_of(error: Exception) -> str:
-    """The reason why a run failed, in one line."""
-    words = " ".join(str(error).split())
-    return words if isinstance(error, FoveateError) else f"{type(error).__name__}: {words}"
+    """Return the reason why a run failed, as one line."""
+    message = " ".join(str(error).split())
+    return message if isinstance(error, FoveateError) else f"{type(error).__name__}: {message}"
 
 
 class Engine(Protocol):
     """Performs jobs, in any order and on any machine."""
 
     def check(self) -> None:
-        """Raise a ConfigError if a run asks for more than any machine has."""
+        """Raise a ConfigError if a run requires more resources than any machine has."""
 
     def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[Ended]:
-        """Perform all jobs in the study's `folder`; each ends once, in `Done` or `Failure`."""
+        """Perform all jobs in `folder`, and yield one `Done` or `Failure` for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalEngine:
     """Performs jobs in this process on one device: side by side on a GPU, one by one on the CPU.
 
-    `cpus` is the number of threads, 0 for torch's own choice.
+    Args:
+        device: Device to train on.
+        together: Runs trained at once, or 0 for 3 on a GPU and 1 on the CPU.
+        cpus: CPU threads of torch, or 0 for the default of torch.
+        watch: Function called after every training step.
+        load: Function that loads a source by name.
+        bad: "stop" or "skip" for photographs that cannot be read, see `perform`.
     """
 
     device: str = "cpu"
@@ -76,15 +82,15 @@ class LocalEngine:
     bad: Bad = "stop"
 
     def check(self) -> None:
-        """Raise a ConfigError if the device or the cores are not there."""
+        """Raise a ConfigError if the machine lacks the device or the CPU cores."""
         find_device(self.device)
         there = os.cpu_count() or 1
         if self.cpus > there:
-            asked = f"a run asks for {self.cpus} CPUs"
-            raise ConfigError(f"{asked}, and this machine has {there}; lower resources.cpus")
+            asked = f"a run requires {self.cpus} CPUs"
+            raise ConfigError(f"{asked}, but this machine has {there}; lower resources.cpus")
 
     def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[Ended]:
-        """Perform the jobs in groups; a group that fails is tried again run by run."""
+        """Perform the jobs in groups; the runs of a failed group are retried one by one."""
         together = self.together or (SIDE_BY_SIDE if self.device.startswith("cuda") else 1)
         for first in range(0, len(jobs), together):
             group = jobs[first : first + together]
@@ -92,11 +98,11 @@ class LocalEngine:
             yield from ended or replace(self, together=1).run(group, folder)
 
     def _perform(self, group: Sequence[Job], folder: Path) -> Sequence[Ended]:
-        """How a group ended; nothing if some run of several failed, and any could be the one."""
+        """Perform a group of jobs; empty if one of several failed, as it is not known which one."""
         shown: dict[str, Any] = {"watch": self.watch, "load": self.load, "bad": self.bad}
         try:
             found = perform(group, folder, device=self.device, threads=self.cpus, **shown)
-        except Exception as error:  # a backbone of one's own may fail in any way
+        except Exception as error:  # a custom backbone can raise anything
             return [Failure(group[0], reason_of(error))] if len(group) == 1 else []
         return [Done(job, outcome) for job, outcome in zip(group, found, strict=True)]
 
@@ -112,23 +118,35 @@ def make_engine(
     bad: Bad = "stop",
     **local: Any,
 ) -> Engine:
-    """Make the engine `local`, this process, or `ray`, a Ray cluster.
+    """Make an engine that performs the jobs of a study.
 
     Args:
-        name: `local` or `ray`.
-        device: Where runs train.
-        together: Runs side by side on one GPU, 0 for the default.
-        address: Address of the Ray cluster.
-        cpus: Threads of a run, 0 for torch's own choice.
-        gpus: The part of a GPU that a run gets; 0 leaves it to `together`.
-        bad: What to do with photographs that cannot be used, see `perform`.
-        local: `watch` and `load` of the local engine.
+        name: ``local`` for this process, or ``ray`` for a Ray cluster.
+        device: Device to train on: ``cpu``, ``cuda`` or, with ``local``, ``cuda:N``.
+        together: Runs trained at once on one GPU, or 0 for the default of 3.
+        address: Address of the Ray cluster; by default the one that Ray finds, or a new local one.
+        cpus: CPU threads per run, or 0 for the default of torch.
+        gpus: Fraction of a GPU per run, 0 to 1; with 0, `together` decides.
+        bad: ``stop`` to end a run at a photograph that cannot be read, or ``skip`` to leave such
+            photographs out and list them in skipped.csv of the run.
+        local: Options of the local engine: ``watch``, a function called after every training step,
+            and ``load``, a function that loads a source by name.
+
+    Returns:
+        The engine, to be passed to `Study.run`.
+
+    Raises:
+        ConfigError: If the name is unknown, or `address` is given without ``ray``.
+
+    Example:
+        >>> engine = make_engine("local", device="cpu", cpus=1)
+        >>> engine.check()  # raises if this machine cannot perform the runs
     """
     on_gpu = device.startswith("cuda")
     together = round(1 / gpus) if gpus and on_gpu else together
     if name == "local":
         if address is not None:
-            raise ConfigError("--address is of a Ray cluster; add --engine ray")
+            raise ConfigError("--address requires a Ray cluster; add --engine ray")
         return LocalEngine(device=device, together=together, cpus=cpus, bad=bad, **local)
     if name == "ray":
         from foveate.sweeps.ray_engine import RayEngine
@@ -140,7 +158,31 @@ def make_engine(
 
 
 class Study:
-    """A folder of runs with one table of results, and the jobs that belong into it."""
+    """A list of jobs, with a folder for their runs and one table of results.
+
+    The constructor reads results.csv of the folder, and adds finished runs that an interrupted
+    process did not record there. A study can therefore be continued by constructing it again.
+
+    Args:
+        jobs: Jobs of the study, such as those of `read_study`.
+        folder: Folder for the run folders, results.csv and winners.csv; created by `run`.
+
+    Attributes:
+        records: Results so far, one per row, seed and test scale.
+        winners: Number of test images per winning scale channel.
+
+    Raises:
+        ConfigError: If a run folder contains a run with another configuration.
+        DataError: If a file of results is damaged.
+
+    Example:
+        >>> from foveate.training.presets import preset
+        >>> rows = (("pooling", "fovmax"),)
+        >>> job = Job(name="fovmax", config=preset("fovmax"), scales=(1.0, 2.0), rows=rows)
+        >>> study = Study([job], Path("runs/pooling"))
+        >>> len(study.left), len(study.records)
+        (1, 0)
+    """
 
     def __init__(self, jobs: Sequence[Job], folder: Path) -> None:
         self.jobs, self.folder = list(jobs), folder
@@ -151,15 +193,21 @@ class Study:
 
     @property
     def left(self) -> list[Job]:
-        """The jobs without a result."""
+        """The jobs without a complete result."""
         there = {(r.table, r.row, r.seed, r.config, r.scale) for r in self.records}
         return [job for job in self.jobs if not self._keys(job) <= there]
 
     def run(self, engine: Engine) -> Iterator[Ended]:
-        """Let the engine do what is left; results are written as they come.
+        """Perform the remaining jobs, and write results.csv as they end.
 
-        A table that takes long to write is written now and then, and at the end; what a killed
-        process did not write is taken up by the next one.
+        A table that takes long to write is written less often, and always at the end. Runs that a
+        killed process finished but did not record are added when the study is constructed again.
+
+        Args:
+            engine: Engine that performs the jobs, see `make_engine`.
+
+        Yields:
+            One `Done` or `Failure` per job, as it ends.
         """
         with RunFolder(self.folder).locked():
             try:
@@ -174,7 +222,7 @@ class Study:
                     self._write()
 
     def _collect(self) -> None:
-        """Take up what an interrupted process finished and did not write into the table."""
+        """Add finished runs that an interrupted process did not record in the table."""
         found = ((job, outcome_of(job, self.folder)) for job in self.left)
         done = [Done(job, outcome) for job, outcome in found if outcome is not None]
         if done:
@@ -189,7 +237,7 @@ class Study:
 
     def _write(self) -> None:
         begun = time.monotonic()
-        once = {line.key: line for line in reversed(self.winners)}  # the first one counts
+        once = {line.key: line for line in reversed(self.winners)}  # keep the first of duplicates
         self.winners = list(once.values())
         write_results(self.folder, self.records, self.winners)
         self._unwritten, now = False, time.monotonic()

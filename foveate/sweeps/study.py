@@ -1,7 +1,7 @@
-"""A study: a TOML file that lists runs, checked as a whole before any of them starts.
+"""Read a study, a TOML file that lists runs, and check all of it before the first run starts.
 
-A file has `name`, `seeds`, `test_scales`, the tables `resources`, `defaults` and `grid`, and a
-list of tables `runs`; `examples/study.toml` explains each key.
+The keys are `name`, `seeds` and `test_scales`, the tables `resources`, `defaults` and `grid`, and
+the list of tables `runs`; `examples/study.toml` explains each of them.
 """
 
 import re
@@ -40,38 +40,49 @@ SETTINGS = (
     *(f"model.{f.name}" for f in fields(ModelConfig)),
     *(f"recipe.{f.name}" for f in fields(Recipe)),
 )
-PARTS = ("model", "recipe")  # tables of settings
+PARTS = ("model", "recipe")  # settings that are tables
 HINTS = {
-    "seed": "all runs have the same seeds: set seeds at the top",
-    "model": "name a network by preset, and change it by model.KEY",
+    "seed": "set seeds at the top level, for all runs",
+    "model": "choose a network with preset, and change it with model.KEY",
 }
-KINDS = {int: "a whole number", float: "a number", str: "a text", list: "a list", dict: "a table"}
+KINDS = {int: "a whole number", float: "a number", str: "a string", list: "a list", dict: "a table"}
 NAME = re.compile(r"[\w+=,-][\w.+=,-]*")
-LONGEST = 120  # characters of a name, which is also the name of a folder
+LONGEST = 120  # characters of a name, which is also a folder name
 
 
 class Setting(NamedTuple):
-    """A value and its key path in the file, such as `runs[2].epochs`."""
+    """A value, and its key path in the file, such as `runs[2].epochs`."""
 
     value: Any
     where: str
 
 
 class Run(NamedTuple):
-    """A run before its seeds; `where` is the path of its table."""
+    """A run for all seeds; `where` is the key path of its table."""
 
     name: str
     settings: dict[str, Setting]
     where: str
 
     def at(self, key: str) -> str:
-        """The path of a setting, or of the run's table if it is not set."""
+        """Return the key path of a setting, or of the run's table if it is not set."""
         return self.settings[key].where if key in self.settings else self.where
 
 
 @dataclass(frozen=True)
 class StudyFile:
-    """A study that can be started; `cpus` is 0 and `gpus` None where the file does not set them."""
+    """A checked study, ready to run.
+
+    Attributes:
+        name: Name of the study.
+        jobs: Jobs, one per run and seed.
+        cpus: CPU threads per run; 0 if the file does not set them.
+        gpus: Fraction of a GPU per run; None if the file does not set it.
+
+    Example:
+        >>> StudyFile(name="empty", jobs=(), cpus=1, gpus=None).gpus is None
+        True
+    """
 
     name: str
     jobs: tuple[Job, ...]
@@ -82,17 +93,26 @@ class StudyFile:
 def read_study(
     path: Path, load: Load = load_source, *, trust: bool = False, dry_run: bool = False
 ) -> StudyFile:
-    """Read a study and check every run of it, before any of them starts.
+    r"""Read a study, and check all of its runs.
 
     Args:
-        path: The TOML file.
-        load: Loads a source by its name.
-        trust: Whether backbones that the file names may be imported and called.
-        dry_run: Never import backbones: their runs are listed, but must not be performed.
+        path: TOML file, see ``examples/study.toml``.
+        load: Function that loads a source by name.
+        trust: Allow backbones named in the file to be imported and called.
+        dry_run: Do not import backbones. The jobs can then be listed, but not performed.
+
+    Returns:
+        The study, with one job per run and seed.
 
     Raises:
-        ConfigError: Names the file and the path of the wrong key, as
-            `study.toml: runs[2].epochs must be a whole number, got 2.5`.
+        ConfigError: If the file is invalid. The message names the file and the key, such as
+            ``study.toml: runs[2].epochs must be a whole number, got 2.5``.
+
+    Example:
+        >>> text = 'name = "first"\n[grid]\nsource = ["mnist-5k"]\npreset = ["cnn", "fovavg"]\n'
+        >>> _ = Path("study.toml").write_text(text)
+        >>> [job.folder for job in read_study(Path("study.toml")).jobs]
+        ['cnn_source=mnist-5k-s0', 'fovavg_source=mnist-5k-s0']
     """
     values = _read_toml(path)
     try:
@@ -105,9 +125,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_text(path))
     except OSError as error:
-        raise ConfigError(f"cannot read {path} ({error.strerror}); check the path") from None
+        raise ConfigError(f"cannot read {path}: {error.strerror}; check the path") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path} is not a text in UTF-8; save it as one") from None
+        raise ConfigError(f"{path} is not UTF-8 text; save it in that encoding") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}") from None
 
@@ -115,7 +135,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def _study(values: dict[str, Any], load: Load, trust: bool, dry_run: bool) -> StudyFile:
     _check_keys("", values, TOP)
     if "name" not in values:
-        raise ConfigError('a study needs a name, as name = "pooling"')
+        raise ConfigError('name is missing; add name = "pooling"')
     name, seeds = _checked_name("name", values["name"]), _seeds(values.get("seeds", 1))
     with _at("test_scales"):
         scales = as_scales(values.get("test_scales", PAPER_SCALES))
@@ -132,11 +152,11 @@ def _study(values: dict[str, Any], load: Load, trust: bool, dry_run: bool) -> St
 
 
 def _check_sizes(run: Run, config: TrainConfig, scales: Sequence[float]) -> None:
-    """Refuse scales at which a run on photographs would be tested on pictures too large."""
+    """Reject test scales at which the images of a run on photographs would be too large."""
     largest = round(config.recipe.base * max(scales)) if config.recipe else 0
     if is_photo(config) and largest > MAX_BASE:
-        words = f"{run.name} would be tested on pictures with a short side of {largest} pixels"
-        raise _error("test_scales", f"{words}, the limit is {MAX_BASE}; use smaller scales")
+        message = f"{run.name} would be tested on images with a short side of {largest} pixels"
+        raise _error("test_scales", f"{message}, the limit is {MAX_BASE}; use smaller scales")
 
 
 def _seeds(given: Any) -> list[int]:
@@ -149,7 +169,9 @@ def _seeds(given: Any) -> list[int]:
         with _at("seeds"):
             TrainConfig(seed=seed)
     if not 0 < len(set(seeds)) == len(seeds) <= MAX_SEEDS:
-        raise ConfigError(f"seeds must be 1 to {MAX_SEEDS} runs, or a list of different seeds")
+        raise ConfigError(
+            f"seeds must be a number from 1 to {MAX_SEEDS} or a list of distinct seeds"
+        )
     return seeds
 
 
@@ -161,14 +183,14 @@ def _resources(table: dict[str, Any]) -> tuple[int, float | None]:
     if cpus < 1:
         raise ConfigError(f"resources.cpus must be at least 1, got {cpus}")
     if not 0 <= gpus <= 1:
-        raise ConfigError(f"resources.gpus must be 0 to 1, the part of a GPU, got {gpus:g}")
+        raise ConfigError(f"resources.gpus must be a fraction of a GPU from 0 to 1, got {gpus:g}")
     return cpus if "cpus" in table else 0, table.get("gpus")
 
 
 def _different(
     values: dict[str, Any], load: Load, trust: bool, dry_run: bool
 ) -> Iterator[tuple[Run, TrainConfig]]:
-    """Every run with its configuration; two that are the same, or have one name, are refused."""
+    """Yield the runs with their configurations; duplicate runs and names are errors."""
     configs: dict[str, Run] = {}
     names: dict[str, Run] = {}
     for run in _runs(values):
@@ -177,28 +199,28 @@ def _different(
             with _at(run.at("backbone")), torch.random.fork_rng(devices=[]):
                 build_net(config, trust=trust)
         if twin := configs.get(config.digest()):
-            words = f"{run.name} is the same run as {twin.name} in {twin.where}"
-            raise _error(run.where, f"{words}; leave out one of them")
+            message = f"{run.name} is the same run as {twin.name} in {twin.where}"
+            raise _error(run.where, f"{message}; remove one of them")
         if other := names.get(run.name):
-            words = f"{run.name} is the name of the run in {other.where} too"
-            raise _error(run.where, f'{words}; give one of them another, as name = "wide"')
+            message = f"the run in {other.where} is also named {run.name}"
+            raise _error(run.where, f'{message}; rename one of them, such as name = "wide"')
         configs[config.digest()] = names[run.name] = run
         yield run, config
 
 
 def _runs(values: dict[str, Any]) -> Iterator[Run]:
-    """The runs of the list, or one that is all defaults, each at every point of the grid."""
+    """Yield the listed runs, or one run of defaults, each at every point of the grid."""
     usual = _settings("defaults", _table(values, "defaults"))
     grid = _grid(values)
     for where, table in _listed(values):
         own = _settings(where, {k: v for k, v in table.items() if k != "name"})
         for key in own.keys() & grid.keys():
-            raise _error(own[key].where, "it is in the grid too; set it in one of the places")
+            raise _error(own[key].where, "this key is also in the grid; set it in one place")
         for point in product(*grid.values()):
             varied = dict(zip(grid, point, strict=True))
             settings = {**usual, **own, **varied}
             if "preset" not in settings:
-                raise _error(where, 'no network; add preset = "fovavg"')
+                raise _error(where, 'preset is missing; add preset = "fovavg"')
             _check_kind(settings["preset"].where, settings["preset"].value, str)
             if "name" in table:
                 name = _checked_name(f"{where}.name", table["name"])
@@ -208,31 +230,31 @@ def _runs(values: dict[str, Any]) -> Iterator[Run]:
 
 
 def _listed(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The tables of runs; a grid without any has one run."""
+    """Yield the tables of runs with their key paths; a grid without runs has one empty table."""
     listed = values.get("runs", [{}] if "grid" in values else [])
     if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
-        raise ConfigError("runs must be a list of tables: write [[runs]] above each")
+        raise ConfigError("runs must be a list of tables; write [[runs]] above each")
     if not listed:
-        raise ConfigError("there are no runs; add [[runs]], or a [grid] of settings")
+        raise ConfigError("the study has no runs; add [[runs]], or a [grid] of settings")
     for index, table in enumerate(listed):
         yield f"runs[{index}]" if "runs" in values else "grid", table
 
 
 def _grid(values: dict[str, Any]) -> dict[str, list[Setting]]:
-    """The values of each setting that is varied."""
+    """Return the values of each setting in the grid."""
     found = {}
     for key, (options, where) in _settings("grid", _table(values, "grid")).items():
         _check_kind(where, options, list)
         if not options:
-            raise _error(where, "it has no values; leave it out")
+            raise _error(where, "this key has no values; remove it")
         found[key] = [Setting(option, where) for option in options]
     return found
 
 
 def _settings(where: str, table: Mapping[str, Any]) -> dict[str, Setting]:
-    """The settings in a table, `model.dropout` for the key dropout of its table model.
+    """Return the settings of a table with flat keys, such as `model.dropout`.
 
-    A recipe is a name, or a table in which the name is `recipe.name`.
+    A recipe is a name, or a table that contains `recipe.name`.
     """
     flat: dict[str, Any] = {}
     for key, value in table.items():
@@ -245,12 +267,12 @@ def _settings(where: str, table: Mapping[str, Any]) -> dict[str, Setting]:
 
 
 def _config(run: Run, load: Load) -> TrainConfig:
-    """The configuration of a run, made to fit its images, and known to work with them."""
+    """Return the configuration of a run, fitted to its images and checked against them."""
     settings = run.settings
     with _at(settings["preset"].where):
         config = preset(settings["preset"].value)
     for key, setting in sorted(settings.items(), key=lambda item: item[0] != "recipe"):
-        if key != "preset":  # a recipe comes before its own settings
+        if key != "preset":  # sorted: the recipe before its own settings
             with _at(setting.where):
                 config = _set(config, key, setting.value)
     with _at(run.at("source")):
@@ -258,23 +280,25 @@ def _config(run: Run, load: Load) -> TrainConfig:
         made, there = is_made(config.source), _training_images(config, load)
     for key in ("scales", "size", "border"):
         if key in settings and made:
-            words = f"the images in {config.source} are made already: leave it out"
-            raise _error(settings[key].where, words)
+            message = f"the images in {config.source} are already rescaled; remove this key"
+            raise _error(settings[key].where, message)
         if key in settings and is_photo(config):
-            raise _error(settings[key].where, "the recipe photo has none: set recipe.base")
+            raise _error(
+                settings[key].where, "the recipe photo does not use this key; set recipe.base"
+            )
     if config.samples > there:
-        words = f"samples is {config.samples}, but {config.source} has {there} images"
-        raise _error(run.at("samples"), words)
+        message = f"samples is {config.samples}, but {config.source} has {there} images; lower it"
+        raise _error(run.at("samples"), message)
     for key in ("channels", "classes"):
         ours, theirs = getattr(config.model, key), getattr(natural.model, key)
         if ours < theirs or (key == "channels" and ours != theirs):
-            words = f"{config.source} has {theirs} {key}, not {ours}; leave it out"
-            raise _error(run.at(f"model.{key}"), words)
+            message = f"{config.source} has {theirs} {key}, not {ours}; remove it"
+            raise _error(run.at(f"model.{key}"), message)
     return config
 
 
 def _set(config: TrainConfig, key: str, value: Any) -> TrainConfig:
-    """The configuration with one setting as TOML has it; `TrainConfig` checks its type."""
+    """Return the configuration with one setting from TOML; `TrainConfig` checks its type."""
     part, _, name = key.rpartition(".")
     owner: Any = config.recipe or Recipe(name="photo") if part == "recipe" else config
     owner = config.model if part == "model" else owner
@@ -282,7 +306,7 @@ def _set(config: TrainConfig, key: str, value: Any) -> TrainConfig:
         _check_kind("recipe", value, str)
         return config.changed({key: value})
     if key == "scales" and is_number(value):
-        value = f"{value:g}"  # 2 is as good as "2" for a single training scale
+        value = f"{value:g}"  # a single training scale can be 2 or "2"
     if key == "model.scales":
         if isinstance(value, str):
             return config.changed({key: value})
@@ -299,7 +323,7 @@ def _set(config: TrainConfig, key: str, value: Any) -> TrainConfig:
 
 
 def _training_images(config: TrainConfig, load: Load) -> int:
-    """How many training images there are; images to test the run on must be there too."""
+    """Return the number of training images, after checking that there are test images."""
     source = config.source
     if is_photo(config):
         images = open_pictures(source)
@@ -318,44 +342,49 @@ def _table(values: dict[str, Any], key: str) -> dict[str, Any]:
 
 
 def _changes(settings: Mapping[str, Setting]) -> str:
-    """Settings as the end of a name: _batch=32_model.dropout=0.2."""
+    """Return settings as the suffix of a name: _batch=32_model.dropout=0.2."""
     values = {key: setting.value for key, setting in settings.items() if key != "preset"}
     short = {k: "x".join(map(str, v)) if isinstance(v, list) else v for k, v in values.items()}
     return _safe("".join(f"_{key}={value}" for key, value in short.items()))
 
 
 def _safe(text: str) -> str:
-    """A text as a part of a name."""
+    """Replace the characters that a name must not contain."""
     return re.sub(r"[^\w.+=,-]+", "_", text)
 
 
 def _checked_name(where: str, name: object) -> str:
     if not (isinstance(name, str) and NAME.fullmatch(name)):
-        raise _error(where, f"a name has letters, digits and _ . + = , - alone, got {name!r}")
+        raise _error(
+            where, f"a name can only contain letters, digits and _ . + = , -, got {name!r}"
+        )
     if len(name) > LONGEST:
-        raise _error(where, f'{name[:20]}... is too long a name; shorten it, as name = "wide"')
+        raise _error(
+            where,
+            f'{name[:20]}... has more than {LONGEST} characters; set a shorter name = "wide"',
+        )
     return name
 
 
 def _check_keys(where: str, keys: Iterable[str], known: tuple[str, ...]) -> None:
-    """Refuse unknown keys."""
+    """Raise an error for unknown keys."""
     for key in keys:
         if key not in known:
             near = get_close_matches(key, known, n=1)
-            other = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            other = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
             hint = HINTS.get(key, other)
             raise ConfigError(f"{where}{'.' if where else ''}{key} is not a known key; {hint}")
 
 
 def _check_kind(where: str, value: object, kind: type) -> None:
-    """Refuse a value of another type; a whole number is a number too."""
+    """Raise an error for a value of another type; whole numbers are numbers too."""
     if not (is_number(value) if kind is float else type(value) is kind):
         raise ConfigError(f"{where} must be {KINDS[kind]}, got {value!r}")
 
 
 @contextmanager
 def _at(where: str) -> Iterator[None]:
-    """Let an error in the block name the key path `where`."""
+    """Prefix an error in the block with the key path `where`."""
     try:
         yield
     except FoveateError as error:
@@ -363,7 +392,7 @@ def _at(where: str) -> Iterator[None]:
 
 
 def _error(where: str, message: str) -> ConfigError:
-    """An error about the value at `where`; "epochs must ..." becomes "runs[2].epochs must ..."."""
+    """Return an error at `where`; "epochs must ..." becomes "runs[2].epochs must ..."."""
     name, _, rest = message.partition(" ")
     same = f".{where}".endswith(f".{name}")
     return ConfigError(f"{where} {rest}" if same else f"{where}: {message}")

@@ -64,14 +64,14 @@ COMMANDS = {
 GOOD = {
     "quickstart": "",
     "demo": "--model run",
-    "generate": "mnist-large-scale --source idx:idx --train none --test 1 --size 16",
+    "generate": "mnist-large-scale --source idx:idx --train-scales none --test-scales 1 --size 16",
     "show": "idx:idx --scales 1 --size 16 --samples 1",
     "train": " ".join(["fovmax", *TRAIN]),
     "evaluate": "run --scales 1 --device cpu",
-    "audit": "net.onnx --source folder:pictures --scales 1:2:1 --limit 4 --device cpu",
+    "audit": "net.onnx --source folder:pictures --scales 1:2:1 --samples 4 --device cpu",
     "predict": "digit.png --model run --device cpu",
     "export": "run",
-    "reproduce": "table1 --plan --rows cnn-tr1 --seeds 1 --device cpu",
+    "reproduce": "table1 --dry-run --rows cnn-tr1 --seeds 1 --device cpu",
     "sweep": "study.toml --dry-run --device cpu",
     "report": "paper",
     "verify": "",
@@ -123,7 +123,6 @@ BOUNDS = {
     "seeds": (1, 99),
     "together": (0, 99),
     "workers": (1, 99),
-    "limit": (1, 2**63),
     "recompute": (0, 1000),
     "scale": (SMALLEST, LARGEST),
     "native": (SMALLEST, LARGEST),
@@ -139,6 +138,7 @@ BOUNDS = {
     "std": (1e-300, 1e308),
 }
 FINE = {("border", "audit"): ("-1", "1e308"), ("workers", "train"): ("0",)}
+FINE["samples", "audit"] = ("2147483648",)  # more than there are: all of them
 
 
 def command_case(command, number):
@@ -229,13 +229,12 @@ def _value(command, option, rng):
 
 POOLS = {
     "scales": SCALES + TEXTS,
-    "train": SCALES + TEXTS,
-    "test": SCALES + TEXTS,
+    "train_scales": SCALES + TEXTS,
+    "test_scales": SCALES + TEXTS,
     "source": SOURCES,
     "device": DEVICES + TEXTS,
     "engine": ["afile", "Local", "local ", *TEXTS],
     "out": OUTPUTS,
-    "output": OUTPUTS,
     "mean": NUMBERS,
     "std": NUMBERS,
     "images": INPUTS,

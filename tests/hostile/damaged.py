@@ -8,12 +8,13 @@ from hostile.files import TRAIN, WORSE
 
 EVALUATE = "evaluate run --scales 1 --device cpu --out new"
 PREDICT = "predict digit.png --model run --device cpu"
-AUDIT = "audit run --source idx:idx --scales 1:2:1 --limit 2 --device cpu --out new"
+AUDIT = "audit run --source idx:idx --scales 1:2:1 --samples 2 --device cpu --out new"
 EXPORT = "export run --out new.onnx"
 AGAIN = " ".join(["train fovmax", *TRAIN, "--out"])
 NET = " ".join(TRAIN[TRAIN.index("--epochs") :])  # all options of `AGAIN` but what is read
 SHOW = "show idx:idx --scales 1 --size 16 --samples 2 --out new.png"
-GENERATE = "generate mnist-large-scale --source idx:idx --train none --test 1 --size 16 --out new"
+GENERATE = "generate mnist-large-scale --source idx:idx --size 16 --out new"
+GENERATE += " --train-scales none --test-scales 1"
 MADE = NET.replace("--set size=16 ", "")
 TRUST = " --trust" if any(option.name == "trust" for option in COMMANDS["audit"]) else ""
 SOURCES = ("idx", "run", "digit.png")
@@ -45,7 +46,7 @@ NETWORK = "weights/fovmax-mnist-tr2.safetensors"
 OUTCOME = "swept/fovmax_model.size=8_model.features=2x2_model.scales=1x2x1_model.hidden=4"
 OUTCOME += "_model.dropout=0.1-s0/outcome.json"
 SWEEP = "sweep study.toml --dry-run --device cpu --out swept"
-TABLES = (SWEEP, "reproduce table1 --plan --device cpu --out paper")
+TABLES = (SWEEP, "reproduce table1 --dry-run --device cpu --out paper")
 RUN = (EVALUATE, PREDICT, AUDIT, f"{AGAIN} run", EXPORT, "demo --model run --port 0")
 GROUPS = {
     "config": Group(SOURCES, ("run/config.json",), RUN, (*WORSE, "truncated", "mistyped")),

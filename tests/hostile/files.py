@@ -56,7 +56,9 @@ def make_materials(folder):
     _shards()
     _models()
     _paper()
-    generate = "generate mnist-large-scale --source idx:idx --train 1 --test none --size 16"
+    generate = (
+        "generate mnist-large-scale --source idx:idx --train-scales 1 --test-scales none --size 16"
+    )
     for line in (f"{generate} --out made", f"{generate} --out h5shards"):
         assert run(line.split()) == 0
     shutil.copy(next(Path("made").iterdir()), "data.h5")

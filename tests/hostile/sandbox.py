@@ -24,7 +24,9 @@ from hostile.files import CALLS, damage, make_materials
 SECONDS = 10.0  # of computing, or of waiting without any, after which a case hangs
 MEMORY = 3 << 30  # bytes of address space beyond what the warm process has
 LARGEST = 64 << 20  # bytes of a file that a case may write
-INTERNAL = "shows where)"  # ends the line that the command line prints for an error of its own
+INTERNAL = (
+    "for the traceback)"  # ends the line that the command line prints for an error of its own
+)
 FAULT = 70  # exit code of a child whose command line raised
 
 
@@ -154,7 +156,7 @@ FIRST = (
     "predict digit.png --model run --device cpu",
     "evaluate run --scales 1 --device cpu --out warm",
     "sweep study.toml --dry-run --device cpu",
-    "reproduce table1 --plan --device cpu --out paper",
+    "reproduce table1 --dry-run --device cpu --out paper",
 )
 WARM = str.split(
     "foveate.cli.app foveate.data.store foveate.evaluation.audit.report "

@@ -100,7 +100,7 @@ def test_no_module_runs_for_any_command(den, tmp_path):
         ["export", "made", "--out", "made.pt2"],
         ["audit", str(tmp_path / "net.onnx"), *source, "--classes", names, "--scales", "1:2:1"],
         ["sweep", str(PACKAGE.parent / "examples" / "study.toml"), "--dry-run"],
-        ["reproduce", "table1", "--rows", "cnn", "--plan"],
+        ["reproduce", "table1", "--rows", "cnn", "--dry-run"],
         ["verify", "--help"],
     ]
     code = f"from foveate.cli.app import run\nfor c in {commands!r}: print(run(c))"

@@ -269,7 +269,7 @@ def test_a_study_does_not_choose_either(here, capsys):
     refusal(lambda: read_study(study), FoveateError)
     for more in ([], ["--trust"]):
         assert run(["sweep", str(study), "--dry-run", *more, "--device", "cpu"]) == 0
-        assert "1 runs, 0 done, 1 left" in capsys.readouterr().out
+        assert "1 runs: 0 finished, 1 remaining" in capsys.readouterr().out
     assert sprung(here) == []
     assert read_study(study, trust=True).jobs[0].config.backbone == "planted:net"
     assert sprung(here) == ["planted"]

@@ -1,0 +1,124 @@
+"""The command that measures the accuracy of runs: evaluate."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from foveate.cli.console import OUTPUT, progress
+from foveate.cli.options import (
+    OUT_FOLDER,
+    POOL,
+    SCALES,
+    SOURCE,
+    SPLIT,
+    WINDOWS,
+    BadOption,
+    ChangedDataOption,
+    DeviceOption,
+    TrustOption,
+)
+from foveate.cli.training import _loader, _warn_of_skipped
+from foveate.scales import as_scales
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from foveate.data.splits import SplitName
+    from foveate.evaluation.results import Curve
+
+PICTURES = ("png", "svg")
+
+
+def evaluate(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN", help="Folders of finished training runs.")
+    ],
+    source: Annotated[str | None, SOURCE("the source of the run")] = None,
+    split: Annotated[str, SPLIT()] = "test",
+    scales: Annotated[str, SCALES()] = "all",
+    bad: BadOption = "stop",
+    changed_data: ChangedDataOption = False,
+    windows: Annotated[str | None, WINDOWS("as in training")] = None,
+    pool: Annotated[str | None, POOL("as in training")] = None,
+    trust: TrustOption = False,
+    out: Annotated[Path | None, OUT_FOLDER("the folder of the run, if there is one run")] = None,
+    device: DeviceOption = "auto",
+) -> None:
+    """Measure the accuracy of finished runs over scale.
+
+    ```
+    foveate evaluate runs/first --scales 0.5,1,2,4,8
+    foveate evaluate runs/cnn runs/fovmax --out runs/compared
+    foveate evaluate runs/photos --scales 0.25:2:2 --pool logsumexp --trust
+    ```
+
+    Writes accuracy.csv (one line per run and scale), results.json (also the accuracy per class, the
+    confusion matrix and the winning scale channels), accuracy.png and accuracy.svg. For runs that
+    differ only in their seed, the table shows mean and standard deviation.
+    """
+    from foveate.errors import ConfigError
+    from foveate.evaluation.results import RunResult, save_results, summarise
+    from foveate.evaluation.test_sets import open_test_set, with_channels
+    from foveate.files import check_folder
+    from foveate.report.plots import accuracy_curves, save
+    from foveate.training.checkpoint import RunFolder, hardware
+    from foveate.training.loop import find_device
+
+    if split not in ("val", "test"):
+        raise ConfigError(f"split must be val or test, got {split!r}")
+    if out is None and len(runs) > 1:
+        raise ConfigError(
+            f"--out is required to evaluate {len(runs)} runs; name a folder for the results"
+        )
+    target, place, factors, load = out or runs[0], find_device(device), as_scales(scales), _loader()
+    check_folder(target)
+    folders = [RunFolder(path) for path in dict.fromkeys(runs)]
+    made = [with_channels(f.net(trust), f.config(), windows, pool) for f in folders]
+    shown: dict[str, Any] = {"split": cast("SplitName", split), "source": source, "bad": bad}
+    tests = [open_test_set(folder, load, changed_data=changed_data, **shown) for folder in folders]
+    with progress("images", len(factors) * sum(map(len, tests))) as advance:
+        results = [
+            RunResult(
+                run=str(folder.path),
+                config=config,
+                scales=test.measure(net.to(place), factors, advance),
+                made_with=folder.about(),
+            )
+            for folder, (net, config), test in zip(folders, made, tests, strict=True)
+        ]
+    checksums = {test.name: test.checksum for test in tests}
+    about: dict[str, Any] = {
+        "split": split,
+        "sources": [{"name": n, "checksum": c} for n, c in sorted(checksums.items())],
+        "hardware": hardware(place),
+    }
+    skipped = {name: reason for test in tests for (_, name), reason in test.skipped.items()}
+    if skipped:
+        about["skipped"] = dict(sorted(skipped.items()))
+    curves = summarise(results)
+    written = save_results(results, target, about)
+    pictures = [save(accuracy_curves(curves), target / f"accuracy.{kind}") for kind in PICTURES]
+    OUTPUT.print(_table(curves))
+    for path in (*written, *pictures):
+        OUTPUT.print(path, markup=False)
+    _warn_of_skipped(len(skipped), written[1])
+
+
+def _table(curves: "list[Curve]") -> "Table":
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("scale", justify="right")
+    for curve in curves:
+        label = curve.label if curve.runs == 1 else f"{curve.label} ({curve.runs} runs)"
+        table.add_column(escape(label), justify="right")
+    for row, scale in enumerate(curves[0].scales):
+        table.add_row(f"{scale:.3f}", *(_cell(curve, row) for curve in curves))
+    return table
+
+
+def _cell(curve: "Curve", row: int) -> str:
+    spread = f" ± {100 * curve.spread[row]:.2f}" if curve.spread else ""
+    return f"{100 * curve.mean[row]:.2f}{spread}"
