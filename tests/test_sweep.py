@@ -68,7 +68,7 @@ BAD = [
     ("epochs = 2", "epochs = 2.5", "defaults.epochs must be a whole number, got 2.5"),
     ("epochs = 2", "epochs = true", "defaults.epochs must be a whole number, got True"),
     ("epochs = 2", "epochs = 1979-05-27", "defaults.epochs must be a whole number, got datetime"),
-    ('"mnist-5k"', "5", "defaults.source must be a text, got 5"),
+    ('"mnist-5k"', "5", "defaults.source must be a string, got 5"),
     ("= [4, 8]", "= [4, 8.5]", "defaults.model.features must be a list of whole numbers, got"),
     (
         "= [1, 2, 1]",
@@ -102,7 +102,11 @@ BAD = [
     ),
     ("model.hidden = 8", "model.channels = 3", "defaults.model.channels: mnist-5k has 1 channels"),
     ('preset = "fovmax"', 'preset = "cnn"', "size=24; set both to one number"),
-    ('"fovmax"', '"fovavg"\nbackbone = "a"', "runs[1].backbone: "),
+    (
+        '"fovmax"',
+        '"fovavg"\nbackbone = "a"',
+        "runs[1].backbone must be given as package.module:factory",
+    ),
     ("seeds = 2", "seeds = [1, 1]", "seeds must be 1 to 1000 runs, or a list of different seeds"),
     ("seeds = 2", "seeds = 0", "seeds must be 1 to 1000 runs"),
     ("seeds = 2", "seeds = 1_000_000_000_000", "seeds must be 1 to 1000 runs"),
