@@ -180,12 +180,12 @@ def test_formats_and_shapes_that_cannot_work(tmp_path):
     def made(name, net=None, shape=(1, 24, 24), **options):
         return lambda: export(net or tiny_net(), tmp_path / name, shape=shape, **options)
 
-    assert "neither .onnx nor .pt2" in one_line(ConfigError, made("net.bin"))
+    assert "must end in .onnx or .pt2" in one_line(ConfigError, made("net.bin"))
     assert "format must be one of onnx, torch" in one_line(ConfigError, made("x", format="h5"))
     assert "cannot export this network for images of shape (1, 64, 64)" in one_line(
         ConfigError, made("cnn.pt2", net=create_model("cnn"), shape=(1, 64, 64))
     )
-    assert "refused patches" in one_line(ConfigError, made("net.pt2", shape=(3, 24, 24)))
+    assert "rejected patches" in one_line(ConfigError, made("net.pt2", shape=(3, 24, 24)))
     (tmp_path / "file").write_text("")
     assert "cannot write" in one_line(DataError, made("file/net.pt2"))
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
