@@ -110,7 +110,8 @@ class Model:
     def size(self) -> int:
         """Side of the square input in pixels.
 
-        For a run on photographs, this is the smallest square that contains every window.
+        For a run on photographs, this is the smallest square that contains every window. Raises a
+        ConfigError if the size is unknown.
         """
         if self.recipe is not None and isinstance(self.net, ScaleChannels):
             return _frame(self.net)

@@ -164,7 +164,9 @@ def test_an_onnx_model_reads_only_its_own_folder(tmp_path):
 def test_an_onnxruntime_that_reads_any_file_is_refused(tmp_path, monkeypatch):
     onnxruntime = pytest.importorskip("onnxruntime")
     monkeypatch.setattr(onnxruntime, "__version__", "1.23.2")
-    with pytest.raises(ConfigError, match=r"onnxruntime 1\.23\.2 lets a model read arbitrary files"):
+    with pytest.raises(
+        ConfigError, match=r"onnxruntime 1\.23\.2 lets a model read arbitrary files"
+    ):
         load_model(str(reading(tmp_path / "net.onnx", "../secret")))
 
 
