@@ -50,7 +50,7 @@ FORMS = (
 class Model:
     """A classifier with its input shape, preprocessing, class names and training source.
 
-    Calling the model computes logits in eval mode and without gradients. Use `net` for training.
+    Calling the model computes logits without gradients. Use `net` for training.
 
     Attributes:
         name: Reference from which the model was loaded.
