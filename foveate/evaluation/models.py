@@ -50,7 +50,7 @@ FORMS = (
 class Model:
     """A classifier with its input shape, preprocessing, class names and training source.
 
-    Calling the model computes logits in eval mode and without gradients. Use `net` for training.
+    Calling the model computes logits without gradients. Use `net` for training.
 
     Attributes:
         name: Reference from which the model was loaded.
@@ -110,7 +110,8 @@ class Model:
     def size(self) -> int:
         """Side of the square input in pixels.
 
-        For a run on photographs, this is the smallest square that contains every window.
+        For a run on photographs, this is the smallest square that contains every window. Raises a
+        ConfigError if the size is unknown.
         """
         if self.recipe is not None and isinstance(self.net, ScaleChannels):
             return _frame(self.net)

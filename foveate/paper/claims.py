@@ -156,9 +156,9 @@ def claims(results: Summaries) -> list[Claim]:
 def invariance(results: Summaries) -> Claim:
     """(a): The accuracy of FovMax and FovAvg does not depend on the training scale.
 
-    The difference is that of the means over the nine scales in [1, 4]. At single scales the FovAvg
-    of the paper differs by up to 0.45 points (trained on 1 and on 4, tested at scale 4), so the
-    claim of 0.2 cannot apply to each scale; the largest such difference is reported as well.
+    The means over the nine scales in [1, 4] are compared. At single scales, FovAvg in the paper
+    differs by up to 0.45 points (trained on 1 and on 4, tested at scale 4), so the claim of 0.2
+    cannot apply to each scale; the largest such difference is reported as well.
     """
 
     def apart(network: str) -> Measured:
