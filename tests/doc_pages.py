@@ -4,6 +4,7 @@ import importlib
 import re
 import runpy
 import shlex
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +18,8 @@ COMMANDS = typer.main.get_command(app).commands
 SHELL = ("sh", "console")
 SHOWN = ("text", "toml", "yaml")  # never run; a file's name in the first line makes it that file
 BLOCK = re.compile(
-    r"^(?:<!-- not executed: (?P<reason>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<code>.*?)^```$",
+    r"^(?P<indent> *)(?:<!-- not executed: (?P<reason>[^\n]+) -->\n *)?"
+    r"```(?P<kind>\w*)[^\n]*\n(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -49,7 +51,8 @@ def blocks(page):
     text = page.read_text(encoding="utf-8")
     for found in BLOCK.finditer(text):
         line = text.count("\n", 0, found.start("code"))
-        yield Block(f"{page.name}, line {line}", found["kind"], found["code"], found["reason"])
+        code = textwrap.dedent(found["code"])
+        yield Block(f"{page.name}, line {line}", found["kind"], code, found["reason"])
 
 
 ALL = [block for page in PAGES for block in blocks(page)]
