@@ -1,13 +1,20 @@
-"""Hook of MkDocs: show CONTRIBUTING.md and CHANGELOG.md of the repository on the site."""
+"""Hooks of MkDocs: pages from the root of the repository, and a notebook without remote scripts."""
 
 import re
 from pathlib import Path
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|mailto:|#)([^)\s#]+)(#[^)\s]*)?\)")
+REMOTE = re.compile(
+    r"<!-- Load mathjax -->|<!-- MathJax configuration -->|"
+    r"<script\b[^>]*>(?:(?!</script>).)*(?:MathJax|mermaid)(?:(?!</script>).)*</script>|"
+    r'<script src="">\s*</script>',
+    re.DOTALL,
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -17,6 +24,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         text = (root / source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=LINK.sub(_site_link, text)))
     return files
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Remove the loaders of MathJax and Mermaid, which nbconvert adds, from notebooks."""
+    return REMOTE.sub("", html) if page.file.src_uri.endswith(".ipynb") else html
 
 
 def _site_link(link: re.Match[str]) -> str:
