@@ -1,4 +1,4 @@
-"""The pages of the documentation as blocks of code, and how each block is run."""
+"""The pages of the documentation: their blocks of code, how each is run, and their links."""
 
 import importlib
 import re
@@ -53,6 +53,22 @@ def blocks(page):
         line = text.count("\n", 0, found.start("code"))
         code = textwrap.dedent(found["code"])
         yield Block(f"{page.name}, line {line}", found["kind"], code, found["reason"])
+
+
+def links(page):
+    """Targets and anchors of the relative links of a page, code excluded."""
+    text = re.sub(r"`[^`\n]*`", "", BLOCK.sub("", page.read_text(encoding="utf-8")))
+    for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", text):
+        if not re.match(r"[a-z]+:", target):
+            yield tuple(target.partition("#")[::2])
+
+
+def anchors(page):
+    """Anchors of the headings of a page, and of the names that mkdocstrings documents on it."""
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", h).strip().lower()) for h in headings}
+    return slugs | set(re.findall(r"^::: (\S+)", text, re.MULTILINE))
 
 
 ALL = [block for page in PAGES for block in blocks(page)]

@@ -1,6 +1,8 @@
-"""What README and docs say works: commands and snippets run, links lead somewhere."""
+"""README and docs: commands and snippets run, the notebook runs, no link is dead."""
 
+import contextlib
 import csv
+import io
 import json
 import re
 import shutil
@@ -16,20 +18,25 @@ from doc_pages import (
     ROOT,
     SHELL,
     SHOWN,
+    anchors,
     blocks,
     check_command,
+    links,
     made_tiny,
     perform,
 )
 from photo_runs import PHOTOGRAPHS
 
+import foveate
 from foveate.evaluation.models import load_model
 from foveate.evaluation.predict import predict
 from foveate.scales import as_scales
 from foveate.training.checkpoint import RunFolder
 
 DOCS = ROOT / "docs"
-NOT_RUN = 12  # blocks that may be left out, at most
+NOT_RUN = 18  # at most: installs, servers, long runs and clusters
+NEEDS_TIMM = ("index.md", "photographs.md")
+LINKING = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "results").rglob("*.md")])
 RUNNABLE = [page for page in PAGES if any(not block.reason for block in blocks(page))]
 
 
@@ -48,14 +55,15 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
 def test_commands_and_snippets_run(page, here):
     names = {"__name__": "page"}
+    if page.name in NEEDS_TIMM:
+        pytest.importorskip("timm", reason="pip install 'foveate[photos]'")
     if photos := page.name == "photographs.md":
-        pytest.importorskip("torchvision", reason="pip install 'foveate[photos]'")
         lay_out_photographs()
     for block in blocks(page):
         if not block.reason:
             perform(made_tiny(block) if photos else block, names)
             assert_pools(block, names)
-    SAID.get(page.name, lambda names: None)(names)
+    CHECKS.get(page.name, lambda names: None)(names)
 
 
 def lay_out_photographs():
@@ -72,6 +80,8 @@ def assert_pools(block, names):
         assert not names["net"].training, f"{block.place}: call .eval()"
     if "foveate.json" in block.code:
         names["net"] = load_model("runs/clothes").net
+    if '"fovmax.onnx"' in block.code:
+        names["net"] = load_model("fovmax-mnist-tr2").net
     if found := re.search(r"^(?:logits, )?(answers|channels) = ", block.code, re.M):
         logits, channels = (torch.as_tensor(names[key]) for key in ("logits", found[1]))
         torch.testing.assert_close(names["net"].combine(channels), logits)
@@ -83,12 +93,44 @@ def readme(names):
     assert names["scales"].shape == (2,)
 
 
-def guide(names):
+def index(names):
+    assert [round(names["net"].size * scale) for scale in names["net"].scales][::6] == [56, 448]
+
+
+def digits(names):
     cnn, fovmax = (accuracies(Path("runs/compared"), f"runs/{name}") for name in ("cnn", "fovmax"))
     assert max(cnn[1.0], cnn[4.0]) < 0.5 < cnn[2.0]
     assert min(fovmax.values()) > fovmax[2.0] - 0.1
+    small, large = (
+        predict(load_model("runs/fovmax"), Path(f"{n}.png")) for n in ("small", "large")
+    )
+    assert small.label == large.label == "3"
+    assert large.scale / small.scale == pytest.approx(2, rel=0.1)
+
+
+def audit(names):
     before, after = (audited(Path("audit") / name) for name in ("before", "after"))
     assert min(before.values()) < 0.5 < min(after.values())
+    assert [counts.accuracy.value for counts in names["result"].overall] == pytest.approx(
+        [after[scale] for scale in (0.5, 1.0, 2.0)], abs=1e-6
+    )
+
+
+def backbones(names):
+    assert names["logits"].shape == (4, 10) and names["channels"].shape == (4, 5, 10)
+    assert names["scales"].shape == (4,)
+    assert Path("mynet.onnx").stat().st_size
+
+
+def prediction(names):
+    assert names["prediction"].label == "0" and Path("found.png").stat().st_size
+    model = load_model("fovmax-mnist-tr2")
+    y, x = predict(model, Path("scene.png"), search=True).centre
+    assert abs(y - 58) < 28 and abs(x - 228) < 28  # the digit of 56 pixels covers its centre
+
+
+def export(names):
+    assert names["logits"].shape == (3, 10) and names["channels"].shape == (3, 17, 10)
 
 
 def recipes(names):
@@ -112,8 +154,18 @@ def photographs(names):
     assert all(Path(name).stat().st_size for name in ("clothes.png", "found.png", "scene.png"))
 
 
-SAID = {"README.md": readme, "guide.md": guide, "recipes.md": recipes}
-SAID["photographs.md"] = photographs
+CHECKS = {
+    "README.md": readme,
+    "audit.md": audit,
+    "backbones.md": backbones,
+    "digits.md": digits,
+    "export.md": export,
+    "index.md": index,
+    "photographs.md": photographs,
+    "predict.md": prediction,
+    "recipes.md": recipes,
+}
+"""What holds after all blocks of a page have run, given its variables."""
 
 
 def accuracies(folder, run):
@@ -154,30 +206,61 @@ def test_what_is_not_run_could_be(block):
         check_command(words)
 
 
-def test_the_notebook_runs(here):
+def test_the_notebook_runs_and_its_outputs_are_stored(here):
     matplotlib = pytest.importorskip("matplotlib")
     matplotlib.use("Agg")
     cells = json.loads((DOCS / "notebook.ipynb").read_text())["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]
-    assert len(cells) >= 8 and not any(cell["outputs"] for cell in code)
-    names = {"__name__": "notebook"}
-    for number, cell in enumerate(code):
-        exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)  # noqa: S102
+    names, printed = {"__name__": "notebook"}, io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for number, cell in enumerate(code):
+            exec(compile("".join(cell["source"]), f"cell {number}", "exec"), names)  # noqa: S102
     from matplotlib import pyplot
 
-    assert len(pyplot.get_fignums()) >= 3
+    figures = len(pyplot.get_fignums())
     pyplot.close("all")
     cnn, fovmax = (names["curves"][name] for name in ("cnn", "fovmax"))
     assert max(cnn[0], cnn[-1]) < 0.5 < min(fovmax)
+    stored = [output for cell in code for output in cell["outputs"]]
+    assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1))
+    assert figures == sum("image/png" in output.get("data", {}) for output in stored) >= 3
+    lines = "".join(line for output in stored for line in output.get("text", []))
+    assert len(lines.splitlines()) == len(printed.getvalue().splitlines())
+    assert {output["output_type"] for output in stored} == {"display_data", "stream"}
+    assert {output.get("name", "stdout") for output in stored} == {"stdout"}  # no warning
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
-    for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
-        assert (page.parent / link).exists(), link
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
+def test_no_link_is_dead(page):
+    for target, anchor in links(page):
+        file = page.parent / target if target else page
+        assert file.exists(), f"{target} does not exist"
+        if anchor and file.suffix == ".md":
+            assert anchor in anchors(file), f"{target}#{anchor}: there is no such heading"
 
 
-def test_every_command_is_in_the_guide():
-    guide = (DOCS / "guide.md").read_text()
-    named = set(re.findall(r"^\| `foveate (\w+)` \|", guide, re.MULTILINE))
+def test_a_dead_link_is_found(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# One\n[a](gone.md) [b](#two)\n```text\n[c](code.md)\n```\n## Two, and `x`\n")
+    assert list(links(page)) == [("gone.md", ""), ("", "two")]
+    assert anchors(page) == {"one", "two-and-x"}
+
+
+def test_every_command_is_in_the_table():
+    table = (DOCS / "commands.md").read_text()
+    named = set(re.findall(r"^\| `foveate (\w+)` \|", table, re.MULTILINE))
     assert named == set(COMMANDS)
+
+
+def test_the_citation_is_of_this_version_and_of_the_paper():
+    yaml = pytest.importorskip("yaml")
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert cited["cff-version"] == "1.2.0" and cited["message"] and cited["authors"]
+    assert cited["version"] == foveate.__version__ and cited["license"] == "Apache-2.0"
+    readme = (ROOT / "README.md").read_text()
+    assert f"version = {{{foveate.__version__}}}" in readme
+    paper = cited["preferred-citation"]
+    assert paper["title"] in readme.replace("{CNNs}", "CNNs")
+    names = [f"{a['family-names']}, {a['given-names']}" for a in paper["authors"]]
+    assert " and ".join(names) in readme
+    assert f"{paper['start']}--{paper['end']}" in readme and f"{{{paper['year']}}}" in readme
