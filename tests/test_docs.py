@@ -35,14 +35,19 @@ from foveate.training.checkpoint import RunFolder
 
 DOCS = ROOT / "docs"
 NOT_RUN = 18  # at most: installs, servers, long runs and clusters
-NEEDS_TIMM = ("index.md", "photographs.md")
+NEEDS = {
+    "index.md": ["timm"],
+    "lightning.md": ["pytorch_lightning", "timm"],
+    "photographs.md": ["timm", "torchvision"],
+    "training-loop.md": ["timm"],
+}
 LINKING = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "results").rglob("*.md")])
 RUNNABLE = [page for page in PAGES if any(not block.reason for block in blocks(page))]
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """An empty folder to work in, of which nothing stays behind, modules neither."""
+    """An empty working folder; files and imported modules are removed afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
     yield tmp_path
@@ -55,8 +60,8 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
 def test_commands_and_snippets_run(page, here):
     names = {"__name__": "page"}
-    if page.name in NEEDS_TIMM:
-        pytest.importorskip("timm", reason="pip install 'foveate[photos]'")
+    for package in NEEDS.get(page.name, []):
+        pytest.importorskip(package, reason="pip install 'foveate[dev]'")
     if photos := page.name == "photographs.md":
         lay_out_photographs()
     for block in blocks(page):
@@ -67,7 +72,7 @@ def test_commands_and_snippets_run(page, here):
 
 
 def lay_out_photographs():
-    """What the reader of photographs.md has: a folder, and two photographs beside it."""
+    """Create the folder of photographs and the two single files that photographs.md uses."""
     for split in ("train", "validation", "test"):
         shutil.copytree(PHOTOGRAPHS / split, Path("clothes") / split)
     for name in ("shoe.jpg", "scene.jpg"):
@@ -75,7 +80,7 @@ def lay_out_photographs():
 
 
 def assert_pools(block, names):
-    """What a block shows of the channels pools to the logits that it shows."""
+    """Check that the channel logits of a block, pooled, equal its logits."""
     if "net.channels(" in block.code:
         assert not names["net"].training, f"{block.place}: call .eval()"
     if "foveate.json" in block.code:
@@ -146,7 +151,7 @@ def recipes(names):
 def photographs(names):
     said = predict(load_model("runs/clothes"), Path("shoe.jpg"))
     expected, found = torch.tensor(said.channels), torch.as_tensor(names["channels"][0])
-    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()  # of an even frame
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()  # even frame: no half-pixel shift
     assert list(accuracies(Path("runs/compared"), "runs/whole")) == list(as_scales("0.25:2:2"))
     model = RunFolder(Path("runs/smaller")).config().model
     assert model.size * model.scales[0] == 28
@@ -176,7 +181,7 @@ def accuracies(folder, run):
 
 
 def audited(folder):
-    """Accuracy of a model as it is, over all classes, by scale."""
+    """Accuracy of the unchanged model over all classes, by scale."""
     with (folder / "audit.csv").open() as file:
         rows = [r for r in csv.DictReader(file) if (r["model"], r["class"]) == ("as it is", "")]
     return {float(row["scale"]): float(row["accuracy"]) for row in rows}
@@ -195,7 +200,7 @@ def test_few_blocks_are_not_run_and_each_has_a_reason():
     for block in left_out:
         assert len(block.reason.split()) > 2, block.place
     marks = sum(page.read_text().count("<!-- not executed") for page in PAGES)
-    assert marks == len(left_out)  # a mark stands right above its block
+    assert marks == len(left_out)  # each comment is directly above its block
 
 
 @pytest.mark.parametrize(
