@@ -151,7 +151,8 @@ def recipes(names):
 def photographs(names):
     said = predict(load_model("runs/clothes"), Path("shoe.jpg"))
     expected, found = torch.tensor(said.channels), torch.as_tensor(names["channels"][0])
-    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()  # even frame: no half-pixel shift
+    # The frame is even, so the documented preprocessing has no shift of half a pixel.
+    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
     assert list(accuracies(Path("runs/compared"), "runs/whole")) == list(as_scales("0.25:2:2"))
     model = RunFolder(Path("runs/smaller")).config().model
     assert model.size * model.scales[0] == 28
