@@ -57,6 +57,10 @@ def here(tmp_path, monkeypatch):
     shutil.rmtree(tmp_path)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.isinstance.treespec, LeafSpec:FutureWarning",  # Lightning's use of PyTorch
+    "ignore:The '(train|val)_dataloader' does not have many workers",  # depends on the machine
+)
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
 def test_commands_and_snippets_run(page, here):
     names = {"__name__": "page"}
@@ -160,6 +164,22 @@ def photographs(names):
     assert all(Path(name).stat().st_size for name in ("clothes.png", "found.png", "scene.png"))
 
 
+def training_loop(names):
+    channels, plain = (names["accuracies"](names[key]) for key in ("restored", "plain"))
+    # With 500 images, 15 points are five standard errors of a difference.
+    assert all(channels[scale] > plain[scale] + 0.15 for scale in channels if scale != 1)
+    assert min(channels.values()) > 0.5
+
+
+def lightning(names):
+    found = names["trainer"].callback_metrics
+    assert min(found[f"accuracy/{scale}"] for scale in names["SCALES"]) > 0.5
+    saved = torch.load(names["checkpoint"].best_model_path, weights_only=True)["state_dict"]
+    for key, tensor in names["best"].state_dict().items():
+        assert torch.equal(tensor.cpu(), saved[key]), key
+    assert [path.name for path in Path().iterdir()] == ["checkpoints"]
+
+
 CHECKS = {
     "README.md": readme,
     "audit.md": audit,
@@ -167,9 +187,11 @@ CHECKS = {
     "digits.md": digits,
     "export.md": export,
     "index.md": index,
+    "lightning.md": lightning,
     "photographs.md": photographs,
     "predict.md": prediction,
     "recipes.md": recipes,
+    "training-loop.md": training_loop,
 }
 """What holds after all blocks of a page have run, given its variables."""
 
