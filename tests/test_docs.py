@@ -143,7 +143,7 @@ def export(names):
 
 
 def recipes(names):
-    # Of stripes 1/2 ± 1/2 a triangle of half-width 2.7 leaves 2 sinc²(1.35) / 2 = 0.044.
+    # A triangle filter of half-width 2.7 turns stripes 1/2 ± 1/2 into 1/2 ± sinc²(1.35) (0.044).
     assert (names["smooth"] - 0.5).abs().max() < 0.05
     assert (names["sharp"] - 0.5).abs().max() > 0.4
     assert names["logits"].shape == (2, 10) and names["there"].shape == (2, 10)
