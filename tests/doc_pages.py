@@ -1,9 +1,10 @@
-"""The pages of the documentation as blocks of code, and how each block is run."""
+"""The pages of the documentation: their blocks of code, how each is run, and their links."""
 
 import importlib
 import re
 import runpy
 import shlex
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,15 +16,16 @@ ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 COMMANDS = typer.main.get_command(app).commands
 SHELL = ("sh", "console")
-SHOWN = ("text", "toml", "yaml")  # never run; a file's name in the first line makes it that file
+SHOWN = ("text", "toml", "yaml")  # not executed; written to a file if the first line names one
 BLOCK = re.compile(
-    r"^(?:<!-- not executed: (?P<reason>[^\n]+) -->\n)?```(?P<kind>\w*)\n(?P<code>.*?)^```$",
+    r"^(?P<indent> *)(?:<!-- not executed: (?P<reason>[^\n]+) -->\n *)?"
+    r"```(?P<kind>\w*)[^\n]*\n(?P<code>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 
 
 class Block(NamedTuple):
-    """A block of code; `reason` says why it is not run, `place` where it is."""
+    """A block of code, its page and line, and the reason if it is not executed."""
 
     place: str
     kind: str
@@ -32,12 +34,12 @@ class Block(NamedTuple):
 
     @property
     def file(self):
-        """The file that the block is, if its first line is a comment with a name."""
+        """File name in the first line, for a block that is the content of a file."""
         found = re.match(r"# (\w+\.(?:py|toml))$", self.code, re.MULTILINE)
         return found and found[1]
 
     def commands(self):
-        """The words of every command of a shell block."""
+        """Arguments of every command of a shell block."""
         lines = self.code.replace("\\\n", " ").splitlines()
         if self.kind == "console":
             lines = [line[2:] for line in lines if line.startswith("$ ")]
@@ -49,7 +51,24 @@ def blocks(page):
     text = page.read_text(encoding="utf-8")
     for found in BLOCK.finditer(text):
         line = text.count("\n", 0, found.start("code"))
-        yield Block(f"{page.name}, line {line}", found["kind"], found["code"], found["reason"])
+        code = textwrap.dedent(found["code"])
+        yield Block(f"{page.name}, line {line}", found["kind"], code, found["reason"])
+
+
+def links(page):
+    """Targets and anchors of the relative links of a page, code excluded."""
+    text = re.sub(r"`[^`\n]*`", "", BLOCK.sub("", page.read_text(encoding="utf-8")))
+    for target in re.findall(r"\]\(([^)\s]+)[^)]*\)", text):
+        if not re.match(r"[a-z]+:", target):
+            yield tuple(target.partition("#")[::2])
+
+
+def anchors(page):
+    """Anchors of the headings of a page, and of the names that mkdocstrings documents on it."""
+    text = BLOCK.sub("", page.read_text(encoding="utf-8"))
+    headings = re.findall(r"^#+ +(.+)$", text, re.MULTILINE)
+    slugs = {re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", h).strip().lower()) for h in headings}
+    return slugs | set(re.findall(r"^::: (\S+)", text, re.MULTILINE))
 
 
 ALL = [block for page in PAGES for block in blocks(page)]
@@ -60,11 +79,11 @@ TINY = {
     "--set model.size=40 --set recipe.base=56 --device cpu",
     "audit": "--size 64 --samples 3",
 }
-"""Options that let the commands of photographs.md run in seconds on 42 small photographs."""
+"""Options with which the commands of photographs.md take seconds on 42 small photographs."""
 
 
 def made_tiny(block):
-    """The same block with a tiny backbone and without downloads."""
+    """Return the same block with a tiny backbone and without downloads."""
     code = block.code.replace("tf_efficientnet_lite0", "test_efficientnet")
     code = code.replace(" --pretrained", "").replace("pretrained=True", "pretrained=False")
     if block.kind in SHELL:
@@ -89,12 +108,14 @@ def _start(program, arguments, where):
     if program == "python":
         runpy.run_path(arguments[0], run_name="__main__")
         return
-    assert program == "foveate", f"{where}: the tests cannot run {program}; say why it is not run"
+    assert program == "foveate", (
+        f"{where}: the tests cannot run {program}; add a 'not executed' comment with the reason"
+    )
     assert run(arguments) == 0, f"{where}: {arguments}"
 
 
 def check_command(words):
-    """Hold a command that is not run against the programs that it names."""
+    """Check the Makefile targets and the options of a command that is not executed."""
     if words[0] == "make":
         makefile = (ROOT / "Makefile").read_text()
         assert all(re.search(rf"^{name}:", makefile, re.MULTILINE) for name in words[1:]), words
