@@ -138,12 +138,12 @@ def test_a_nonsense_device_is_said():
         train(tiny(), "unused", device="abacus")
 
 
-# The loss that is no number
+# A loss that is not finite
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_says_where(tmp_path):
     config = tiny(learning_rate=1e30)
-    with pytest.raises(FoveateError, match=r"no number in epoch 1, step [2-6]; try a smaller"):
+    with pytest.raises(FoveateError, match=r"not finite in epoch 1, step [2-6]; use a smaller"):
         train(config, tmp_path)
     folder = RunFolder(tmp_path)
     assert not folder.finished and not folder.saved
