@@ -271,5 +271,5 @@ def test_what_no_node_has_is_refused_before_anything_starts(connected, tmp_path,
     assert run(["sweep", str(study), *options, "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: a run requires 3 CPU")
-    assert "at most 1 CPU); lower the study's resources" in said
+    assert "at most 1 CPU); lower resources in the study" in said
     assert not (tmp_path / "out").exists()

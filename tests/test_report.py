@@ -122,7 +122,7 @@ def test_the_command_writes_the_page_and_the_figures(tmp_path, capsys, monkeypat
 def test_the_command_without_results_says_what_to_do(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("foveate.paper.tables.published", lambda: None)
     assert run(["report", "--out", str(tmp_path)]) == 2
-    assert "no results are published" in capsys.readouterr().err
+    assert "includes no published results; run" in capsys.readouterr().err
     assert run(["report", str(tmp_path / "nowhere")]) == 2
     error = capsys.readouterr().err
     assert "has no results.csv" in error and len(error.splitlines()) == 1

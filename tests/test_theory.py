@@ -177,6 +177,10 @@ def test_the_command_prints_json(run):
     assert (finding["statement"], finding["holds"]) == ("up is down", False)
 
 
+def test_the_help_has_an_example(run):
+    assert "foveate verify --seed 1 --json" in run("--help").stdout
+
+
 def test_the_number_of_threads_is_as_before(monkeypatch):
     torch.set_num_threads(2)
     monkeypatch.setattr(statements, "STATEMENTS", ())

@@ -243,7 +243,7 @@ def test_a_folder_of_the_paper_does_not_choose_either(hostile, capsys):
     hostile.rename(hostile.parent / job.folder)
     out = ["--out", str(hostile.parent), "--device", "cpu"]
     assert run(["reproduce", "table1", "--rows", "cnn-tr2", "--seeds", "1", *out]) == 2
-    assert "has another run" in capsys.readouterr().err
+    assert "with other settings; choose another" in capsys.readouterr().err
     assert sprung(hostile.parent) == []
 
 
