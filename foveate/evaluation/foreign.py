@@ -141,7 +141,9 @@ def _members(path: Path) -> set[str]:
 
 def _load_script(path: Path, device: torch.device) -> Classify:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of TorchScript as a whole
+        # torch 2.13 emits a DeprecationWarning for TorchScript, torch 2.15 a FutureWarning.
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.simplefilter("ignore", category)
         return torch.jit.load(str(path), map_location=device)  # type: ignore[no-any-return]
 
 
