@@ -93,7 +93,7 @@ def test_half_precision_gradients_are_rounded_once(dtype):
     torch.testing.assert_close(found.double(), exact, atol=1e-4, rtol=torch.finfo(dtype).eps)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method")  # torch's own
 @pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 def test_transforms_and_compilers_are_served_with_antialiasing():
     images = torch.randn(2, 1, 57, 90, device="cuda")

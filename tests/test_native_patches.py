@@ -142,7 +142,7 @@ def test_it_is_taken_where_it_applies(gathers):
         assert gathers(op, images)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 def test_products_are_taken_where_it_does_not_apply(gathers, monkeypatch):
     images = random_images(2, 1, 9, 9)
@@ -158,7 +158,7 @@ def test_products_are_taken_where_it_does_not_apply(gathers, monkeypatch):
     assert not gathers(op, images)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 @pytest.mark.parametrize("op", [op, blurred])
 def test_tangents_are_not_lost(op):
     images, tangent = random_images(2, 1, 9, 9), random_images(2, 1, 9, 9, seed=1)

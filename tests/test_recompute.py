@@ -355,7 +355,7 @@ def test_checkpoints_around_a_norm_are_refused_by_torch():
         everything(net, images, labels)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_torchscript_is_refused():
     script = torch.jit.trace(
         nn.Sequential(nn.Flatten(), nn.Linear(144, 3)), torch.zeros(2, 1, 12, 12)

@@ -21,7 +21,7 @@ def test_only_an_export_is_an_export():
     assert torch.equal(torch.export.export(net, (values,)).module()(values), values + 1)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
 def test_whoever_must_see_each_operation_is_noticed():
     values, seen = torch.zeros(2, 3), []
 

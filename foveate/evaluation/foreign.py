@@ -144,7 +144,9 @@ def _members(path: Path) -> set[str]:
 
 def _load_script(path: Path, device: torch.device) -> Classify:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # PyTorch deprecates TorchScript
+        # TorchScript is deprecated: torch 2.13 emits a DeprecationWarning, 2.15 a FutureWarning.
+        for category in (DeprecationWarning, FutureWarning):
+            warnings.simplefilter("ignore", category)
         return torch.jit.load(str(path), map_location=device)  # type: ignore[no-any-return]
 
 
