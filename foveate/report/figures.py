@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NETWORKS = ("FovMax", "FovAvg", "SWMax", "CNN", "FovConc")
-TRAINED = {"tr1": "trained at scale 1", "tr2": "trained at scale 2", "tr4": "trained at scale 4"}
+TRAINED = {"tr1": "trained on scale 1", "tr2": "trained on scale 2", "tr4": "trained on scale 4"}
 CHANNELS = {"": "17 channels", "-9ch": "9 channels", "-5ch": "5 channels"}
 DASHED = (0, (4, 2))
 GREY = "0.45"
@@ -38,7 +38,7 @@ def generalisation(results: Summaries) -> "Figure":
 
 def close_up(results: Summaries) -> "Figure":
     """Plot FovMax and FovAvg between 98 % and 99.6 %, one curve per training set."""
-    sets = {**TRAINED, "tr14": "trained at scales 1 to 4"}
+    sets = {**TRAINED, "tr14": "trained on scales 1 to 4"}
     panels = {n: [results.row(f"{n.lower()}-{t}") for t in sets] for n in NETWORKS[:2]}
     return _over_scale(panels, sets.values(), (98, 99.6))
 
@@ -59,7 +59,7 @@ def multiscale(results: Summaries) -> "Figure":
         title: [results.row(f"{name}-{t}") for t in ("tr14", "tr2")]
         for title, name in names.items()
     }
-    figure = _over_scale(panels, ("trained at scales 1 to 4", "trained at scale 2"))
+    figure = _over_scale(panels, ("trained on scales 1 to 4", "trained on scale 2"))
     for axes in figure.axes[: len(panels)]:
         axes.axvspan(1, 4, color="0.5", alpha=0.1, lw=0, zorder=0)
     return figure

@@ -76,7 +76,9 @@ def accuracy_curves(*groups: Sequence[Curve], titles: Sequence[str] = ("",)) -> 
         ValueError: If ``titles`` does not have one title per group.
 
     Example:
-        >>> curve = Curve("FovMax", "scale 2", 1, (0.5, 1.0, 2.0), (0.98, 0.99, 0.99))
+        >>> curve = Curve(
+        ...     label="FovMax", trained_on="2", runs=1, scales=(1.0, 2.0), mean=(0.98, 0.99)
+        ... )
         >>> figure = accuracy_curves([curve], titles=["trained on scale 2"])
         >>> figure.axes[0].get_title()
         'trained on scale 2'
