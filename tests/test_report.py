@@ -79,7 +79,7 @@ def test_the_page_says_how_it_was_run_and_how_long_it_took(whole):
 def test_settings_that_are_not_this_versions_are_told(whole):
     other = [r for r in whole.records if r.row == "cnn-tr1"]
     changed = [type(r)(**{**r.__dict__, "config": "0" * 12}) for r in other]
-    assert "settings of another version (3 runs)" in words(Reproduction(changed))
+    assert "unknown: settings of another version (3 runs)" in words(Reproduction(changed))
 
 
 def test_a_partial_page_says_what_is_missing_and_of_how_many_seeds_a_figure_is(partial):

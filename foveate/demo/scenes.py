@@ -93,7 +93,7 @@ def draw(contender: Contender, scene: Tensor, placed: Sequence[Placed]) -> str:
     maps = local_maps(contender.model.net, scene, STEP)
     boxes = "".join(_box(digit, maps, contender.window) for digit in placed)
     over = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true">{boxes}</svg>'
-    best = "Prediction at each digit, and the window of the strongest channel"
+    best = "Prediction and strongest window at each digit: green is correct, red is incorrect"
     classes, scales = _class_map(maps), _scale_map(maps, contender.model.scales)
     figures = (
         _figure(image(grey(scene[0, 0]), "scene of digits") + over, best),
@@ -131,8 +131,7 @@ def _box(digit: Placed, maps: LocalMaps, window: int) -> str:
     kind = "right" if label == digit.label else "wrong"
     return (
         f'<g class="{kind}"><rect x="{x:.1f}" y="{y:.1f}" width="{side:.1f}" height="{side:.1f}"/>'
-        f'<text x="{digit.x - 11 * digit.scale:.1f}" y="{digit.y - 9 * digit.scale:.1f}">{label}'
-        "</text></g>"
+        f'<text x="{max(x, 2):.1f}" y="{max(y - 4, 14):.1f}">{label}</text></g>'
     )
 
 

@@ -34,6 +34,8 @@ STRONGEST = 0.5  # opacity of the strongest tint; text stays readable in light a
 NUMBER = re.compile(r"[+\-−±<>≤≥≈]?\s*\.?\d")
 # Text and grid lines of matplotlib figures take the colours of the page.
 INKS = {"#000000": "currentColor", "#e6e6e6": "var(--line)"}
+MANY = 10  # columns above which a table gets smaller text and padding
+BROAD = 7.0  # inches above which a figure scrolls on narrow screens instead of shrinking
 THUMBNAIL = 160  # longer side of a gallery image in pixels
 SALT = "foveate"  # makes the ids inside an SVG depend on its content only
 
@@ -120,8 +122,9 @@ class Page:
         tints = colour or [[None] * len(headers)] * len(rows)
         body = "".join(_row(row, numeric, t) for row, t in zip(rows, tints, strict=True))
         above = f"<caption>{_text(caption)}</caption>" if caption else ""
+        dense = ' class="dense"' if len(headers) > MANY else ""
         self._parts.append(
-            f'<div class="scroll" tabindex="0"><table>{above}<thead><tr>{head}</tr></thead>'
+            f'<div class="scroll" tabindex="0"><table{dense}>{above}<thead><tr>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>"
         )
 
@@ -134,10 +137,7 @@ class Page:
             alt: Description for screen readers; the caption by default.
         """
         label = html.escape(alt or caption)
-        shown = "".join(
-            f'<div class="drawing" role="img" aria-label="{label}">{_svg(figure)}</div>'
-            for figure in figures
-        )
+        shown = "".join(_drawing(figure, label) for figure in figures)
         below = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
         self._parts.append(f'<figure><div class="drawings">{shown}</div>{below}</figure>')
 
@@ -266,6 +266,11 @@ def _picture(picture: tuple[Tensor, str]) -> str:
         f'<figure><img src="data:image/jpeg;base64,{data}" alt="{alt}">'
         f"<figcaption>{_text(caption)}</figcaption></figure>"
     )
+
+
+def _drawing(figure: "Figure", label: str) -> str:
+    broad = ' broad" tabindex="0' if figure.get_figwidth() > BROAD else ""
+    return f'<div class="drawing{broad}" role="img" aria-label="{label}">{_svg(figure)}</div>'
 
 
 def _svg(figure: "Figure") -> str:

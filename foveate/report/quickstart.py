@@ -85,8 +85,8 @@ def _table(page: Page, results: Sequence[RunResult], full: Sequence[Curve]) -> N
         headers,
         rows,
         colour=tints,
-        caption="Test accuracy in percent. The darker a cell, the larger the drop from the best "
-        "accuracy of its column.",
+        caption="Test accuracy in percent. The stronger the colour, the larger the drop from "
+        "the best accuracy of the column.",
     )
 
 
@@ -110,7 +110,7 @@ def _seen(page: Page, results: Sequence[RunResult]) -> None:
     page.text(
         "The CNN takes the whole frame as its input. FovAvg and FovMax apply one small network to "
         "windows of many sizes around the centre and pool the logits. All windows share the same "
-        "weights, so a digit learned at one scale is recognised at the others."
+        "weights, so features learned at one scale apply at all scales."
     )
 
 

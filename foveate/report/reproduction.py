@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NONE_YET = "No results yet; run `foveate reproduce` to create them."
-OTHER = "settings of another version"
+OTHER = "unknown: settings of another version"
 BESIDE = (
     "Solid lines: this reproduction, with the standard deviation over seeds as a band. Dashed "
     "lines: the paper."
@@ -96,7 +96,7 @@ def plates(found: Reproduction) -> dict[str, Plate]:
         "close-up": Plate(
             "FovMax and FovAvg above 98 %",
             figures.close_up(results),
-            "The same curves between 98 % and 99.6 %, and training on all scales from 1 to 4. "
+            "The same curves between 98 % and 99.6 %, with training on scales 1 to 4 added. "
             f"{BESIDE}",
         ),
         "spacing": Plate(
