@@ -98,8 +98,8 @@ def _contender(model: Model) -> Contender:
     config, trained = model.config, model.source or Path(model.name).is_file()
     if not (trained and config and config.channels == 1 and model.classes == DIGITS):
         raise ConfigError(
-            f"{model.name} was not trained on digits; pass digit networks, or for photographs the "
-            "folder of a run with the recipe photo, or timm:NAME with --pretrained"
+            f"{model.name} was not trained on digits; for photographs, pass the folder of a run "
+            "with the recipe photo, or timm:NAME with --pretrained"
         )
     accuracy, tested = _evaluated(model.name)
     title, window = network_title(model_name(TrainConfig(model=config))), config.size

@@ -99,7 +99,7 @@ def channels(view: DigitView) -> str:
 
 
 def _patches(patches: Tensor, scales: Sequence[float], won: Mapping[int, int | None]) -> str:
-    """Render all patches as one image, faster than 17; `won` is each network's channel."""
+    """Render all patches as one image (faster than 17) and mark the strongest channels `won`."""
     count, size = patches.shape[0], patches.shape[-1]
     strip = patches.movedim(0, 1).reshape(size, count * size)
     names = ", ".join(f"{scale:.2g}" for scale in scales)

@@ -23,7 +23,7 @@ from foveate.demo.uploads import decode
 from foveate.errors import DataError, FoveateError
 from foveate.training.data import open_pictures
 
-LOW, HIGH = 0.25, 4.0  # range of the size
+LOW, HIGH = 0.25, 4.0  # range of the size slider
 SHOWN = 8  # examples shown at a time
 SIDE = 512  # longest side of an example in the browser; the networks get the full image
 TURNS = 2**31 - 1

@@ -56,7 +56,7 @@ def _card(k: int, prediction: PhotoPrediction, truth: str | None) -> str:
 
 
 def channels(predictions: Sequence[PhotoPrediction]) -> str:
-    """Render the patch of each channel, and the response of each network's channels.
+    """Render the patch of each channel, and its response in each network.
 
     The patches belong to the first network with several channels. Other networks are included if
     they have the same windows.

@@ -50,7 +50,7 @@ def audit_curves(audits: Mapping[str, Audit], measures: Sequence[str] = MEASURES
     A vertical line marks the native scale and a dotted line the accuracy of random guessing.
 
     Args:
-        audits: Audits by the name that the legend shows.
+        audits: Audits keyed by legend label.
         measures: Measures to plot, one panel each, from ``accuracy``, ``agreement`` and
             ``confidence``.
 
@@ -120,7 +120,9 @@ def audit_page(
     page.text(READ)
     header, rows = over_scale(report)
     page.table(
-        header, cast(list[list[Cell]], rows), caption="Percent, with 95 % intervals in brackets."
+        header,
+        cast(list[list[Cell]], rows),
+        caption="Values in percent; 95 % intervals in brackets.",
     )
     _per_class(page, report.plain)
     _gallery(page, report, changed)
@@ -157,7 +159,7 @@ def shown(estimate: Estimate) -> str:
 
 
 def over_scale(report: AuditReport) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows of the table over scale: all measures, and accuracy in channels."""
+    """Return header and rows of the results table, with one row per scale."""
     others = list(report.audits.items())[1:]
     rows = [
         [f"{scale:.3f}", *(shown(getattr(report.plain.overall[i], m)) for m in MEASURES)]

@@ -44,7 +44,8 @@ class Page:
     """HTML page built from top to bottom; each method appends one element.
 
     All text is escaped, and text between backticks is shown as code. The page contains its
-    styles, figures and images, follows the light or dark mode of the browser, and loads nothing.
+    styles, figures and images, follows the light or dark mode of the browser, and makes no
+    requests.
 
     Args:
         title: Title of the page and its first heading.

@@ -24,7 +24,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 def sample_grid(images: Sequence[Tensor], titles: Sequence[str]) -> "Figure":
     """Show batches of images in a grid, one column per batch.
 
-    Each image is stretched to its own minimum and maximum.
+    The contrast of each image is stretched to its full range.
 
     Args:
         images: One batch per column, all with the same number of images.
@@ -118,7 +118,7 @@ def band(
 
 
 def scale_axis(axes: "Axes", scales: Sequence[float]) -> None:
-    """Set a log2 x-axis with ticks at octaves (1/2, 1, 2, 4, 8), or at all scales."""
+    """Set a log2 x-axis with ticks at octaves, or at all scales of a range below two octaves."""
     low, high = min(scales), max(scales)
     octaves = range(math.ceil(math.log2(low) - 1e-6), math.floor(math.log2(high) + 1e-6) + 1)
     ticks = [2.0**k for k in octaves] if len(octaves) > 1 else sorted(set(scales))

@@ -39,7 +39,7 @@ class Plate(NamedTuple):
 class Reproduction:
     """Results of some or all rows of the paper's tables, and the verdicts on its claims.
 
-    All `claims` are the paper's, except the last.
+    `claims` contains the claims of the paper, followed by one claim of this project.
 
     Args:
         records: Accuracy of each run at each scale.
