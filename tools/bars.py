@@ -21,9 +21,10 @@ def bars(results: Summaries, records: Iterable[Record]) -> list[Claim]:
 def foveated(results: Summaries) -> Claim:
     """Compare FovMax and FovAvg with the paper at each scale, for all four training sets.
 
-    In [1, 4] the tolerance is three standard deviations of the difference of two means over three
-    seeds (0.05 points); at 1/2 it is two (0.2 points). At scale 8 the seeds differ by several
-    points, sometimes by thirty, so chance alone can exceed the tolerance there.
+    The standard deviation of the difference of two means over three seeds is 0.05 points in
+    [1, 4] and 0.2 points at scale 1/2. The tolerance is three standard deviations in [1, 4] and
+    two at 1/2. At scale 8 the seeds differ by several points, sometimes by thirty, so chance
+    alone can exceed the tolerance there.
     """
     rows = results.table("table1", "FovMax", "FovAvg")
 
