@@ -75,12 +75,12 @@ GOOD = {
 }
 """Files that are pictures of a 7, in ways that are often forgotten."""
 BAD = {
-    "text.png": (b"this is no picture\n" * 40, "text.png is no picture"),
+    "text.png": (b"this is no picture\n" * 40, "text.png is not an image"),
     "truncated.png": (GOOD["grey.png"][:200], "cannot read image truncated.png"),
     "bomb.png": (bomb(), "bomb.png has more than 25,000,000 pixels"),
-    "empty.png": (b"", "empty.png is no picture"),
-    "blank.png": (saved(Image.new("L", (50, 50), 40)), "blank.png has no digit"),
-    "drawing.tiff": (saved(seven(), "TIFF"), "drawing.tiff is no picture in the format PNG"),
+    "empty.png": (b"", "empty.png is not an image"),
+    "blank.png": (saved(Image.new("L", (50, 50), 40)), "blank.png shows no digit"),
+    "drawing.tiff": (saved(seven(), "TIFF"), "drawing.tiff is not an image; choose a PNG"),
 }
 """Files that are refused, each with what is said."""
 

@@ -61,7 +61,7 @@ def test_it_prints_a_table_a_summary_and_the_paths(audited):
             f"{100 * s['value']:.1f} ({100 * s['low']:.0f}-{100 * s['high']:.0f})" for s in shares
         ]
         assert line.split() == [line.split()[0], *" ".join(cells).split()]
-    assert "% right at the native scale 1, on 120 images." in lines[4]
+    assert "% accuracy at the native scale 1, on 120 images." in lines[4]
     assert [Path(line).name for line in lines[5:]] == [
         "audit.csv", "audit.json", "audit.html", "audit.png", "audit.svg"
     ]  # fmt: skip

@@ -79,42 +79,45 @@ def test_a_curve_is_the_measure_and_its_band_the_interval(measure):
 def test_all_measures_side_by_side_with_one_legend():
     figure = audit_curves(report().audits)
     assert len(figure.axes) == 3 and len(figure.legends) == 1
-    assert [t.get_text() for t in figure.legends[0].get_texts()] == [AS_IT_IS, IN_CHANNELS]
+    assert [t.get_text() for t in figure.legends[0].get_texts()] == ["original model", IN_CHANNELS]
     assert not audit_curves({AS_IT_IS: made([1, 2, 3])}).legends
 
 
 def test_the_summary_says_how_it_holds():
     text = summary(made([30, 90, 50]))
-    assert text.startswith(f"{shown(counts(90).accuracy)} % right at the native scale 1")
-    assert "on 100 images" in text and "loses more than 5 points at the next scale" in text
-    assert f"at scale 0.5 it gets {shown(counts(30).accuracy)} % right" in text
-    assert f"at scale 2 {shown(counts(50).accuracy)} %" in text
+    assert text.startswith(f"{shown(counts(90).accuracy)} % accuracy at the native scale 1")
+    assert "on 100 images" in text and "more than 5 points at the neighbouring scales" in text
+    assert f"it is {shown(counts(30).accuracy)} % at scale 0.5" in text
+    assert f"and {shown(counts(50).accuracy)} % at scale 2" in text
     assert "at most 5 points from scale 1 to 2;" in summary(made([30, 90, 87]))
     assert shown(counts(90).accuracy) == "90.0 (83-94)"  # Wilson's interval, from tables
 
 
 def test_the_page_has_both_forms_and_their_difference():
     text = words(report())
-    assert "accuracy changes by -10.0 points at the native scale and by +13.3 on average" in text
+    assert (
+        "accuracy changes by -10.0 points at the native scale and by +13.3 points on average"
+        in text
+    )
     row = [getattr(counts(30), measure) for measure in ("accuracy", "agreement", "confidence")]
     assert " ".join(["0.500", *map(shown, row), shown(counts(60).accuracy)]) in text
     assert "load_model('mynet:net').net.train()" in text
     assert "scales = [0.5, 1, 2]" in text
     assert "ScaleChannels(backbone, scales, size=9, pool='max', antialias=True)" in text
     assert "in scale channels 60.0 80.0 70.0 70.0 difference +30.0 -10.0 +20.0 +13.3" in text
-    assert "costs 3 times the pixels" in text and "took 2.5 times as long" in text
+    assert "processes 3 times the pixels" in text and "took 2.5 times as long" in text
 
 
 def test_without_weights_or_channels_the_page_says_so():
-    assert "name the PyTorch module" in words(report(), trainable=False)
+    assert "audit the PyTorch module" in words(report(), trainable=False)
     alone = report({AS_IT_IS: made([1, 2, 3])}, channels=())
-    assert "was not put into scale channels" in words(alone, trainable=False)
+    assert "was not wrapped in scale channels" in words(alone, trainable=False)
 
 
 def test_notes_and_what_was_left_out_are_on_the_page():
     text = words(report(notes=("mind <this>",), unreadable=("cannot read image x.png",)))
     assert "mind <this>" in text and "cannot read image x.png" in text
-    assert "left out 1 images that cannot be read" in text
+    assert "skipped 1 unreadable images" in text
 
 
 def test_classes_come_with_those_first_that_lose_most_and_not_without_end():
@@ -130,7 +133,7 @@ def test_classes_come_with_those_first_that_lose_most_and_not_without_end():
     text = words(report({AS_IT_IS: audit}))
     shown_names = re.findall(r"class\d\d", text)
     assert shown_names == names[::-1][:CLASSES]
-    assert "and so are the other 3 classes" in text
+    assert "and the remaining 3 classes" in text
 
 
 def test_few_images_of_a_class_give_no_shares():
@@ -141,7 +144,7 @@ def test_few_images_of_a_class_give_no_shares():
     )  # fmt: skip
     text = words(report({AS_IT_IS: audit}))
     assert "many 100 50.0 50.0 50.0 enough 10 50.0 50.0 50.0 few 9 (too few) – – –" in text
-    assert "classes with fewer than 10 images at the end" in text
+    assert "classes with fewer than 10 images are at the end" in text
 
 
 def test_changed_predictions_are_shown_at_both_scales():

@@ -72,7 +72,7 @@ def test_without_shipped_networks_the_way_to_some_is_said(monkeypatch, capsys):
 
 
 def test_networks_that_do_not_fit_the_page_are_refused(specs, tmp_path):
-    with pytest.raises(ConfigError, match="room for 4 networks, got 5"):
+    with pytest.raises(ConfigError, match="at most 4 networks, got 5"):
         load_networks(specs[:1] * 5)
     small = train(tiny(samples=32, epochs=1), tmp_path / "small").path
     with pytest.raises(ConfigError, match="frames of 112 and 24 pixels"):
@@ -80,7 +80,7 @@ def test_networks_that_do_not_fit_the_page_are_refused(specs, tmp_path):
     two = replace(tiny().model, classes=12)
     other = train(tiny(model=two, samples=32, epochs=1), tmp_path / "other").path
     for ref in (str(other), "fovmax"):  # 12 classes, and a network without trained weights
-        with pytest.raises(ConfigError, match="is about digits"):
+        with pytest.raises(ConfigError, match="was not trained on digits"):
             load_networks([ref])
 
 
@@ -171,13 +171,13 @@ def test_a_scene_needs_a_network_with_scale_channels(contenders, digits):
     plain = DigitPage(contenders[:1], digits)
     assert (
         refusal(plain.scene, count=2, network=0, seed=0)
-        == "none of these networks has scale channels; add one by --model"
+        == "none of these networks has scale channels; add one with --model"
     )
 
 
 def test_a_network_that_was_not_tested_has_no_curve(contenders):
     untested = [replace(c, accuracy={}, tested="") for c in contenders]
-    assert "Not known" in accuracy(2.0, untested)
+    assert "No test results" in accuracy(2.0, untested)
     some = [contenders[0], untested[1]]
     assert "not tested" in accuracy(2.0, some)
 
@@ -190,7 +190,7 @@ def test_the_cursor_stands_at_the_zoom(contenders, zoom, place, nearest):
     assert f'class="cursor" style="left:{place:.1f}%"' in drawn
     assert place == pytest.approx(25 * np.log2(zoom / LOW), abs=0.05)
     share = 100 * contenders[0].accuracy[nearest]
-    assert f"<b>CNN</b> {share:.1f} at {nearest:g}" in drawn
+    assert f"<b>CNN</b> {share:.1f} at scale {nearest:g}" in drawn
 
 
 def test_titles_are_escaped(contenders, digits):
@@ -234,7 +234,7 @@ def test_files_that_are_too_large_or_broken_on_the_way_are_refused(page, monkeyp
     monkeypatch.setattr(uploads, "BYTES", 2**20)
     said = refusal(page.upload, base64_of(b"x" * (2**20 + 9)), "large.png", 1.0)
     assert said == "large.png is larger than 1 MiB; choose a smaller file"
-    assert "did not arrive whole" in refusal(page.upload, "§", "odd.png", 1.0)
+    assert "was not transmitted completely" in refusal(page.upload, "§", "odd.png", 1.0)
 
 
 def test_the_size_of_a_picture_is_known_before_it_is_decoded(monkeypatch):

@@ -123,7 +123,7 @@ def test_good_files_are_answered(page):
         upload(page, name, data)
         answered(page, before)
         told = page.locator("#digit .notice").text_content()
-        assert ("its first picture was taken" in told) == (name == "moving.gif")
+        assert ("only its first frame is used" in told) == (name == "moving.gif")
         assert told == "" or name == "moving.gif"
 
 
@@ -168,17 +168,17 @@ def drawn_anew(page, before):
 
 
 def test_scenes_are_composed_and_explored(page):
-    page.get_by_role("tab", name="A scene").click()
+    page.get_by_role("tab", name="Scene").click()
     page.wait_for_selector(".maps img", timeout=60_000)
     assert page.locator(".maps img").count() == 3
     assert page.locator(".maps g").count() == 6
     shown = page.locator(".maps").evaluate("maps => maps.outerHTML")
-    page.get_by_role("button", name="Another scene").click()
+    page.get_by_role("button", name="Next scene").click()
     assert page.get_by_label("Seed").input_value() == "1"
     shown = drawn_anew(page, shown)
     page.get_by_role("radio", name="FovAvg").click()
     shown = drawn_anew(page, shown)
-    page.get_by_role("slider", name="Digits").fill("9")
+    page.get_by_role("slider", name="Number of digits").fill("9")
     shown = drawn_anew(page, shown)
     assert page.locator(".maps g").count() == 9
     page.get_by_label("Seed").fill("7")
@@ -187,7 +187,7 @@ def test_scenes_are_composed_and_explored(page):
 
 
 def test_the_tabs_work_by_keyboard(page):
-    one, scene = (page.get_by_role("tab", name=name) for name in ("One digit", "A scene"))
+    one, scene = (page.get_by_role("tab", name=name) for name in ("Single digit", "Scene"))
     one.focus()
     for key, chosen, other, panel in (
         ("ArrowRight", scene, one, "#scene"),
@@ -209,7 +209,7 @@ def test_the_tabs_work_by_keyboard(page):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_nothing_is_wider_than_the_screen_and_text_can_be_read(open_page, width, scheme):
     page = open_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-    for tab, first in (("A scene", ".maps img"), ("One digit", ".card")):
+    for tab, first in (("Scene", ".maps img"), ("Single digit", ".card")):
         page.get_by_role("tab", name=tab).click()
         page.wait_for_selector(first)
         assert page.evaluate("document.documentElement.scrollWidth") <= width

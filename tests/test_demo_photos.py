@@ -134,7 +134,8 @@ def test_digits_and_photographs_need_a_page_each(photo_run, tmp_path, capsys):
     assert run(["demo", "--model", digits, "--model", photo_run]) == 2
     said = capsys.readouterr().err.splitlines()
     assert said == [
-        f"error: {photo_run} is for photographs and {digits} is not; open a page for each"
+        f"error: {photo_run} classifies photographs and {digits} does not; run a separate demo "
+        "for each"
     ]
 
 
@@ -221,7 +222,7 @@ def test_a_model_of_timm_is_wrapped_with_the_names_of_its_classes(monkeypatch):
     few = replace(few, mean=(0.5,) * 3, std=(0.5,) * 3)
     assert as_photo_networks([few])[1].classes == tuple("0123456")
     bare = replace(few, net=create("lcnet_035", num_classes=0))
-    with pytest.raises(ConfigError, match="is no classifier of colour pictures"):
+    with pytest.raises(ConfigError, match="is not a classifier of RGB images"):
         as_photo_networks([bare])
 
 

@@ -123,7 +123,7 @@ def test_complete_results_have_nothing_hollow(panels, results):
         shown = [p for axes in panels[draw] for p in hollow(axes) if not math.isnan(p[1])]
         assert shown == []
     words = [t.get_text() for t in figures.spacing(results).legends[0].get_texts()]
-    assert words == ["17 channels", "9 channels", "5 channels", "the paper"]
+    assert words == ["17 channels", "9 channels", "5 channels", "paper"]
 
 
 @pytest.mark.parametrize("draw", DRAWN)
@@ -165,8 +165,8 @@ def test_the_histograms_are_shares_and_their_mean_moves_with_the_digit():
     names = ["fovmax-tr2", "swmax-tr4"]
     figure = figures.winning_scales(made_winners(names=names))
     titles = [axes.get_title() for axes in figure.axes]
-    assert titles[1] == "FovMax, trained on 2" and titles[8] == "SWMax, trained on 4"
-    assert titles[0] == "FovMax, trained on 1: no results yet"
+    assert titles[1] == "FovMax, trained on scale 2" and titles[8] == "SWMax, trained on scale 4"
+    assert titles[0] == "FovMax, trained on scale 1\nno results yet"
     (mesh,) = figure.axes[1].collections
     shares = mesh.get_array().reshape(17, 17)
     assert shares.sum(0).tolist() == pytest.approx([1] * 17, abs=1e-5)
@@ -180,5 +180,5 @@ def test_the_histograms_are_shares_and_their_mean_moves_with_the_digit():
 def test_partial_histograms_say_so(tmp_path):
     some = [w for w in made_winners(seeds=1, names=["fovavg-tr4"]) if w.scale < 4]
     figure = figures.winning_scales(some)
-    assert figure.axes[5].get_title() == "FovAvg, trained on 4: 1 of 3 seeds"
+    assert figure.axes[5].get_title() == "FovAvg, trained on scale 4\n1 of 3 seeds"
     save(figure, tmp_path / "partial.png")  # scales without images give no warning

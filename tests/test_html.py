@@ -79,7 +79,7 @@ def full_page():
 def test_a_page_has_its_parts_in_order():
     tree = Tree(full_page().html())
     assert tree.texts("title") == ["A title"] and tree.texts("h1") == ["A title"]
-    assert tree.texts("h2") == ["First", "How this was made"]
+    assert tree.texts("h2") == ["First", "Provenance"]
     assert tree.texts("p") == ["What it is about.", "One.", "Two with code.", "Mind this."]
     assert tree.texts("figcaption") == ["Two drawings."]
     assert tree.texts("pre") == ["x = 1 < 2\n"]

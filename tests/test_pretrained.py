@@ -228,7 +228,7 @@ def test_runs_that_differ_in_more_than_the_seed_are_refused(results, tmp_path):
     message = one_line(
         ConfigError, lambda: ship(mixed, tmp_path / "cards", tmp_path, name=lambda c: "both")
     )
-    assert f"differ in more than their seed: {results[3].run}" in message
+    assert f"must differ in their seed only: remove {results[3].run}" in message
     assert pretrained_names(tmp_path) == []
 
 
@@ -237,7 +237,7 @@ def test_unfinished_and_changed_runs_are_refused(results, tmp_path):
     one_line(DataError, lambda: ship([unfinished], tmp_path, tmp_path, name=name))
     other = replace(results[0], run=results[1].run)
     message = one_line(ConfigError, lambda: ship([other], tmp_path, tmp_path, name=name))
-    assert "is not the run that was evaluated" in message
+    assert "has changed since its evaluation" in message
 
 
 def test_rows_of_table_one_have_names_and_other_runs_have_none():
@@ -247,7 +247,7 @@ def test_rows_of_table_one_have_names_and_other_runs_have_none():
         network, _, trained = key.rpartition("-")
         assert row_name(replace(config, seed=2, precision="bf16")) == f"{network}-mnist-{trained}"
     for other in (tiny(), replace(PRESETS["fovmax-tr2"], epochs=3), PRESETS["fovmax-few100"]):
-        assert "no row of Table I" in one_line(ConfigError, lambda other=other: row_name(other))
+        assert "not a row of Table I" in one_line(ConfigError, lambda other=other: row_name(other))
 
 
 def test_the_card_says_what_the_index_knows(folder):
@@ -256,10 +256,10 @@ def test_the_card_says_what_the_index_knows(folder):
     for scale, share in info.accuracy.items():
         assert f"| {scale:.3f} | {100 * share:.2f} |" in text
     count = sum(weight.numel() for weight in from_pretrained(TR1, folder).parameters())
-    assert f"{count:,} weights" in text and info.sha256 in text
-    assert "the first 96 training images of mnist-5k at scale 1 alone" in text
+    assert f"{count:,} parameters" in text and info.sha256 in text
+    assert "the first 96 training images of mnist-5k at scale 1 only" in text
     assert f"seed | {info.seed}, the median of 3" in text
-    assert "part of MNIST's training set" in text
+    assert "part of the MNIST training set" in text
     assert f'create_model("{TR1}", pretrained=True)' in text
     listed = (folder / "cards" / "README.md").read_text()
     assert listed == overview(list(read_index(folder).values()))
@@ -269,15 +269,15 @@ def test_the_card_says_what_the_index_knows(folder):
 @pytest.mark.parametrize(
     ("shares", "words"),
     [
-        ((0.96, 0.99, 0.95), "from scale 0.5 to 2;"),
-        ((0.94, 0.99, 0.95), "from scale 1 to 2;"),
-        ((0.99, 0.94, 0.98), "from scale 0.5 to 0.5;"),
-        ((0.5, 0.6, 0.7), "at none of the scales"),
+        ((0.96, 0.99, 0.95), "at least 95 % from scale 0.5 to 2;"),
+        ((0.94, 0.99, 0.95), "at least 95 % from scale 1 to 2;"),
+        ((0.99, 0.94, 0.98), "at least 95 % from scale 0.5 to 0.5;"),
+        ((0.5, 0.6, 0.7), "below 95 % at all tested scales"),
     ],
 )
 def test_the_card_says_where_the_network_holds(folder, shares, words):
     info = replace(pretrained_info(TR1, folder), accuracy=dict(zip(SCALES, shares, strict=True)))
-    assert f"It reaches 95 % {words}" in card(info)
+    assert f"Its accuracy is {words}" in card(info)
 
 
 @pytest.mark.parametrize("shipped", SHIPPED)

@@ -129,7 +129,7 @@ def test_the_page_says_what_it_found_and_that_no_full_size_is_there(first):
     page = quick_page(results, [], folder).html()
     low = 100 * min(at.accuracy for at in results[0].scales)  # all three scales are near 1
     assert f"CNN {low:.1f} %" in page
-    assert "No full-size results come with this version" in page
+    assert "This version contains no full-size results" in page
     assert page.count("<svg") == 2  # curves and samples
     assert len(quick_figure(results, []).axes) == 1
 
@@ -149,9 +149,9 @@ def test_full_size_results_stand_beside_and_are_labelled(first, tmp_path, monkey
     assert curves[0].mean[curves[0].scales.index(4.0)] == pytest.approx(sum(at_4) / len(at_4))
     page = quick_page(results, curves, folder).html()
     assert "FovAvg, full size (%)" in page
-    assert "Nothing of it was computed in this run" in page
+    assert "not computed in this run" in page
     own, full = quick_figure(results, curves).axes
-    assert (own.get_title(), full.get_title()) == ("this run", "full size, from results/")
+    assert (own.get_title(), full.get_title()) == ("this run", "full size (published results)")
 
 
 def test_full_size_results_of_fewer_seeds_say_so(tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ def test_the_page_has_every_verdict_with_its_number(whole):
         assert f"{claim.name} {claim.verdict} {claim.statement}" in text
         for check in claim.checks:
             assert f"{check.measured} {check.threshold}" in text
-    assert "Of the paper's 7 claims 7 hold. 180 runs in" in text
+    assert "Of the paper's 7 claims, 7 hold. 180 runs took" in text
     assert "Partial" not in text
 
 
@@ -79,20 +79,20 @@ def test_the_page_says_how_it_was_run_and_how_long_it_took(whole):
 def test_settings_that_are_not_this_versions_are_told(whole):
     other = [r for r in whole.records if r.row == "cnn-tr1"]
     changed = [type(r)(**{**r.__dict__, "config": "0" * 12}) for r in other]
-    assert "other settings than this version's (3 runs)" in words(Reproduction(changed))
+    assert "unknown: settings of another version (3 runs)" in words(Reproduction(changed))
 
 
 def test_a_partial_page_says_what_is_missing_and_of_how_many_seeds_a_figure_is(partial):
     text = words(partial)
-    assert "Partial: 2 rows are not complete; 5 runs are missing." in text
-    assert "Not complete: fovavg-tr2, cnn-few100." in text
+    assert "Partial results: 2 rows are incomplete; 5 runs are missing." in text
+    assert "Incomplete rows: fovavg-tr2, cnn-few100." in text
     assert "98.58 (1 of 3) 98.58" in text and "cannot be judged yet" in text
     assert "a not yet the mean accuracy of FovMax and FovAvg" in text
 
 
 def test_a_page_without_results_says_so():
     text = words(Reproduction())
-    assert "No results yet: foveate reproduce makes them." in text
+    assert "No results yet; run foveate reproduce to create them." in text
     assert "a not yet" in text and "a holds" not in text
 
 
@@ -135,7 +135,7 @@ def test_the_published_results_are_the_default(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("foveate.report.reproduction.plates", lambda found: {})
     assert run(["report", "--out", str(tmp_path / "out")]) == 0
     assert "published with foveate" in (tmp_path / "out" / "report.html").read_text()
-    assert "60 runs in" in capsys.readouterr().out
+    assert "60 runs took" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", DOCS)

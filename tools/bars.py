@@ -1,4 +1,4 @@
-"""How close to the paper the published results have to be, and how long they may have taken."""
+"""Acceptance criteria of the published results: distance to the paper and machine time."""
 
 from collections.abc import Iterable
 from itertools import product
@@ -13,17 +13,18 @@ MINUTES = 60
 
 
 def bars(results: Summaries, records: Iterable[Record]) -> list[Claim]:
-    """Judge all five."""
+    """Evaluate all five criteria."""
     judges = (foveated, single_scale, sliding, few)
     return [*(judge(results) for judge in judges), machine_time(records)]
 
 
 def foveated(results: Summaries) -> Claim:
-    """FovMax and FovAvg, all four training sets, scale by scale.
+    """Compare FovMax and FovAvg with the paper at each scale, for all four training sets.
 
-    In [1, 4] the bar is three standard deviations of a difference of two means over three seeds
-    (0.05 points), at 1/2 it is two (0.2). At 8 seeds differ by several points, or by thirty, so
-    chance alone can break the bar there.
+    The standard deviation of the difference of two means over three seeds is 0.05 points in
+    [1, 4] and 0.2 points at scale 1/2. The tolerance is three standard deviations in [1, 4] and
+    two at 1/2. At scale 8 the seeds differ by several points, sometimes by thirty, so chance
+    alone can exceed the tolerance there.
     """
     rows = results.table("table1", "FovMax", "FovAvg")
 
@@ -33,26 +34,26 @@ def foveated(results: Summaries) -> Claim:
 
     return Claim(
         "FovMax and FovAvg",
-        "at least the paper's figure at each scale, less 0.15 points in [1, 4], less 0.4 below, "
-        "less 1 above",
+        "at each scale at most 0.15 points below the paper in [1, 4], 0.4 points for smaller and 1 "
+        "point for larger scales",
         (
             Check("smallest difference in [1, 4]", "≥", -0.15, *worst(1, 4)),
-            Check("smallest in [1/2, 1)", "≥", -0.4, *worst(0.5, 0.99)),
-            Check("smallest above 4", "≥", -1, *worst(4.1, 8)),
+            Check("smallest difference in [1/2, 1)", "≥", -0.4, *worst(0.5, 0.99)),
+            Check("smallest difference above 4", "≥", -1, *worst(4.1, 8)),
         ),
     )
 
 
 def single_scale(results: Summaries) -> Claim:
-    """The CNN and FovConc, which are right at trained scales and fall beside them.
+    """Compare the CNN and FovConc with the paper; both lose accuracy outside the trained scales.
 
-    Chance decides on the slopes, so those are judged by the mean of each row.
+    On these slopes the accuracy varies with the seed, so there the mean of each row is compared.
     """
     rows = results.table("table1", "CNN", "FovConc")
     top = [(row, scale) for row, scale in product(rows, SCALES) if row.at(scale).paper >= 95]
     return Claim(
         "CNN and FovConc",
-        "within 0.5 points where the paper has 95 % or more, within 8 on average elsewhere",
+        "within 0.5 points where the paper has 95 % or more, within 8 points on average elsewhere",
         (
             Check("largest difference at 95 % or more", "≤", 0.5,
                   *largest(_distance(row, scale) for row, scale in top)),
@@ -64,7 +65,7 @@ def single_scale(results: Summaries) -> Claim:
 
 
 def sliding(results: Summaries) -> Claim:
-    """SWMax: each row near the paper, or with a higher mean over the 17 scales."""
+    """Compare SWMax with the paper: each row close to it, or with a higher mean over 17 scales."""
 
     def away(row: Row) -> Measured:
         distance = _mean_distance(row, SCALES).value
@@ -74,30 +75,29 @@ def sliding(results: Summaries) -> Claim:
 
     return Claim(
         "SWMax",
-        "within 2 points on average over the 17 scales, or better than the paper",
+        "within 2 points of the paper on average over the 17 scales, or better",
         tuple(
-            Check(f"{row.label}, 0 if better", "≤", 2, *away(row))
+            Check(f"{row.label} (0 if better)", "≤", 2, *away(row))
             for row in results.table("table1", "SWMax")
         ),
     )
 
 
 def few(results: Summaries) -> Claim:
-    """Table III: FovAvg and FovMax at each size."""
+    """Compare FovAvg and FovMax in Table III with the paper at each training set size."""
     worst = smallest(
         Measured(row.points[0].settled - row.points[0].paper, f"{row.label} samples")
         for row in results.table("table3", "FovAvg", "FovMax")
     )
     return Claim(
         "few samples",
-        "FovAvg and FovMax at each size of the training set at least the paper's figure less 1 "
-        "point",
+        "FovAvg and FovMax at most 1 point below the paper at each training set size",
         (Check("smallest difference", "≥", -1, *worst),),
     )
 
 
 def machine_time(records: Iterable[Record]) -> Claim:
-    """All runs, trained and tested; there is no verdict on other hardware."""
+    """Check the time to train and test all runs; only an H200 gives a verdict."""
     records = list(records)
     spent = effort(records)
     judged = not spent.missing and all("H200" in name for name in spent.hardware)
@@ -105,24 +105,31 @@ def machine_time(records: Iterable[Record]) -> Claim:
     where = f"{spent.runs} runs on {', '.join(spent.hardware)}"
     return Claim(
         "time",
-        f"all of it in {MINUTES} minutes or less of one H200, with the seconds of each run",
+        f"all runs in at most {MINUTES} minutes on one H200, with the time of each run recorded",
         (
             Check(
                 "all runs", "≤", MINUTES, spent.seconds / 60 if judged else nan, where, "minutes"
             ),
-            Check("without their seconds", "≤", 0, nan if spent.missing else untimed, "", "runs"),
+            Check(
+                "without a recorded time",
+                "≤",
+                0,
+                nan if spent.missing else untimed,
+                "",
+                "runs",
+            ),
         ),
     )
 
 
 def _difference(row: Row, scale: float) -> Measured:
-    """Ours less the paper's."""
+    """Return our accuracy minus the paper's."""
     point = row.at(scale)
     return Measured(point.settled - point.paper, f"{row.label} at {scale:.3g}")
 
 
 def _distance(row: Row, scale: float) -> Measured:
-    """How far ours is from the paper's, either way."""
+    """Return the absolute difference to the paper."""
     found = _difference(row, scale)
     return Measured(abs(found.value), found.where)
 

@@ -1,4 +1,4 @@
-"""The picture of foveated processing in README and docs."""
+"""Figure of foveated processing in README and docs."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from torch import Tensor
 
-FRAME = 112  # pixels of an image
-SIZE = 28  # pixels of a patch
+FRAME = 112  # image side in pixels
+SIZE = 28  # patch size in pixels
 
 
 def foveated(digit: int = 2, scale: float = 4.0) -> Figure:
-    """A digit with the nested windows of all channels, and the patch that each channel sees."""
+    """Draw a digit with the nested windows of all channels, and the patch of each channel."""
     image = rescale(load_source("mnist-5k").train.images[[digit]], scale, size=FRAME)
     patches = foveate(image, PAPER_SCALES, SIZE)[0, :, 0]
     figure = Figure(figsize=(10, 3.75), layout="constrained")
@@ -39,7 +39,7 @@ def foveated(digit: int = 2, scale: float = 4.0) -> Figure:
 
 
 def _windows(axes: "Axes", image: "Tensor") -> None:
-    """The image within what the largest window sees, and all windows on it."""
+    """Draw the area of the largest window, and all windows on it."""
     whole = math.ceil(SIZE * max(PAPER_SCALES))
     around = foveate(image, [1.0], whole)[0, 0, 0]
     low, high = FRAME / 2 - whole / 2, FRAME / 2 + whole / 2
@@ -62,5 +62,5 @@ def _patch(axes: "Axes", patch: "Tensor", colour: Any) -> None:
 
 
 def _colours(count: int) -> list[Any]:
-    """From dark to light with growing scale, in an order that all eyes see."""
+    """Return one colour per channel, lighter for larger scales, safe for colour-blind readers."""
     return [colormaps["plasma"](0.25 + 0.7 * k / (count - 1)) for k in range(count)]

@@ -1,4 +1,4 @@
-"""Model cards: Markdown pages about the networks that come with the package."""
+"""Model cards: Markdown pages about the pretrained networks of the package."""
 
 from collections.abc import Sequence
 
@@ -7,39 +7,39 @@ import torch
 from foveate.models.pretrained import PretrainedInfo
 from foveate.models.zoo import ModelConfig
 
-GOOD = 0.95
+GOOD = 0.95  # accuracy of the range given under limitations
 SHOWN = (0.5, 1.0, 2.0, 4.0, 8.0)  # scales of the overview
 SEEN = {
-    "mnist": "mnist-5k, the digits inside this package, is part of what it was trained on",
-    "mnist-5k": "the digits it was trained on are part of MNIST's training set",
+    "mnist": "the training set includes mnist-5k, the digits in this package",
+    "mnist-5k": "the training digits are part of the MNIST training set",
 }
 
 
 def card(info: PretrainedInfo) -> str:
-    """Write the page of one network, in Markdown."""
+    """Return the card of one network in Markdown."""
     parts = [
         f"# {info.name}",
         _lead(info),
-        "## Use",
+        "## Usage",
         _use(info),
         "## Accuracy over scale",
         _scores(info),
-        "## How it was made",
+        "## Training",
         _facts(info),
-        "## Limits",
+        "## Limitations",
         _limits(info),
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def overview(infos: Sequence[PretrainedInfo]) -> str:
-    """Write the page that lists all networks, in Markdown."""
+    """Return the page that lists all networks in Markdown."""
     lines = [
-        "# Networks that come with foveate",
+        "# Pretrained networks",
         "",
-        "Test accuracy in % at some scales; each page has all of them.",
+        "Test accuracy in percent at five scales; each card lists all tested scales.",
         "",
-        "| network | trained at scale | weights | " + " | ".join(f"{s:g}" for s in SHOWN) + " |",
+        "| network | training scale | parameters | " + " | ".join(f"{s:g}" for s in SHOWN) + " |",
         "|---|---|---" + "|---:" * len(SHOWN) + "|",
     ]
     for info in infos:
@@ -51,18 +51,21 @@ def overview(infos: Sequence[PretrainedInfo]) -> str:
 
 def _lead(info: PretrainedInfo) -> str:
     model = info.model
-    window = f"windows of {model.size} pixels at {model.scales}, pooled by {model.pool}"
+    patches = f"patches of {model.size} × {model.size} pixels at {model.scales}"
+    pool = f"with {model.pool} pooling over the channels"
     kind = {
-        "plain": f"A CNN that sees the whole image of {model.size} pixels",
-        "foveated": f"One small CNN that sees the image centre through {window}",
-        "sliding": f"One small CNN slid over the whole image, through {window}",
+        "plain": f"A CNN with an input of {model.size} × {model.size} pixels",
+        "foveated": f"A foveated scale-channel network: one small CNN applied to {patches} around "
+        f"the image centre, {pool}",
+        "sliding": f"A sliding-window scale-channel network: one small CNN applied densely to "
+        f"{patches}, {pool}",
     }[model.form]
     images = (
         f"the first {info.samples:,} training images" if info.samples else "all training images"
     )
     return (
-        f"{kind}; {_count(model):,} weights, {model.classes} classes. Trained on {images} of "
-        f"{info.source} at scale {info.scales} alone."
+        f"{kind}. It has {_count(model):,} parameters and {model.classes} classes, and was trained "
+        f"on {images} of {info.source} at scale {info.scales} only."
     )
 
 
@@ -73,7 +76,7 @@ def _use(info: PretrainedInfo) -> str:
             "from foveate import create_model",
             "",
             f'net = create_model("{info.name}", pretrained=True)  # in eval mode',
-            f"logits = net(images)  # ({_shape(info)}), as foveate.data.large_scale makes them",
+            f"logits = net(images)  # ({_shape(info)}) from foveate.data.large_scale.rescale",
             "```",
             "",
             "```sh",
@@ -85,20 +88,20 @@ def _use(info: PretrainedInfo) -> str:
 
 def _scores(info: PretrainedInfo) -> str:
     rows = [f"| {scale:.3f} | {_percent(share)} |" for scale, share in info.accuracy.items()]
-    head = f"Of {info.tested:,} test images of {info.source}, which it has never seen:"
+    head = f"Measured on {info.tested:,} test images of {info.source}, not used for training:"
     return "\n".join([head, "", "| scale | accuracy (%) |", "|---:|---:|", *rows])
 
 
 def _facts(info: PretrainedInfo) -> str:
     recipe = "; ".join(f"{key} {value}" for key, value in info.recipe.items() if value != "")
-    chosen = f"{info.seed}, the median of {info.seeds} by validation accuracy"
+    chosen = f"{info.seed}, the median of {info.seeds} seeds by validation accuracy"
     facts = {
         "data": f"{info.source} at scale {info.scales} in frames of {info.size} pixels",
         "recipe": recipe,
         "seed": chosen if info.seeds > 1 else str(info.seed),
-        "validation accuracy": f"{_percent(info.validation)} % (images of the training scales)",
-        "made with": ", ".join(filter(None, [_version(info), info.hardware])),
-        "file": f"`{info.file}`, sha256 `{info.sha256}`",
+        "validation accuracy": f"{_percent(info.validation)} % (at the training scales)",
+        "environment": ", ".join(filter(None, [_version(info), info.hardware])),
+        "file": f"`{info.file}`, SHA-256 `{info.sha256}`",
     }
     rows = [f"| {key} | {value} |" for key, value in facts.items()]
     return "\n".join(["| | |", "|---|---|", *rows])
@@ -108,30 +111,30 @@ def _limits(info: PretrainedInfo) -> str:
     place = "anywhere in the image" if info.model.form == "sliding" else "in the image centre"
     limits = [
         _range(info),
-        f"It knows the {info.model.classes} classes of {info.source} and nothing else: whatever "
-        "it is shown, it names one of them, and how often a confidence is right was not measured.",
-        f"It expects one thing, {place}, light on dark, in values as the data set has them.",
-        "Rotation, slant, noise and other handwriting than the data's were not tested.",
+        f"It predicts one of the {info.model.classes} classes of {info.source} for any input. The "
+        "calibration of its confidence was not measured.",
+        f"It expects one object, {place}, light on dark, with the pixel values of the dataset.",
+        "Rotation, slant, noise and handwriting from other sources were not tested.",
     ]
     if info.source in SEEN:
-        limits.append(f"Never score it on images it has seen: {SEEN[info.source]}.")
+        limits.append(f"Do not evaluate it on its training images: {SEEN[info.source]}.")
     return "\n".join(f"- {limit}" for limit in limits)
 
 
 def _range(info: PretrainedInfo) -> str:
-    """Where it holds: the scales about the best one that are all good."""
+    """Describe the range of scales around the best one with an accuracy of at least `GOOD`."""
     scales, shares = list(info.accuracy), list(info.accuracy.values())
     first = last = max(range(len(scales)), key=shares.__getitem__)
     least = f"{100 * GOOD:g} %"
     if shares[first] < GOOD:
-        return f"It reaches {least} at none of the scales it was tested at."
+        return f"Its accuracy is below {least} at all tested scales."
     while first > 0 and shares[first - 1] >= GOOD:
         first -= 1
     while last + 1 < len(scales) and shares[last + 1] >= GOOD:
         last += 1
     return (
-        f"It reaches {least} from scale {scales[first]:.3g} to {scales[last]:.3g}; it was tested "
-        f"from {scales[0]:.3g} to {scales[-1]:.3g}."
+        f"Its accuracy is at least {least} from scale {scales[first]:.3g} to {scales[last]:.3g}; "
+        f"scales from {scales[0]:.3g} to {scales[-1]:.3g} were tested."
     )
 
 

@@ -1,6 +1,8 @@
-"""Put trained networks into the package: weights, index and model cards.
+"""Add trained networks to the package: weights, index and model cards.
 
-python tools/ship.py RESULTS   a results.json of 'foveate evaluate', or the folder that has it
+Usage: python tools/ship.py RESULTS
+
+RESULTS is a results.json written by 'foveate evaluate', or its folder.
 """
 
 import hashlib
@@ -29,7 +31,7 @@ from foveate.training.presets import PRESETS
 
 CARDS = Path(__file__).parents[1] / "docs" / "models"
 NAMED = ("model", "source", "scales", "samples", "size", "seed")
-"""The settings of a run that have a field of their own in `PretrainedInfo`."""
+"""Settings of a run that are fields of `PretrainedInfo`; the others go into its recipe."""
 
 
 def ship(
@@ -39,12 +41,20 @@ def ship(
     *,
     name: Callable[[TrainConfig], str] | None = None,
 ) -> list[PretrainedInfo]:
-    """Put the median run of each row into `folder`, and a card for it into `cards`.
+    """Copy the median run of each row to `folder`, and write its card to `cards`.
 
-    `results` are finished runs with their accuracy over scale on the test images of their own
-    source, any number of seeds of any number of rows. Of each row the run with the median
-    validation accuracy is taken (the lower one of two). `name` names a row, by default as
-    `row_name` does. Networks that the folder has already stay, unless they are named again.
+    The median is taken over the validation accuracy of the seeds of a row (the lower one of an
+    even number). Networks already in the folder are kept, unless a new one has the same name.
+
+    Args:
+        results: Finished runs, any number of seeds and rows, with their accuracy over scale on
+            the test images of their own source.
+        cards: Folder of the model cards.
+        folder: Folder of the weights and the index.
+        name: Function from a configuration to the name of its row; `row_name` by default.
+
+    Returns:
+        Index entries of the added networks.
     """
     rows: dict[str, list[RunResult]] = {}
     for result in results:
@@ -58,26 +68,26 @@ def ship(
         _write_index(infos, folder)
         write_cards(cards, folder)
     except OSError as error:
-        raise DataError(f"cannot write the networks ({error})") from None
+        raise DataError(f"cannot write the networks: {error}") from None
     for info in infos:
-        from_pretrained(info.name, folder)  # says so if what was written cannot be read
+        from_pretrained(info.name, folder)  # raises if the written files cannot be read
     return infos
 
 
 def row_name(config: TrainConfig) -> str:
-    """Name a run of Table I, whatever its seed and precision, such as fovmax-mnist-tr2."""
+    """Return the name of a Table I run, such as fovmax-mnist-tr2, for any seed and precision."""
     for name, row in PRESETS.items():
         same = replace(row, seed=config.seed, precision=config.precision)
         if name.rpartition("-")[2].startswith("tr") and same == config:
             return name.replace("-tr", "-mnist-tr")
     raise ConfigError(
-        f"a run on {config.source} at scales {config.scales} with {config.epochs} epochs of "
-        f"batches of {config.batch} is no row of Table I; pass name= to ship it"
+        f"a run on {config.source} at scales {config.scales} with {config.epochs} epochs and batch "
+        f"size {config.batch} is not a row of Table I; pass name= to ship it"
     )
 
 
 def write_cards(cards: Path, folder: Path = WEIGHTS) -> None:
-    """Write a page for each network in `folder`, and README.md with all of them."""
+    """Write a card for each network in `folder`, and README.md with the overview."""
     index = read_index(folder)
     for name, info in index.items():
         write_text(cards / f"{name}.md", card(info))
@@ -88,16 +98,18 @@ def _median(row: str, group: list[RunResult]) -> RunResult:
     first = group[0].config
     for result in group:
         if replace(result.config, seed=first.seed) != first:
-            raise ConfigError(f"the runs of {row} differ in more than their seed: {result.run}")
+            raise ConfigError(
+                f"the runs of {row} must differ in their seed only: remove {result.run}"
+            )
     ranked = sorted(group, key=lambda result: (_validation(result), result.config.seed))
     return ranked[(len(ranked) - 1) // 2]
 
 
 def _validation(result: RunResult) -> float:
     folder = RunFolder(Path(result.run))
-    folder.net()  # says what is missing or damaged
+    folder.net()  # raises if files are missing or damaged
     if folder.config() != result.config:
-        raise ConfigError(f"{result.run} is not the run that was evaluated; evaluate it again")
+        raise ConfigError(f"{result.run} has changed since its evaluation; evaluate it again")
     return folder.metrics()[-1]["validation"]
 
 

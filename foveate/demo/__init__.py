@@ -1,1 +1,1 @@
-"""The web page: change the size of a digit or a photograph, and watch networks side by side."""
+"""Interactive web demo: rescale a digit or a photograph and compare networks side by side."""

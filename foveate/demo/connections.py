@@ -1,4 +1,4 @@
-"""HTTP connections with time-outs and limits, so that idle clients keep nobody out."""
+"""HTTP connections with timeouts and limits, so that idle clients cannot block the server."""
 
 import asyncio
 from collections.abc import Callable
@@ -6,14 +6,14 @@ from collections.abc import Callable
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-PER_CLIENT, TOTAL = 32, 64  # open connections of one client address, and of all
-# Seconds that a client has to send the head of a request, to send its body, and to read the
-# reply. A body may have megabytes, over a slow line.
+PER_CLIENT, TOTAL = 32, 64  # maximum open connections per client address and in total
+# Timeouts in seconds for sending the headers of a request, sending its body, and reading the
+# reply. A body can be several megabytes on a slow connection.
 PATIENCE = {"head": 8.0, "body": 20.0, "reply": 20.0}
 
 
 def _watched(method: Callable[[H11Protocol], None]) -> Callable[["Connection"], None]:
-    """A method that runs uvicorn's, and then starts the clock if the server waits."""
+    """Wrap a uvicorn method so that it updates the timeout afterwards."""
 
     def call(self: "Connection") -> None:
         method(self)
@@ -23,14 +23,14 @@ def _watched(method: Callable[[H11Protocol], None]) -> Callable[["Connection"], 
 
 
 class Connection(H11Protocol):
-    """A connection that is closed when its client takes too long, or when others need its place."""
+    """HTTP connection that closes on a timeout, or if idle when the limit is reached."""
 
-    waiting = ""  # what the client is expected to send or read, a key of PATIENCE
+    waiting = ""  # key of PATIENCE while the server waits for the client, else empty
     since = 0.0
     timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Take a place, and close the connection that has been idle longest if there is none."""
+        """Register the connection, and close the longest-idle one if a limit is exceeded."""
         super().connection_made(transport)
         self._watch()
         self._make_room(PER_CLIENT, lambda other: other.address == self.address)
@@ -38,11 +38,11 @@ class Connection(H11Protocol):
 
     @property
     def address(self) -> str:
-        """The client's address, without the port."""
+        """Client address without the port."""
         return self.client[0] if self.client else ""
 
     def drop(self) -> None:
-        """Close at once, whatever is left to send."""
+        """Close immediately and discard unsent data."""
         self.connections.discard(self)
         self.transport.abort()
 
@@ -52,24 +52,24 @@ class Connection(H11Protocol):
     on_response_complete = _watched(H11Protocol.on_response_complete)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the clock."""
+        """Cancel the timeout."""
         super().connection_lost(exc)
         if self.timer:
             self.timer.cancel()
 
     def shutdown(self) -> None:
-        """Close, after the reply if one is due."""
+        """Close the connection, after sending the pending reply if there is one."""
         if self.waiting:
             self.drop()
         else:
             super().shutdown()
 
     def timeout_keep_alive_handler(self) -> None:
-        """Close a connection without a request; uvicorn would wait for unread replies."""
+        """Close an idle connection; uvicorn would wait until pending replies are read."""
         self.drop()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is not HTTP: in place of the reply to its request, or after it by closing."""
+        """Reject invalid HTTP with status 400, or close if a reply has already started."""
         if self.cycle is not None:
             self.cycle.disconnected = True
         try:
@@ -79,11 +79,11 @@ class Connection(H11Protocol):
 
     def _make_room(self, limit: int, counts: Callable[["Connection"], bool]) -> None:
         found = [c for c in self.connections if isinstance(c, Connection) and counts(c)]
-        if len(found) > limit:  # this connection is idle too, and closed if no other is
+        if len(found) > limit:  # the new connection counts as idle: it is closed if no other is
             min((c for c in found if c.waiting), key=lambda c: c.since).drop()
 
     def _watch(self) -> None:
-        """Start the clock when the server begins to wait for the client."""
+        """Start the timeout when the server begins to wait for the client."""
         if self.flow.write_paused:
             waiting = "reply"
         elif self.cycle is None or self.cycle.response_complete:

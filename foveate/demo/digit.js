@@ -1,4 +1,4 @@
-// The tab with one digit: the pad, the files and the zoom. Panels come from the server as HTML.
+// Tab for a single digit: drawing pad, file upload and zoom. The server renders the panels as HTML.
 import { connect } from "./page.js";
 
 const root = document.getElementById("digit");
@@ -48,7 +48,7 @@ function stroke(event) {
   ink.lineTo(...place(event));
   ink.stroke();
   const data = () => pad.toDataURL("image/png").split(",")[1];
-  ask("upload", () => ({ data: data(), name: "the drawing", zoom: zoom() }), show);
+  ask("upload", () => ({ data: data(), name: "The drawing", zoom: zoom() }), show);
 }
 
 pad.addEventListener("pointerdown", (event) => {
@@ -59,7 +59,7 @@ pad.addEventListener("pointerdown", (event) => {
   Object.assign(ink, { strokeStyle: "#fff", lineWidth: 24, lineCap: "round", lineJoin: "round" });
   ink.beginPath();
   const [x, y] = place(event);
-  ink.moveTo(x - 0.1, y);  // a line of no length would draw nothing
+  ink.moveTo(x - 0.1, y);  // a line of zero length would draw nothing
   stroke(event);
 });
 pad.addEventListener("pointermove", stroke);

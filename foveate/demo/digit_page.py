@@ -1,4 +1,4 @@
-"""The page about digits: one at any zoom, and scenes of several."""
+"""Demo page for digits: a single digit at any zoom, and scenes of several digits."""
 
 from collections.abc import Callable, Sequence
 from html import escape
@@ -17,23 +17,26 @@ from foveate.demo.uploads import BYTES, pack, read_upload, unpack
 from foveate.errors import ConfigError, DataError
 from foveate.models.channels import ScaleChannels
 
-START = (4, 2.0)  # class of the first digit shown, and its zoom
-SEEDS = 2**31 - 1  # the largest seed of a scene
+START = (4, 2.0)  # class and zoom of the initial digit
+SEEDS = 2**31 - 1  # largest seed of a scene
 UNSEEN = (
-    "The digits to pick from, here and in the scenes, are test digits these networks never saw."
+    "The example digits, here and in the scenes, come from a test set that these networks were not "
+    "trained on."
 )
 MAYBE_SEEN = (
-    "The digits to pick from, here and in the scenes, belong to MNIST's training set, on which "
-    "these networks were trained: the page shows how they work, not how accurate they are."
+    "The example digits, here and in the scenes, are part of the MNIST training set, on which "
+    "these networks were trained: the page shows how the networks work, not how accurate they are."
 )
 
 
 class DigitPage:
-    """Compare networks on digits. Requests keep no state and validate all their fields.
+    """Page that compares networks on digits.
+
+    Requests are stateless and validate all their fields.
 
     Args:
-        contenders: Networks with frames of one size.
-        digits: Digits to pick from and to compose scenes of.
+        contenders: Networks with the same input size.
+        digits: Digits used as examples and in scenes.
     """
 
     files = ("page.css", "page.js", "digit.js", "scene.js")
@@ -43,37 +46,37 @@ class DigitPage:
         self.explorers = [c for c in contenders if isinstance(c.model.net, ScaleChannels)]
 
     def requests(self) -> tuple[Callable[..., dict[str, Any]], ...]:
-        """The methods that handle requests."""
+        """Return the methods that handle requests."""
         return self.predict, self.upload, self.samples, self.scene
 
     def predict(self, digit: str, zoom: float, label: int | None = None) -> dict[str, Any]:
-        """Show a digit at a zoom: the panels as HTML."""
+        """Classify a digit at a zoom, and return the panels as HTML."""
         known = None if label is None else integer("label", label, 0, 9)
         return self._panels(unpack(digit), zoom, known)
 
     def upload(self, data: str, name: str, zoom: float) -> dict[str, Any]:
-        """Show a drawing or a file (base64); the reply has the digit made from it too."""
+        """Classify a drawing or an image file (base64), and return the panels and the digit."""
         if not isinstance(data, str) or not isinstance(name, str):
             raise DataError("data and name must be strings")
         digit, note = read_upload(data, name[:80])
         return {**self._panels(digit, zoom, None), "digit": pack(digit), "note": note}
 
     def samples(self, turn: int) -> dict[str, Any]:
-        """Ten digits to pick from, one of each class, others for every turn."""
+        """Return ten example digits, one per class; each `turn` returns different ones."""
         turn = integer("turn", turn, 0, SEEDS)
         return {"html": "".join(_button(self._sample(k, turn), k) for k in range(10))}
 
     def scene(self, count: int, network: int, seed: int) -> dict[str, Any]:
-        """Compose a scene of several digits, and show one network's prediction at every place."""
+        """Compose a scene of several digits, and return the dense prediction of one network."""
         if not self.explorers:
-            raise ConfigError("none of these networks has scale channels; add one by --model")
+            raise ConfigError("none of these networks has scale channels; add one with --model")
         contender = self.explorers[integer("network", network, 0, len(self.explorers) - 1)]
         count = integer("count", count, scenes.FEWEST, scenes.MOST)
         scene, placed = scenes.compose(self.digits, count, integer("seed", seed, 0, SEEDS))
         return {"html": scenes.draw(contender, scene, placed)}
 
     def html(self) -> str:
-        """The page as it opens."""
+        """Return the initial page."""
         label, zoom = START
         digit = self._sample(label, 0)
         networks = "".join(
@@ -87,7 +90,7 @@ class DigitPage:
             self._panels(digit, zoom, label), digit=pack(digit), label=label, octave=1,
             zoom=f"× {zoom:.2f}", samples=self.samples(0)["html"], bytes=BYTES, seeds=SEEDS,
             fewest=scenes.FEWEST, most=scenes.MOST, origin=UNSEEN if own else MAYBE_SEEN,
-            networks=networks or "none has scale channels",
+            networks=networks or "no network has scale channels",
         )  # fmt: skip
 
     def _panels(self, digit: Tensor, zoom: float, label: int | None) -> dict[str, Any]:
@@ -106,7 +109,7 @@ class DigitPage:
 
 
 def _button(digit: Tensor, label: int) -> str:
-    shown = panels.image(Image.fromarray(digit[0, 0].numpy()), f"a handwritten {label}")
+    shown = panels.image(Image.fromarray(digit[0, 0].numpy()), f"handwritten {label}")
     return (
         f'<button type="button" data-digit="{pack(digit)}" data-label="{label}" '
         f'title="{label}">{shown}</button>'

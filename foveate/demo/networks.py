@@ -1,4 +1,4 @@
-"""The networks that the page compares: loaded once, each with its accuracy over scale."""
+"""Digit networks that the demo compares, each with its stored accuracy over scale."""
 # Shape letters: S scale channel, P patch pixels, K classes.
 
 import json
@@ -22,14 +22,19 @@ from foveate.training.config import TrainConfig
 from foveate.training.presets import model_name
 
 USUAL = ("cnn-mnist-tr2", "fovmax-mnist-tr2", "fovavg-mnist-tr2")
-MOST = 4  # networks that have room beside each other
+MOST = 4  # networks that fit next to each other on the page
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Contender:
-    """A network of the page: channel s of it covers `window` · s pixels of the frame.
+    """A digit network of the demo.
 
-    `accuracy` is by test scale, measured on `tested`; empty for a run that was not evaluated.
+    Attributes:
+        title: Name shown on the page.
+        model: The loaded model.
+        window: Window of the channel with scale 1, in pixels of the frame.
+        accuracy: Accuracy by test scale; empty for a run that was not evaluated.
+        tested: Description of the images that `accuracy` was measured on.
     """
 
     title: str
@@ -43,7 +48,7 @@ class Contender:
 class DigitView:
     """A digit at a zoom: its frame of pixels, and the prediction of every network.
 
-    `patches` (S, P, P) are those of the first network with scale channels, of these `scales`.
+    `patches` (S, P, P) and `scales` belong to the first network with scale channels.
     """
 
     zoom: float
@@ -54,10 +59,10 @@ class DigitView:
 
 
 def load_networks(refs: Sequence[str] = (), trust: bool = False) -> list[Contender]:
-    """Load networks by name or run folder; without `refs`, those that come with the package."""
+    """Load networks by name or run folder; by default those shipped with the package."""
     if not refs and not set(USUAL) <= set(pretrained_names()):
         raise ConfigError(
-            "no trained networks come with this version: run 'foveate quickstart', then 'foveate "
+            "this version contains no trained networks: run 'foveate quickstart', then 'foveate "
             "demo --model quickstart/cnn --model quickstart/fovmax --model quickstart/fovavg'"
         )
     check_room(refs)
@@ -65,20 +70,22 @@ def load_networks(refs: Sequence[str] = (), trust: bool = False) -> list[Contend
 
 
 def check_room(refs: Sequence[str]) -> None:
-    """Refuse more networks than have room beside each other."""
+    """Raise if there are more networks than fit on the page."""
     if len(refs) > MOST:
-        raise ConfigError(f"the page has room for {MOST} networks, got {len(refs)}")
+        raise ConfigError(
+            f"the demo compares at most {MOST} networks, got {len(refs)}; remove --model options"
+        )
 
 
 def as_contenders(models: Sequence[Model]) -> list[Contender]:
-    """Check that all are networks of digits and see frames alike; title them apart."""
+    """Check that all models classify digits in the same frames; give them distinct titles."""
     found = [_contender(model) for model in models]
     first, titles = models[0], [contender.title for contender in found]
     for other in models:
         if (other.size, other.border) != (first.size, first.border):
             raise ConfigError(
-                f"{first.name} and {other.name} see frames of {first.size} and {other.size} "
-                f"pixels, border {first.border} and {other.border}; choose networks that agree"
+                f"{first.name} and {other.name} need frames of {first.size} and {other.size} "
+                f"pixels with border {first.border} and {other.border}; choose matching networks"
             )
     return [
         c if titles.count(c.title) == 1 else replace(c, title=f"{c.title} ({c.model.name})")
@@ -87,12 +94,12 @@ def as_contenders(models: Sequence[Model]) -> list[Contender]:
 
 
 def _contender(model: Model) -> Contender:
-    """A network of digits, with its accuracy where it is stored beside it."""
+    """Prepare a digit model, with its accuracy if results are stored with it."""
     config, trained = model.config, model.source or Path(model.name).is_file()
     if not (trained and config and config.channels == 1 and model.classes == DIGITS):
         raise ConfigError(
-            f"the page is about digits, and {model.name} was not trained on any; for photographs "
-            "pass the folder of a run with the recipe photo, or timm:NAME with --pretrained"
+            f"{model.name} was not trained on digits; for photographs, pass the folder of a run "
+            "with the recipe photo, or timm:NAME with --pretrained"
         )
     accuracy, tested = _evaluated(model.name)
     title, window = network_title(model_name(TrainConfig(model=config))), config.size
@@ -100,7 +107,7 @@ def _contender(model: Model) -> Contender:
 
 
 def _evaluated(name: str) -> tuple[Mapping[float, float], str]:
-    """The accuracy over scale that was stored with a network, and the images it was measured on."""
+    """Return the stored accuracy over scale, and a description of the test images."""
     folder = Path(name)
     if not folder.exists():
         info = pretrained_info(name)
@@ -117,7 +124,7 @@ def _evaluated(name: str) -> tuple[Mapping[float, float], str]:
 
 @torch.no_grad()
 def predict_digit(contenders: Sequence[Contender], digit: Tensor, zoom: float) -> DigitView:
-    """Show a digit (1, 1, 28, 28) of 0 to 255 to all networks, at the scale `zoom`."""
+    """Classify a digit (1, 1, 28, 28), values 0 to 255, with all networks at the scale `zoom`."""
     first = contenders[0].model
     frame = rescale(digit, zoom, size=first.size, border=first.border)
     predictions = tuple((contender, classify(contender.model, frame)) for contender in contenders)

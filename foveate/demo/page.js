@@ -1,6 +1,6 @@
-// Shared by all tabs: the tabs themselves, and requests to the server.
+// Code shared by all pages: tabs, and requests to the server.
 
-/** Send a JSON request; resolves to the reply, which holds `error` if the server refused it. */
+/** Send a JSON request. Resolves to the reply, which has `error` if the server rejected it. */
 async function post(name, question) {
   const headers = { "Content-Type": "application/json" };
   const reply = await fetch(name, { method: "POST", headers, body: JSON.stringify(question) });
@@ -8,9 +8,9 @@ async function post(name, question) {
 }
 
 /**
- * Connect a panel to the server. Requests are made one at a time, and only the latest of those
- * that wait is kept: `question` is called when it is sent, and `show` draws its reply. Errors
- * and notes appear in the notice of the panel.
+ * Connect a panel to the server. Requests are sent one at a time, and only the latest pending
+ * request is kept. `question` returns its fields when it is sent, and `show` renders the reply.
+ * Errors and notes appear in the notice of the panel.
  */
 export function connect(panel) {
   const notice = panel.querySelector(".notice");
@@ -33,7 +33,7 @@ export function connect(panel) {
         tell(reply.error || reply.note);
         if (!reply.error) show(reply);
       } catch {
-        tell("The server did not answer; check that foveate demo is still running");
+        tell("No response from the server; check that foveate demo is still running");
       }
     }
     busy = false;

@@ -1,4 +1,4 @@
-"""Choose the page that fits the networks: digits or photographs."""
+"""Choose the demo page for the networks: digits or photographs."""
 
 from collections.abc import Sequence
 
@@ -14,16 +14,19 @@ from foveate.evaluation.models import TIMM, load_model
 def open_page(
     refs: Sequence[str] = (), *, trust: bool = False, pretrained: bool = False
 ) -> DigitPage | PhotoPage:
-    """Load networks and open the page for them.
+    """Load networks and build the demo page for them.
 
     Args:
-        refs: Networks by name, run folder or timm:NAME; by default the digit networks that come
+        refs: Networks by name, run folder or timm:NAME; by default the digit networks shipped
             with the package.
-        trust: Allow code that a reference contains or names to run.
+        trust: Allow a reference to run code that it contains or names.
         pretrained: Download the weights of timm:NAME, unless they are cached.
 
+    Returns:
+        The page for digits or for photographs.
+
     Raises:
-        ConfigError: If the networks do not fit one page.
+        ConfigError: If the networks cannot be compared on one page.
     """
     check_room(refs)
     if pretrained and not any(ref.startswith(TIMM) for ref in refs):
@@ -39,6 +42,7 @@ def open_page(
         return DigitPage(as_contenders(models), load_source("mnist-5k").test)
     if other := next((model for model in models if model not in photos), None):
         raise ConfigError(
-            f"{photos[0].name} is for photographs and {other.name} is not; open a page for each"
+            f"{photos[0].name} classifies photographs and {other.name} does not; run a separate "
+            "demo for each"
         )
     return PhotoPage(as_photo_networks(models))

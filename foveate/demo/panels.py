@@ -1,4 +1,4 @@
-"""Draw the panels of the page as small strings of HTML and SVG: a picture takes under 1 ms."""
+"""Render the panels of the digit page as HTML and SVG; an image takes less than 1 ms."""
 # Shape letters: S scale channel, P patch pixels.
 
 import base64
@@ -15,21 +15,22 @@ from foveate.data.large_scale import BACKGROUND
 from foveate.demo.networks import Contender, DigitView
 from foveate.evaluation.predict import Prediction
 
-LOW, HIGH = 0.5, 8.0  # of the zoom, and of the curves' scale axis
+LOW, HIGH = 0.5, 8.0  # range of the zoom and of the scale axis
 TICKS = {0.5: "½", 1.0: "1", 2.0: "2", 4.0: "4", 8.0: "8"}
-CURVE = (100, 40)  # units of the drawing in which curves are given; stretched to the panel
-DASH = 7  # pixels, as in page.css: windows of two networks that coincide alternate
-LEAST = 3  # percent of its height that a bar has at least, to be seen
+CURVE = (100, 40)  # size of the SVG view box of the curves; stretched to the panel
+VERDICTS = {True: ("right", "correct"), False: ("wrong", "incorrect")}  # CSS class and text
+DASH = 7  # pixels, as in page.css: dashes of coinciding windows alternate
+LEAST = 3  # minimum height of a bar in percent, so that it is visible
 
 
 def grey(pixels: Tensor, light: float = 1.0) -> Image.Image:
-    """Pixels (H, W) of the data set in grey, from its background to `light` times white."""
+    """Convert pixels (H, W) to greyscale, from the dataset background to `light` times white."""
     values = ((pixels - BACKGROUND) * (255 * light / (-2 * BACKGROUND))).clamp(0, 255)
     return Image.fromarray(values.byte().numpy())
 
 
 def image(drawn: Image.Image, alt: str, kind: Literal["png", "jpeg"] = "png") -> str:
-    """An <img> that carries its own data; decoded at once, so that nothing flickers."""
+    """Return an <img> with inline data; synchronous decoding avoids flicker."""
     buffer = io.BytesIO()
     drawn.save(buffer, kind, compress_level=1, quality=90)
     data = base64.b64encode(buffer.getvalue()).decode()
@@ -37,39 +38,39 @@ def image(drawn: Image.Image, alt: str, kind: Literal["png", "jpeg"] = "png") ->
 
 
 def frame(view: DigitView) -> str:
-    """The digit in its frame, with the window of each network's strongest channel."""
+    """Render the digit in its frame, with the window of each network's strongest channel."""
     size = view.frame.shape[-1]
     windows = []
     for k, (contender, prediction) in enumerate(view.predictions):
         if prediction.channel is not None:
             side = contender.window * contender.model.scales[prediction.channel]
-            side = min(side, size - 1.0)  # a larger one is drawn at the edge of the frame
+            side = min(side, size - 1.0)  # larger windows are drawn along the edge of the frame
             corner = (size - side) / 2
             windows.append(
                 f'<rect class="net{k}" stroke-dashoffset="{DASH * k}" x="{corner:.1f}" '
                 f'y="{corner:.1f}" width="{side:.1f}" height="{side:.1f}"/>'
             )
-    shown = image(grey(view.frame), f"the digit at scale {view.zoom:.2f}")
+    shown = image(grey(view.frame), f"digit at scale {view.zoom:.2f}")
     return f'{shown}<svg viewBox="0 0 {size} {size}" aria-hidden="true">{"".join(windows)}</svg>'
 
 
 def cards(view: DigitView, label: int | None) -> str:
-    """A card for each network: its prediction, and the probability of each class."""
+    """Render one card per network: its prediction, and the probability of each class."""
     return "".join(_card(k, *pair, label) for k, pair in enumerate(view.predictions))
 
 
 def _card(k: int, contender: Contender, prediction: Prediction, label: int | None) -> str:
     verdict = ""
     if label is not None:
-        word = "right" if prediction.label == str(label) else "wrong"
-        verdict = f'<span class="{word}">{word}</span>'
+        kind, word = VERDICTS[prediction.label == str(label)]
+        verdict = f'<span class="{kind}">{word}</span>'
     bars = "".join(
         f'<i class="{"best" if str(n) == prediction.label else ""}" style="--h:{least(share)}%" '
         f'title="{n}: {100 * share:.1f} %"><b>{n}</b></i>'
         for n, share in enumerate(prediction.probabilities)
     )
     scale = prediction.scale
-    seen_at = "sees the whole frame" if scale is None else f"strongest at scale {scale:.2f}"
+    seen_at = "input: whole frame" if scale is None else f"strongest at channel scale {scale:.2f}"
     return (
         f'<article class="card net{k}"><h3>{escape(contender.title)}</h3>'
         f'<p class="said"><output>{prediction.label}</output>'
@@ -79,12 +80,12 @@ def _card(k: int, contender: Contender, prediction: Prediction, label: int | Non
 
 
 def least(share: float) -> str:
-    """A share in percent, at least as much as can be seen."""
+    """Return a share in percent, raised to the smallest visible height."""
     return f"{max(LEAST, 100 * share):.0f}"
 
 
 def channels(view: DigitView) -> str:
-    """The patch of each channel, and below how strongly it responds for each network."""
+    """Render the patch of each channel, and below it the response of each network."""
     if view.patches is None:
         return '<p class="quiet">None of these networks has scale channels.</p>'
     pairs = enumerate(view.predictions)
@@ -98,11 +99,11 @@ def channels(view: DigitView) -> str:
 
 
 def _patches(patches: Tensor, scales: Sequence[float], won: Mapping[int, int | None]) -> str:
-    """All patches as one picture, quicker than 17; `won` is the channel of each network."""
+    """Render all patches as one image (faster than 17) and mark the strongest channels `won`."""
     count, size = patches.shape[0], patches.shape[-1]
     strip = patches.movedim(0, 1).reshape(size, count * size)
     names = ", ".join(f"{scale:.2g}" for scale in scales)
-    shown = image(grey(strip), f"the patches of the channels of scale {names}")
+    shown = image(grey(strip), f"patches of the channels with scales {names}")
     marks = "".join(
         f'<i class="net{k}" style="--at:{channel};--k:{place}"></i>'
         for place, (k, channel) in enumerate(won.items())
@@ -122,19 +123,20 @@ def _responses(k: int, contender: Contender, prediction: Prediction) -> str:
         "</i>"
         for n, (strength, scale) in enumerate(zip(strengths, scales, strict=True))
     )
-    strongest = f"strongest in channel {scales[prediction.channel]:.3g}"
+    strongest = f"strongest at scale {scales[prediction.channel]:.3g}"
     return (
-        f'<p class="quiet">{escape(contender.title)}: “{prediction.label}”, '
-        f'{strongest}</p><div class="line bars net{k}" style="--s:{len(scales)}">{bars}</div>'
+        f'<p class="quiet">{escape(contender.title)}: logit of “{prediction.label}” in each '
+        f"channel, {strongest}</p>"
+        f'<div class="line bars net{k}" style="--s:{len(scales)}">{bars}</div>'
     )
 
 
 def accuracy(zoom: float, contenders: Sequence[Contender]) -> str:
-    """The accuracy of all networks over scale, with a cursor at the zoom."""
+    """Render the accuracy of all networks over scale, with a cursor at the zoom."""
     if not any(contender.accuracy for contender in contenders):
         return (
-            '<p class="quiet">Not known: these networks were not tested yet '
-            "(<code>foveate evaluate</code> does that).</p>"
+            '<p class="quiet">No test results for these networks; run '
+            "<code>foveate evaluate</code> on them.</p>"
         )
     marks = "".join(
         f'<span class="tick" style="left:{100 * _across(scale):.1f}%">{name}</span>'
@@ -149,7 +151,7 @@ def accuracy(zoom: float, contenders: Sequence[Contender]) -> str:
     return (
         f'<div class="plot">{levels}{_curves(contenders)}{cursor}{marks}</div>'
         f'<ul class="values">{values}</ul><p class="quiet">'
-        f"At the tested scale nearest to the zoom, in % of {escape(tested)}.</p>"
+        f"Accuracy in % at the tested scale nearest to the zoom, on {escape(tested)}.</p>"
     )
 
 
@@ -167,15 +169,15 @@ def _curves(contenders: Sequence[Contender]) -> str:
 
 
 def _value(k: int, contender: Contender, zoom: float) -> str:
-    """The accuracy at the tested scale that is nearest to the zoom."""
+    """Render the accuracy at the tested scale nearest to the zoom."""
     title = f'<li class="net{k}"><b>{escape(contender.title)}</b>'
     if not contender.accuracy:
         return f"{title} not tested</li>"
     nearest = min(contender.accuracy, key=lambda scale: abs(math.log(scale / zoom)))
-    return f"{title} {100 * contender.accuracy[nearest]:.1f} at {nearest:.3g}</li>"
+    return f"{title} {100 * contender.accuracy[nearest]:.1f} at scale {nearest:.3g}</li>"
 
 
 def _across(scale: float) -> float:
-    """Where a scale lies on the axis, from 0 to 1."""
+    """Return the position of a scale on the axis, from 0 to 1."""
     octaves = math.log2(scale / LOW) / math.log2(HIGH / LOW)
     return min(1.0, max(0.0, octaves))

@@ -1,15 +1,15 @@
-// The page for photographs. The browser draws the photograph; cards come from the server as HTML.
+// Page for photographs. The browser draws the photograph; the server renders the cards as HTML.
 import { connect } from "./page.js";
 
-const LONGEST = 1024;  // pixels of an uploaded photograph that are sent
+const LONGEST = 1024;  // longest side in pixels of an uploaded photograph when sent
 const root = document.getElementById("photo");
 const find = (what) => root.querySelector(what);
 const canvas = find("canvas"), pen = canvas.getContext("2d"), slider = find(".zoom input");
 const base = Number(root.dataset.base), frame = Number(root.dataset.frame);
 const { ask, tell } = connect(root), samples = connect(root);
-let image = null;  // what is drawn: a canvas or an <img>
-let picture = null;  // what is sent: a JPEG in base64, or the number of a sample
-let x = 0, y = 0;  // of its middle, from the middle of the frame, in units of the frame
+let image = null;  // canvas or <img> that is drawn
+let picture = null;  // value sent to the server: a JPEG in base64, or the index of an example
+let x = 0, y = 0;  // offset of the photograph from the frame centre, in frame sides
 let turn = 0, held = null;
 
 const size = () => 2 ** Number(slider.value);
@@ -21,12 +21,12 @@ function predict() {
 
 function show(reply) {
   for (const part of ["windows", "cards", "channels"]) find("." + part).innerHTML = reply[part];
-  find(".took").textContent = `The networks took ${reply.took}.`;
+  find(".took").textContent = `Inference time: ${reply.took}.`;
   find(".below").hidden = false;
   root.dataset.replies = Number(root.dataset.replies || 0) + 1;
 }
 
-/** Along one axis: what of the source goes where, its first and last pixel repeated beyond it. */
+/** Source and target intervals along one axis; the first and last pixel fill the outside. */
 function spans(length, middle, shown, total) {
   const start = Math.round(middle - shown / 2), end = Math.round(middle + shown / 2);
   return [[0, 1, 0, start], [length - 1, 1, end, total], [0, length, start, end]]
@@ -61,7 +61,7 @@ async function upload(file) {
   try {
     bitmap = await createImageBitmap(file);
   } catch {
-    return tell(`${file.name} is no picture that this browser can read`);
+    return tell(`${file.name} is not an image that this browser can read; choose another file`);
   }
   const factor = Math.min(1, LONGEST / Math.max(bitmap.width, bitmap.height));
   const small = document.createElement("canvas");

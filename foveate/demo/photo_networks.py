@@ -1,4 +1,4 @@
-"""The networks that the page for photographs compares, and their predictions."""
+"""Networks that the photograph page compares, and their predictions."""
 # Shape letters: S scale channel, C image channel, H W pixels, P patch pixels, K classes.
 
 from collections.abc import Sequence
@@ -18,14 +18,19 @@ from foveate.models.outputs import strongest_channel
 from foveate.models.wrap import wrap
 from foveate.training.backbones import fixed_size
 
-SIZE = 160  # pixels of the patches of a timm model that takes any size
+SIZE = 160  # patch size in pixels for timm models that accept any size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PhotoNetwork:
-    """A network of the page, and how a picture becomes its input.
+    """A network of the photograph page.
 
-    `source` is the data source of the run; empty for a network without one.
+    Attributes:
+        title: Name shown on the page.
+        net: The network.
+        recipe: Preprocessing of the images.
+        classes: Class names.
+        source: Data source of the run; empty for a network without a run.
     """
 
     title: str
@@ -36,20 +41,20 @@ class PhotoNetwork:
 
     @property
     def windows(self) -> tuple[float, ...]:
-        """Sides of the windows in pixels of the resized picture."""
+        """Window sides in pixels of the resized image."""
         return tuple(self.net.size * scale for scale in self.net.scales)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PhotoPrediction:
-    """The prediction of one network.
+    """Prediction of one network for a photograph.
 
     Attributes:
         network: The network.
-        probabilities: Probabilities of all classes, ``(K,)``.
-        strengths: Logit of the predicted class in every channel.
-        channel: Index of the largest of them.
-        patches: What the channels see, ``(S, C, P, P)``.
+        probabilities: Class probabilities, ``(K,)``.
+        strengths: Logit of the predicted class in each channel.
+        channel: Index of the strongest channel.
+        patches: Input patches of the channels, ``(S, C, P, P)``.
     """
 
     network: PhotoNetwork
@@ -60,19 +65,18 @@ class PhotoPrediction:
 
     @property
     def label(self) -> int:
-        """The predicted class."""
+        """Predicted class index."""
         return int(self.probabilities.argmax())
 
 
 def as_photo_networks(models: Sequence[Model]) -> list[PhotoNetwork]:
-    """Prepare models for the page; one alone is compared with its backbone on the whole frame."""
+    """Prepare models for the page; add a whole-frame baseline if there is only one."""
     found = [_network(model) for model in models]
     for model, network in zip(models, found, strict=True):
         if network.recipe.base != found[0].recipe.base:
             raise ConfigError(
-                f"{models[0].name} and {model.name} see pictures with short sides of "
-                f"{found[0].recipe.base} and {network.recipe.base} pixels; choose networks that "
-                "agree"
+                f"{models[0].name} and {model.name} need images with short sides of "
+                f"{found[0].recipe.base} and {network.recipe.base} pixels; choose matching networks"
             )
     if len(found) > 1 or len(found[0].net.scales) == 1:
         titles = [network.title for network in found]
@@ -95,10 +99,10 @@ def _network(model: Model) -> PhotoNetwork:
 
 
 def _of_timm(model: Model) -> PhotoNetwork:
-    """A model of timm in scale channels, with weights as they are."""
+    """Wrap a timm model in scale channels without changing its weights."""
     net: Any = model.net
     if model.shape[1] != 3 or net.num_classes < 1:
-        raise ConfigError(f"{model.name} is no classifier of colour pictures; choose another")
+        raise ConfigError(f"{model.name} is not a classifier of RGB images; choose another model")
     recipe = Recipe(name="photo", mean=model.mean, std=model.std)
     name = model.name.removeprefix(TIMM)
     size = model.size if fixed_size(name) else SIZE
@@ -107,7 +111,7 @@ def _of_timm(model: Model) -> PhotoNetwork:
 
 
 def _class_names(net: Any) -> tuple[str, ...]:
-    """The first name of each ImageNet class if timm knows the classes; else numbers."""
+    """Return the first name of each ImageNet class, or numbers if timm has no class names."""
     from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
 
     if not (subset := infer_imagenet_subset(net)):
@@ -118,7 +122,7 @@ def _class_names(net: Any) -> tuple[str, ...]:
 
 
 def _on_whole_frame(network: PhotoNetwork) -> PhotoNetwork:
-    """The backbone, with the same weights, on the largest window alone."""
+    """Build a baseline: the backbone with the same weights on the largest window only."""
     net = network.net
     plain = ScaleChannels(
         net.backbone, net.scales[-1:], net.size, padding=net.padding, antialias=net.antialias
@@ -133,16 +137,19 @@ def predict_photo(
     scale: float,
     shift: tuple[float, float] = (0.0, 0.0),
 ) -> list[PhotoPrediction]:
-    """Show a picture to all networks, as `foveate evaluate` does at a scale.
+    """Classify an image with all networks, preprocessed as in `foveate evaluate`.
 
     Args:
         networks: The networks.
-        picture: Pixels of 0 to 255, uint8 ``(C, H, W)``.
-        scale: The short side becomes this times the base size of the recipe.
-        shift: Distance (y, x) in pixels by which the resized picture is moved.
+        picture: uint8 image ``(C, H, W)``.
+        scale: Short side of the resized image, relative to the base size of the recipe.
+        shift: Translation (y, x) of the resized image in pixels.
+
+    Returns:
+        One prediction per network.
 
     Raises:
-        DataError: If the picture is too narrow, or a network returns non-finite logits.
+        DataError: If the image is too narrow, or a network returns non-finite logits.
     """
     recipes = {network.recipe for network in networks}
     images = {recipe: _resized(picture, recipe, scale) for recipe in recipes}
@@ -154,7 +161,7 @@ def _resized(picture: Tensor, recipe: Recipe, scale: float) -> Tensor:
         base = max(1, round(recipe.base * scale))
         return replace(recipe, base=base).transform()(picture).unsqueeze(0)
     except DataError as error:
-        raise DataError(f"the picture {error}") from None
+        raise DataError(f"the image {error}") from None
 
 
 def _predict(network: PhotoNetwork, image: Tensor, shift: tuple[float, float]) -> PhotoPrediction:

@@ -1,4 +1,4 @@
-"""The page for photographs: one at any size and place, seen by networks side by side."""
+"""Demo page for photographs: one image at any size and position, for several networks."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -23,17 +23,19 @@ from foveate.demo.uploads import decode
 from foveate.errors import DataError, FoveateError
 from foveate.training.data import open_pictures
 
-LOW, HIGH = 0.25, 4.0  # of the size
-SHOWN = 8  # samples at a time
-SIDE = 512  # pixels of a sample that the browser draws; networks see the whole picture
+LOW, HIGH = 0.25, 4.0  # range of the size slider
+SHOWN = 8  # examples shown at a time
+SIDE = 512  # longest side of an example in the browser; the networks get the full image
 TURNS = 2**31 - 1
 
 
 class PhotoPage:
-    """Compare networks on photographs. Requests keep no state and validate all their fields.
+    """Page that compares networks on photographs.
+
+    Requests are stateless and validate all their fields.
 
     Args:
-        networks: Networks whose recipes have one base size.
+        networks: Networks whose recipes have the same base size.
     """
 
     files = ("page.css", "page.js", "photo.css", "photo.js")
@@ -43,17 +45,19 @@ class PhotoPage:
         self.frame = max(network.windows[-1] for network in networks)
         self.pictures, self.labels = _open_samples(networks)
         self.count = len(self.labels)
-        self._sample = lru_cache(1)(self._read)  # asked for at many sizes in a row
+        self._sample = lru_cache(1)(
+            self._read
+        )  # the same image is requested at many sizes in a row
 
     def requests(self) -> tuple[Callable[..., dict[str, Any]], ...]:
-        """The methods that handle requests."""
+        """Return the methods that handle requests."""
         return self.predict, self.samples
 
     def predict(self, picture: str | int, size: float, y: float, x: float) -> dict[str, Any]:
-        """Show a picture, a file in base64 or the number of a sample, at a size and place.
+        """Classify an image, given as a base64 file or an example index, and return the panels.
 
-        A size of 1 is the base size of the recipe; y and x, the distance of the picture from the
-        middle, are in units of the frame's side.
+        Size 1 is the base size of the recipe. `y` and `x` are the offset of the image from the
+        centre, as fractions of the frame side.
         """
         scale = number("size", size, LOW, HIGH)
         shift = tuple(self.frame * number(n, at, -1, 1) for n, at in (("y", y), ("x", x)))
@@ -69,13 +73,13 @@ class PhotoPage:
         }
 
     def samples(self, turn: int) -> dict[str, Any]:
-        """Pictures of the run's source to pick from, others for every turn."""
+        """Return example images of the run's source; each `turn` returns different ones."""
         first = SHOWN * integer("turn", turn, 0, TURNS)
         chosen = dict.fromkeys((first + k) % self.count for k in range(SHOWN)) if self.count else {}
         return {"html": "".join(map(self._button, chosen))}
 
     def html(self) -> str:
-        """The page as it opens."""
+        """Return the initial page."""
         page = Path(__file__).with_name("photo.html").read_text("utf-8")
         return Template(page).substitute(
             samples=self.samples(0)["html"], hidden="" if self.count else "hidden",
@@ -84,13 +88,13 @@ class PhotoPage:
         )  # fmt: skip
 
     def _pixels(self, picture: object) -> tuple[Tensor, str | None, str]:
-        """Pixels (C, H, W), the label of a sample, and what was done to a file."""
+        """Return pixels (C, H, W), the class name of an example, and a note about the file."""
         if isinstance(picture, str) and picture:
-            pixels, note = decode(picture, "the picture", "black")
+            pixels, note = decode(picture, "the image", "black")
             return torch.from_numpy(pixels.transpose(2, 0, 1).copy()), None, note
         if type(picture) is int and self.count:
             return *self._sample(integer("picture", picture, 0, self.count - 1)), ""
-        raise DataError("the page sent no picture; upload or pick one")
+        raise DataError("the request contains no image; upload or pick one")
 
     def _read(self, index: int) -> tuple[Tensor, str]:
         assert self.pictures is not None
@@ -100,7 +104,7 @@ class PhotoPage:
     def _button(self, index: int) -> str:
         try:
             pixels, name = self._read(index)
-        except DataError:  # a picture that cannot be read; evaluate names it
+        except DataError:  # unreadable images are skipped here; 'foveate evaluate' reports them
             return ""
         drawn = Image.fromarray(pixels.expand(3, -1, -1).permute(1, 2, 0).numpy())
         drawn.thumbnail((SIDE, SIDE))
@@ -111,9 +115,9 @@ class PhotoPage:
 
 
 def _open_samples(networks: Sequence[PhotoNetwork]) -> tuple[Shards | None, list[str]]:
-    """The test pictures of the first run whose source is still there, and their class names."""
+    """Open the test images of the first run whose source exists, with their class names."""
     for network in networks:
-        with suppress(FoveateError):  # for one, the folder was moved
+        with suppress(FoveateError):  # the folder may have been moved
             pictures = open_pictures(network.source)
             if pictures.num_classes == len(network.classes):
                 labels = pictures.labels("test").tolist()

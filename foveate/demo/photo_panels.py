@@ -1,4 +1,4 @@
-"""Draw the panels of the page for photographs as small strings of HTML and SVG."""
+"""Render the panels of the photograph page as HTML and SVG."""
 # Shape letters: S scale channel, C image channel, P patch pixels.
 
 from collections.abc import Sequence
@@ -9,14 +9,14 @@ from PIL import Image
 from torch import Tensor
 
 from foveate.data.recipes import Recipe
-from foveate.demo.panels import DASH, image, least
+from foveate.demo.panels import DASH, VERDICTS, image, least
 from foveate.demo.photo_networks import PhotoPrediction
 
-TOP = 5  # classes of a card
+TOP = 5  # classes per card
 
 
 def windows(predictions: Sequence[PhotoPrediction], frame: float) -> str:
-    """Draw the window of each network's strongest channel into the frame."""
+    """Render the window of each network's strongest channel over the frame."""
     drawn = []
     for k, prediction in enumerate(predictions):
         side = min(prediction.network.windows[prediction.channel], 0.995 * frame)
@@ -29,15 +29,15 @@ def windows(predictions: Sequence[PhotoPrediction], frame: float) -> str:
 
 
 def cards(predictions: Sequence[PhotoPrediction], truth: str | None) -> str:
-    """Draw a card for each network: its prediction, and its most probable classes."""
+    """Render one card per network: its prediction, and its most probable classes."""
     return "".join(_card(k, prediction, truth) for k, prediction in enumerate(predictions))
 
 
 def _card(k: int, prediction: PhotoPrediction, truth: str | None) -> str:
     network, verdict = prediction.network, ""
     if truth in network.classes:
-        word = "right" if network.classes[prediction.label] == truth else "wrong"
-        verdict = f'<span class="{word}">{word}</span>'
+        kind, word = VERDICTS[network.classes[prediction.label] == truth]
+        verdict = f'<span class="{kind}">{word}</span>'
     shares, labels = prediction.probabilities.topk(min(TOP, len(prediction.probabilities)))
     rows = "".join(
         f"<li><span>{escape(network.classes[label])}</span><b>{100 * share:.1f}</b>"
@@ -45,8 +45,8 @@ def _card(k: int, prediction: PhotoPrediction, truth: str | None) -> str:
         for share, label in zip(shares.tolist(), labels.tolist(), strict=True)
     )
     window = network.windows[prediction.channel]
-    seen = f"window of {window:.0f} pixels"
-    seen = f"strongest in its {seen}" if len(network.windows) > 1 else f"sees one {seen}"
+    kind = "strongest window" if len(network.windows) > 1 else "input window"
+    seen = f"{kind}: {window:.0f} pixels"
     return (
         f'<article class="card net{k}"><h3>{escape(network.title)}</h3>'
         f'<p class="said"><output>{escape(network.classes[prediction.label])}</output>'
@@ -56,14 +56,14 @@ def _card(k: int, prediction: PhotoPrediction, truth: str | None) -> str:
 
 
 def channels(predictions: Sequence[PhotoPrediction]) -> str:
-    """Draw the patch of each channel, and how strongly the channels of each network respond.
+    """Render the patch of each channel, and its response in each network.
 
-    The patches are those of the first network with several channels; others are shown with it if
-    their windows are the same.
+    The patches belong to the first network with several channels. Other networks are included if
+    they have the same windows.
     """
     several = {k: p for k, p in enumerate(predictions) if len(p.network.windows) > 1}
     if not several:
-        return '<p class="quiet">These networks have one channel each.</p>'
+        return '<p class="quiet">These networks have only one channel each.</p>'
     first = next(iter(several.values()))
     sides = first.network.windows
     alike = {k: p for k, p in several.items() if p.network.windows == sides}
@@ -76,21 +76,21 @@ def channels(predictions: Sequence[PhotoPrediction]) -> str:
         f'<div class="strip" style="--s:{len(sides)}">{_strip(first)}{marks}</div>'
         + "".join(_responses(k, prediction) for k, prediction in alike.items())
         + f'<div class="line axis" style="--s:{len(sides)}">{axis}</div>'
-        + '<p class="quiet">Side of the window in pixels.</p>'
+        + '<p class="quiet">Window side in pixels.</p>'
     )
 
 
 def _strip(prediction: PhotoPrediction) -> str:
-    """All patches side by side as one picture."""
+    """Render all patches side by side as one image."""
     patches, network = prediction.patches, prediction.network
     strip = patches.permute(1, 2, 0, 3).flatten(2)
     names = ", ".join(f"{side:.0f}" for side in network.windows)
     drawn = _colours(strip, network.recipe)
-    return image(drawn, f"the patches of windows of {names} pixels", "jpeg")
+    return image(drawn, f"patches of the windows of {names} pixels", "jpeg")
 
 
 def _colours(pixels: Tensor, recipe: Recipe) -> Image.Image:
-    """Normalised pixels (C, H, W) in the colours that they had."""
+    """Convert normalised pixels (C, H, W) back to an image."""
     mean, std = (torch.tensor(values)[:, None, None] for values in (recipe.mean, recipe.std))
     values = (255 * (pixels * std + mean)).round().clamp(0, 255).byte()
     return Image.fromarray(values.permute(1, 2, 0).numpy())

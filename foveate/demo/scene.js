@@ -1,4 +1,4 @@
-// The tab with a scene of several digits.
+// Tab for a scene of several digits.
 import { connect } from "./page.js";
 
 const panel = document.getElementById("scene"), form = panel.querySelector("form");

@@ -1,5 +1,5 @@
-"""Scenes with several digits of different sizes, and a network's prediction at every place."""
-# Shape letters: K classes, h w places, H W pixels.
+"""Scenes of several digits of different sizes, and the dense predictions of a network."""
+# Shape letters: K classes, h w positions, H W pixels.
 
 import math
 from collections.abc import Sequence
@@ -21,23 +21,26 @@ from foveate.models.channels import ScaleChannels
 from foveate.models.sliding import LocalMaps
 
 HEIGHT, WIDTH = 224, 320
-STEP = 4  # pixels from one place to the next
+STEP = 4  # stride of the predictions in pixels
 SMALLEST, LARGEST = 0.7, 3.5  # scales of the digits
 FEWEST, MOST = 2, 10
-HALF = 14  # pixels from the middle of a source image to its edge
-REACH = 11  # pixels from the middle of a digit of scale 1 to the end of its strokes
+HALF = 14  # pixels from the centre of a source image to its edge
+REACH = 11  # pixels from the centre of a digit of scale 1 to the end of its strokes
 TRIES = 40
-# Ten colours that stay apart from each other on black, one for each class.
+# One colour per class, distinguishable on black.
 CLASSES = (
     "#4e9af1", "#ff8c2a", "#43c565", "#f25f5c", "#b388eb",
     "#c08a6e", "#f48fd0", "#b0b7bf", "#d6d640", "#36cfd6",
 )  # fmt: skip
-SMALL, LARGE = "#3f51d6", "#ffe14d"  # of scales: from blue to yellow, told apart by all eyes
-DIM = 0.45  # of the scene's light below a map
+SMALL, LARGE = (
+    "#3f51d6",
+    "#ffe14d",
+)  # scale colours from blue to yellow, safe for colour-blind readers
+DIM = 0.45  # brightness of the scene below a map
 
 
 class Placed(NamedTuple):
-    """A digit in a scene: its middle in pixels from the top left, its scale and its class."""
+    """A digit in a scene: centre in pixels from the top left, scale and class."""
 
     y: int
     x: int
@@ -46,7 +49,7 @@ class Placed(NamedTuple):
 
 
 def compose(digits: Split, count: int, seed: int) -> tuple[Tensor, list[Placed]]:
-    """Put that many digits of random sizes beside each other: a scene (1, 1, H, W), and where."""
+    """Compose a scene (1, 1, H, W) of `count` digits of random sizes, and return their places."""
     chance = np.random.default_rng(seed)
     scene = torch.full((1, 1, HEIGHT, WIDTH), BACKGROUND)
     placed: list[Placed] = []
@@ -61,13 +64,13 @@ def compose(digits: Split, count: int, seed: int) -> tuple[Tensor, list[Placed]]
 
 
 def _places(count: int, chance: np.random.Generator) -> list[tuple[int, int, float]]:
-    """Draw a place (y, x) and a scale for each digit, the largest first.
+    """Sample a position (y, x) and a scale for each digit, largest first.
 
-    Of many places the one is taken that leaves most room to the digits that are there; a digit
-    that would still touch another is drawn smaller.
+    Each digit takes the candidate position with the most free space around it. A digit that would
+    still touch another is made smaller.
     """
     if not FEWEST <= count <= MOST:
-        raise ConfigError(f"a scene has from {FEWEST} to {MOST} digits, got {count}")
+        raise ConfigError(f"count must be from {FEWEST} to {MOST} digits, got {count}")
     ratio = LARGEST / SMALLEST
     scales = sorted((SMALLEST * ratio ** chance.random(count)).tolist(), reverse=True)
     found: list[tuple[int, int, float]] = []
@@ -85,19 +88,23 @@ def _places(count: int, chance: np.random.Generator) -> list[tuple[int, int, flo
 
 
 def draw(contender: Contender, scene: Tensor, placed: Sequence[Placed]) -> str:
-    """Three pictures: the scene with the predictions, the class map, and the scale map."""
+    """Render the scene with its predictions, the class map and the scale map."""
     assert isinstance(contender.model.net, ScaleChannels)
     maps = local_maps(contender.model.net, scene, STEP)
     boxes = "".join(_box(digit, maps, contender.window) for digit in placed)
     over = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true">{boxes}</svg>'
-    best = "What it says at each digit, and the window in which it saw it best"
+    best = "Prediction and strongest window at each digit: green is correct, red is incorrect"
     classes, scales = _class_map(maps), _scale_map(maps, contender.model.scales)
     figures = (
-        _figure(image(grey(scene[0, 0]), "the scene") + over, best),
-        _figure(_overlay(scene, classes, maps), "Class, where it is sure", _class_legend()),
+        _figure(image(grey(scene[0, 0]), "scene of digits") + over, best),
+        _figure(
+            _overlay(scene, classes, maps),
+            "Predicted class, where the network is confident",
+            _class_legend(),
+        ),
         _figure(
             _overlay(scene, scales, maps),
-            "Scale of the strongest channel",
+            "Estimated scale, where the network is confident",
             _scale_legend(contender.model.scales),
         ),
     )
@@ -105,7 +112,7 @@ def draw(contender: Contender, scene: Tensor, placed: Sequence[Placed]) -> str:
 
 
 def predicted_at(maps: LocalMaps, digit: Placed) -> tuple[int, float]:
-    """The predicted class and the estimated scale at the middle of a digit."""
+    """Return the predicted class and the estimated scale at the centre of a digit."""
     place = digit.y // STEP, digit.x // STEP
     return int(maps.logits[0, :, *place].argmax()), float(maps.scales[0, *place])
 
@@ -124,20 +131,21 @@ def _box(digit: Placed, maps: LocalMaps, window: int) -> str:
     kind = "right" if label == digit.label else "wrong"
     return (
         f'<g class="{kind}"><rect x="{x:.1f}" y="{y:.1f}" width="{side:.1f}" height="{side:.1f}"/>'
-        f'<text x="{digit.x - 11 * digit.scale:.1f}" y="{digit.y - 9 * digit.scale:.1f}">{label}'
-        "</text></g>"
+        f'<text x="{max(x, 2):.1f}" y="{max(y - 4, 14):.1f}">{label}</text></g>'
     )
 
 
 def _overlay(scene: Tensor, colours: Image.Image, maps: LocalMaps) -> str:
-    """The scene in grey, with the colours of a map where the network is confident."""
+    """Overlay the colours of a map on the grey scene where the network is confident."""
     first, second = maps.logits[0].topk(2, 0).values
-    sure = ((first - second - 1) / 4).clamp(0, 0.85)  # a margin of 5 is a probability of 99 %
+    sure = ((first - second - 1) / 4).clamp(
+        0, 0.85
+    )  # a logit margin of 5 means a probability of 99 %
     below = grey(scene[0, 0], DIM).convert("RGB")
     mask = Image.fromarray((255 * sure).byte().numpy())
     mask = mask.resize(below.size, Image.Resampling.BILINEAR)
     above = colours.convert("RGB").resize(below.size, Image.Resampling.NEAREST)
-    return image(Image.composite(above, below, mask), "a map over the scene")
+    return image(Image.composite(above, below, mask), "map over the scene")
 
 
 def _class_map(maps: LocalMaps) -> Image.Image:
@@ -147,7 +155,7 @@ def _class_map(maps: LocalMaps) -> Image.Image:
 
 
 def _scale_map(maps: LocalMaps, known: Sequence[float]) -> Image.Image:
-    """Colours from the smallest to the largest of the known scales."""
+    """Colour the estimated scales, from the smallest to the largest channel scale."""
     octaves = max(math.log2(known[-1] / known[0]), 1e-9)
     along = 255 * (maps.scales[0] / known[0]).log2() / octaves
     return ImageOps.colorize(Image.fromarray(along.clamp(0, 255).byte().numpy()), SMALL, LARGE)

@@ -1,4 +1,4 @@
-"""Serve the page: on loopback unless told otherwise, with nothing fetched from outside."""
+"""Web server of the demo; pages load nothing from other hosts."""
 
 import ipaddress
 import re
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from foveate.demo.web import WebPage
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
-BUSY = 96  # requests under way, of closed connections too; more get status 503
+BUSY = 96  # concurrent requests, including those of closed connections; more get status 503
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; "
@@ -34,7 +34,7 @@ def serve(
     port: int,
     ready: Callable[[str], None] = lambda address: None,
 ) -> None:
-    """Serve a page until Ctrl-C; `ready` gets its address. Port 0 takes any that is free."""
+    """Serve a page until Ctrl-C; `ready` receives its address. Port 0 selects a free port."""
     try:
         import uvicorn
 
@@ -42,12 +42,12 @@ def serve(
         from foveate.demo.web import make_app
     except ImportError:
         raise ConfigError(
-            "the page needs starlette and uvicorn: pip install 'foveate[demo]'"
+            "the demo requires starlette and uvicorn: pip install 'foveate[demo]'"
         ) from None
     with _bound(host, port) as bound, suppress(KeyboardInterrupt):
         address, used = bound.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        # Another site cannot pretend that its name means this machine.
+        # Accepting only loopback names prevents DNS rebinding from other sites.
         names = (*LOOPBACK, shown) if ipaddress.ip_address(address).is_loopback else ()
         app = make_app(page, names)
         config = uvicorn.Config(
@@ -66,14 +66,14 @@ def serve(
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """Open a listening socket here, so that its port is known before the page is served."""
-    if not re.fullmatch(r"[A-Za-z0-9.:%_-]+", host):  # the empty host would mean all interfaces
+    """Open the listening socket, so that the port is known before the server starts."""
+    if not re.fullmatch(r"[A-Za-z0-9.:%_-]+", host):  # an empty host would mean all interfaces
         raise ConfigError(
             f"--host must be an address or a host name, got {host!r}; "
-            "0.0.0.0 listens on all interfaces"
+            "use 0.0.0.0 to listen on all interfaces"
         )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # By the protocol asyncio knows to send small packets at once: 40 ms less for an answer.
+    # With IPPROTO_TCP asyncio disables Nagle's algorithm: replies arrive 40 ms earlier.
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -84,5 +84,5 @@ def _bound(host: str, port: int) -> socket.socket:
         bound.close()
         reason = error.strerror or str(error)
         raise ConfigError(
-            f"cannot listen on {host} port {port} ({reason}); choose another --host or --port"
+            f"cannot listen on {host} port {port}: {reason}; choose another --host or --port"
         ) from None

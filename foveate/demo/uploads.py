@@ -1,4 +1,4 @@
-"""Picture files that the page accepts, and how one becomes a digit as MNIST has them."""
+"""Uploaded image files, and their conversion to the format of MNIST digits."""
 # Shape letters: H W pixels.
 
 import base64
@@ -16,16 +16,16 @@ from foveate.data.decoding import Behind, Pixels, read_picture
 from foveate.errors import DataError
 from foveate.evaluation.predict import edge, is_light
 
-BYTES = 8 * 2**20  # of a file
-PIXELS = 25_000_000  # of a picture; decoded it takes four bytes each
+BYTES = 8 * 2**20  # maximum file size
+PIXELS = 25_000_000  # maximum image size; a decoded pixel takes four bytes
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
-SIDE, BOX = 28, 20  # pixels of MNIST's images, and of the box that their digits fill
-LARGEST = 512  # pixels along a side that are looked at; more are averaged
-INK = 0.25  # of the strongest stroke: what is weaker does not count as part of the digit
+SIDE, BOX = 28, 20  # side in pixels of an MNIST image and of the bounding box of its digit
+LARGEST = 512  # longer side in pixels; larger images are averaged down
+INK = 0.25  # strokes weaker than this fraction of the strongest are not part of the digit
 
 
 class Upload(io.BytesIO):
-    """The bytes of a file, which error messages call by its name."""
+    """Contents of an uploaded file; error messages show its name."""
 
     def __init__(self, data: bytes, name: str) -> None:
         super().__init__(data)
@@ -36,7 +36,7 @@ class Upload(io.BytesIO):
 
 
 def read_upload(text: str, name: str) -> tuple[Tensor, str]:
-    """Turn a file (base64) into a digit (1, 1, 28, 28), and say what was done to it."""
+    """Convert an image file (base64) to a digit (1, 1, 28, 28) and a note for the user."""
     pixels, note = decode(text, name, "contrast")
     try:
         return as_digit(pixels), note
@@ -45,24 +45,24 @@ def read_upload(text: str, name: str) -> tuple[Tensor, str]:
 
 
 def decode(text: str, name: str, behind: Behind) -> tuple[Pixels, str]:
-    """Decode a picture file, its bytes in base64, to (H, W, 1 or 3), and say what was done to it.
+    """Decode an image file (base64) to pixels (H, W, 1 or 3) and a note for the user.
 
-    The kind of a picture goes by its content. Its size is known before a pixel is decoded.
+    The format is detected from the content. The image size is checked before decoding.
     """
     if len(text) > 4 * (BYTES // 3 + 1):
         raise DataError(f"{name} is larger than {BYTES >> 20} MiB; choose a smaller file")
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise DataError(f"{name} did not arrive whole; try again") from None
+        raise DataError(f"{name} was not transmitted completely; try again") from None
     note = _check(data, name)
     return read_picture(Upload(data, name), behind), note
 
 
 def as_digit(pixels: Pixels) -> Tensor:
-    """Bring a picture (H, W, 1 or 3) of one digit to MNIST's form: (1, 1, 28, 28), 0 to 255.
+    """Convert an image (H, W, 1 or 3) of one digit to MNIST format: (1, 1, 28, 28), 0 to 255.
 
-    Light on dark, the strokes 20 pixels high (or wide), their centre of mass in the middle.
+    The digit is light on dark, its longer side is 20 pixels, and its centre of mass is centred.
     """
     ink = _ink(pixels)
     rows, columns = (np.flatnonzero((ink > INK).any(axis)) for axis in (1, 0))
@@ -78,21 +78,21 @@ def as_digit(pixels: Pixels) -> Tensor:
 
 
 def pack(digit: Tensor) -> str:
-    """Write a digit (1, 1, 28, 28) as text, for the page to keep."""
+    """Encode a digit (1, 1, 28, 28) as base64 text for the page."""
     return base64.b64encode(digit.numpy().tobytes()).decode()
 
 
 def unpack(text: str) -> Tensor:
-    """Read what `pack` wrote."""
+    """Decode a digit encoded by `pack`."""
     try:
         values = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
         return torch.from_numpy(values.reshape(1, 1, SIDE, SIDE).copy())
     except (binascii.Error, ValueError, TypeError):
-        raise DataError("the page sent no digit; draw, upload or pick one") from None
+        raise DataError("the request contains no digit; draw, upload or pick one") from None
 
 
 def _check(data: bytes, name: str) -> str:
-    """Refuse what is no picture, or too large to decode; say of an animation what is taken."""
+    """Raise if the file is not an image or too large to decode; return a note on animations."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -100,19 +100,20 @@ def _check(data: bytes, name: str) -> str:
                 width, height = image.size
                 moving = getattr(image, "is_animated", False)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise DataError(f"{name} has more than {PIXELS:,} pixels; make it smaller") from None
+        raise DataError(f"{name} has more than {PIXELS:,} pixels; choose a smaller image") from None
     except Exception:  # decoders raise anything from SyntaxError to struct.error
         kinds = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
-        raise DataError(f"{name} is no picture in the format {kinds}") from None
+        raise DataError(f"{name} is not an image; choose a {kinds} file") from None
     if width * height > PIXELS:
         raise DataError(
-            f"{name} has {width:,} × {height:,} pixels, more than {PIXELS:,}; make it smaller"
+            f"{name} has {width:,} × {height:,} pixels, more than {PIXELS:,}; choose a "
+            "smaller image"
         )
-    return f"{name} is an animation: its first picture was taken." if moving else ""
+    return f"{name} is an animation; only its first frame is used." if moving else ""
 
 
 def _ink(pixels: Pixels) -> npt.NDArray[np.float32]:
-    """How much of a stroke there is at each pixel (H, W), 0 to 1."""
+    """Return the stroke intensity of each pixel (H, W), 0 to 1."""
     picture = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
     blocks = max(1, max(picture.size) // LARGEST)
     grey = np.asarray(picture.convert("L").reduce(blocks))[None]
@@ -120,12 +121,12 @@ def _ink(pixels: Pixels) -> npt.NDArray[np.float32]:
     ground = float(np.median(edge(light)))
     above: npt.NDArray[np.float32] = (light[0].astype(np.float32) - ground).clip(0)
     if above.max() < 16:  # of 255
-        raise DataError("has no digit that stands out from its background")
+        raise DataError("shows no digit that stands out from its background; use more contrast")
     above /= above.max()
     return above
 
 
 def _start(mass: npt.NDArray[np.float32]) -> int:
-    """Where to put a line of pixels so that its centre of mass is in the middle, all inside."""
+    """Return the offset that centres the centre of mass and keeps all pixels inside."""
     centre = float((mass * (np.arange(len(mass)) + 0.5)).sum() / mass.sum())
     return int(np.clip(round(SIDE / 2 - centre), 0, SIDE - len(mass)))

@@ -1,4 +1,4 @@
-"""A page as a web application: fixed files, and JSON requests that name no file or address."""
+"""Web application of a page: fixed files, and JSON requests without paths or URLs."""
 
 import asyncio
 import inspect
@@ -18,17 +18,17 @@ from starlette.routing import Route
 from foveate.demo.uploads import BYTES
 from foveate.errors import ConfigError, FoveateError
 
-LIMIT = 4 * BYTES // 3 + 2**16  # bytes of a request: a file in base64, and what goes with it
+LIMIT = 4 * BYTES // 3 + 2**16  # maximum bytes of a request: a base64 file and other fields
 KINDS = {".css": "text/css", ".js": "text/javascript"}
 HERE = Path(__file__).parent
 Work: TypeAlias = Callable[..., dict[str, Any]]
 
 
 class WebPage(Protocol):
-    """A page: the HTML it opens with, its files in this folder, and the requests it handles.
+    """A page: its initial HTML, its files in this folder, and the requests it handles.
 
-    A request is a method: its name is the path, its arguments are the fields of the JSON object.
-    It returns the reply, or raises a `FoveateError` that says what to change.
+    Each request is a method: its name is the path, and its arguments are the fields of the JSON
+    object. It returns the reply, or raises a `FoveateError` with a message for the user.
     """
 
     @property
@@ -38,10 +38,10 @@ class WebPage(Protocol):
 
 
 def make_app(page: WebPage, names: Collection[str] = ()) -> Starlette:
-    """Build the application. With `names`, it refuses requests whose host is not one of them.
+    """Build the application. With `names`, it rejects requests for any other host name.
 
-    One thread does all computing: requests queue up, and do not compete for the cores. Set
-    `app.state.closing` to refuse those that still wait, so that the server can end.
+    A single thread does all computation, so that requests queue instead of competing for cores.
+    Set `app.state.closing` to reject queued requests, so that the server can shut down.
     """
     files = [_file("", page.html(), "text/html")]
     for path in (HERE / name for name in page.files):
@@ -52,7 +52,7 @@ def make_app(page: WebPage, names: Collection[str] = ()) -> Starlette:
     )
     app.router.redirect_slashes = False
     app.state.names, app.state.closing = names, False
-    # For one digit a second core gains nothing: 4 ms for three networks with or without.
+    # A second core does not help with one digit: three networks take 4 ms on one or two cores.
     app.state.worker = ThreadPoolExecutor(1, "foveate-demo", lambda: torch.set_num_threads(1))
     return app
 
@@ -75,7 +75,7 @@ def _request(work: Work) -> Route:
         try:
             form.bind(**fields)
         except TypeError as error:
-            raise HTTPException(400, f"the request does not fit: {error}") from None
+            raise HTTPException(400, f"invalid request fields: {error}") from None
 
         def run() -> dict[str, Any]:
             if request.app.state.closing:
@@ -89,19 +89,19 @@ def _request(work: Work) -> Route:
 
 
 def _check_origin(request: Request) -> None:
-    """Refuse requests that a page of another site makes, or that reach this one by another name."""
+    """Reject requests from pages of other sites, and requests for other host names."""
     host, names = request.headers.get("host", ""), request.app.state.names
     if names and host.rpartition(":")[0] not in names and host not in names:
-        raise HTTPException(400, f"this page is not served as {host}")
+        raise HTTPException(400, f"unknown host {host}; open the address that foveate demo prints")
     for origin in request.headers.getlist("origin"):
         if origin not in (f"http://{host}", f"https://{host}"):
-            raise HTTPException(403, f"requests from {origin} are refused")
+            raise HTTPException(403, f"requests from {origin} are not allowed")
 
 
 def _check_posted(request: Request) -> None:
     sites = request.headers.getlist("sec-fetch-site")
     if not {"same-origin", "none"}.issuperset(sites):
-        raise HTTPException(403, "requests from other sites are refused")
+        raise HTTPException(403, "requests from other sites are not allowed")
     kinds = [kind.partition(";")[0].strip() for kind in request.headers.getlist("content-type")]
     if kinds != ["application/json"]:
         raise HTTPException(415, "the content type must be application/json")
@@ -121,7 +121,10 @@ async def _body(request: Request) -> bytes:
 def _parse(body: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(body.decode("utf-8"))
-    except (ValueError, RecursionError):  # not UTF-8, not JSON, digits or levels without end
+    except (
+        ValueError,
+        RecursionError,
+    ):  # not UTF-8, not JSON, or too long a number or too deeply nested
         raise HTTPException(400, "the request is not valid JSON") from None
     if not isinstance(fields, dict):
         raise HTTPException(400, "the request is not a JSON object")
@@ -129,12 +132,12 @@ def _parse(body: bytes) -> dict[str, Any]:
 
 
 def _json(reply: dict[str, Any], status: int = 200) -> Response:
-    # ASCII escapes: a file name may contain a lone surrogate, which UTF-8 cannot encode.
+    # ASCII escapes: a file name can contain a lone surrogate, which UTF-8 cannot encode.
     return Response(json.dumps(reply), status, media_type="application/json")
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    """Reply to a refused request; the client of an incomplete one is gone."""
+    """Reply to a rejected request; the client of an incomplete request has disconnected."""
     if isinstance(error, HTTPException):
         return _json({"error": error.detail[:200]}, error.status_code)
-    return _json({"error": str(error) or "incomplete"}, 400)
+    return _json({"error": str(error) or "incomplete request"}, 400)

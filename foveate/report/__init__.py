@@ -1,1 +1,1 @@
-"""Tables, plots and pages made from results."""
+"""Figures, tables and self-contained HTML pages of results."""

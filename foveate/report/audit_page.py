@@ -1,4 +1,4 @@
-"""The page of an audit: its figures, and its results per scale and class."""
+"""HTML page of a scale audit: curves, tables per scale and class, and sample images."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -10,7 +10,7 @@ from foveate.evaluation.audit.measure import MEASURES, Audit, Estimate
 from foveate.evaluation.audit.report import AuditReport
 from foveate.evaluation.audit.run_recipe import PhotoTransform
 from foveate.evaluation.audit.transforms import AnyTransform
-from foveate.report.audit_remedy import STRONG, remedy
+from foveate.report.audit_remedy import NAMES, STRONG, remedy
 from foveate.report.html import Cell, Page
 from foveate.report.plots import COLOURS, MARKERS, percent_axis, sample_grid, scale_axis
 
@@ -20,29 +20,51 @@ if TYPE_CHECKING:
 
 LABELS = {
     "accuracy": "accuracy (%)",
-    "agreement": "agreement with native (%)",
+    "agreement": "agreement with native scale (%)",
     "confidence": "mean confidence (%)",
 }
-ENOUGH = 10  # images of a class for a share of them to say anything
-CLASSES = 40  # rows of the table per class; audit.csv has all
+ENOUGH = 10  # images of a class below which its accuracy is not shown
+CLASSES = 40  # rows of the per-class table; audit.csv has all classes
 VIEWS = {
-    "zoom": "At scale s objects are s times as large as at scale 1: below 1 the border continues "
-    "the image, above 1 the image reaches beyond the model's input.",
-    "resolution": "At scale s the same scene has s times the pixels along each axis: the image is "
-    "reduced with antialiasing and enlarged to its size again.",
+    "zoom": "At scale s, objects are s times as large as at scale 1. Below 1 the image is smaller "
+    "than the model input and is padded; above 1 it is larger and is cropped.",
+    "resolution": "At scale s, the same scene is sampled with s times the pixels along each axis: "
+    "the image is downsampled with antialiasing and then upsampled to its original size.",
 }
 READ = (
-    "Accuracy is the share of correct predictions, agreement the share of predictions that equal "
-    "those at the native scale, confidence the mean probability of the predictions. Bands and "
-    "brackets are 95 % intervals: Wilson's for shares, a normal mean's for confidence. All scales "
-    "use the same images, so differences between scales are more certain than the intervals."
+    "Accuracy is the share of correct predictions. Agreement is the share of predictions that "
+    "equal the prediction at the native scale. Confidence is the mean probability of the predicted "
+    "class. Bands and brackets show 95 % confidence intervals: Wilson intervals for accuracy and "
+    "agreement, normal intervals of the mean for confidence. All scales use the same images, so "
+    "differences between scales are more certain than the intervals suggest."
+)
+CURVES = (
+    "The vertical grey line marks the native scale; the dotted line is the accuracy of random "
+    "guessing."
 )
 
 
 def audit_curves(audits: Mapping[str, Audit], measures: Sequence[str] = MEASURES) -> "Figure":
-    """Draw each measure over scale, a line per audit with its 95 % interval as a band.
+    """Plot each measure against scale, one curve per audit with its 95 % interval as a band.
 
-    A vertical line marks the native scale, a dotted one the accuracy of guessing.
+    A vertical line marks the native scale and a dotted line the accuracy of random guessing.
+
+    Args:
+        audits: Audits keyed by legend label.
+        measures: Measures to plot, one panel each, from ``accuracy``, ``agreement`` and
+            ``confidence``.
+
+    Returns:
+        A matplotlib figure with one panel per measure.
+
+    Example:
+        >>> import torch
+        >>> from foveate import audit
+        >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+        >>> images, labels = torch.rand(20, 1, 8, 8), torch.arange(20) % 2
+        >>> figure = audit_curves({"linear": audit(net, images, labels, [0.5, 1, 2])})
+        >>> [axes.get_ylabel() for axes in figure.axes]
+        ['accuracy (%)', 'agreement with native scale (%)', 'mean confidence (%)']
     """
     from matplotlib.figure import Figure
 
@@ -63,27 +85,45 @@ def audit_page(
     trainable: bool = True,
     changed: Sequence[Tensor] = (),
 ) -> Page:
-    """Write the page.
+    """Build the HTML page of a scale audit, as ``foveate audit`` writes it.
 
     Args:
-        report: The audits.
-        samples: A few images, each ``(C, H, W)`` uint8, to show at every scale.
-        trainable: Whether the model is a PyTorch module, which can be fine-tuned.
-        changed: The image of each of the changes of the plain audit.
+        report: Result of the audit.
+        samples: A few images to show at every scale, each ``(C, H, W)`` uint8.
+        trainable: Whether the model is a PyTorch module, so that it can be fine-tuned.
+        changed: Images whose prediction changes, in the order of ``report.plain.changes``. The
+            page shows no such images if it is empty.
+
+    Returns:
+        The page; `Page.save` writes it to a file.
+
+    Example:
+        >>> from foveate import load_model
+        >>> from foveate.evaluation.audit.audited_images import open_images
+        >>> from foveate.evaluation.audit.report import audit_beside
+        >>> from foveate.evaluation.audit.transforms import choose_transform
+        >>> model, images = load_model("cnn-mnist-tr2"), open_images("mnist-5k", limit=8)
+        >>> report = audit_beside(model, images, choose_transform(model, images), [1, 2, 4])
+        >>> audit_page(report, images.first(2)).title
+        'Scale audit of cnn-mnist-tr2'
     """
-    page = Page(f"How {report.model} behaves over scale", summary(report.plain))
+    page = Page(f"Scale audit of {report.model}", summary(report.plain))
     if report.notes:
         page.notice(*report.notes)
-    page.section("Over scale")
+    page.section("Accuracy, agreement and confidence over scale")
     page.text(VIEWS[report.transform.view])
     page.figure(
         *(audit_curves(report.audits, [measure]) for measure in MEASURES),
-        caption="The grey line is the native scale, the dotted one the accuracy of guessing.",
+        caption=CURVES,
         alt="accuracy, agreement and confidence over scale",
     )
     page.text(READ)
     header, rows = over_scale(report)
-    page.table(header, cast(list[list[Cell]], rows), caption="In percent.")
+    page.table(
+        header,
+        cast(list[list[Cell]], rows),
+        caption="Values in percent; 95 % intervals in brackets.",
+    )
     _per_class(page, report.plain)
     _gallery(page, report, changed)
     page.section("Model input")
@@ -97,29 +137,29 @@ def audit_page(
 
 
 def summary(audit: Audit) -> str:
-    """Summarise in two sentences over which scales the classifier holds."""
+    """Summarise in two sentences over which scales the classifier keeps its accuracy."""
     low, high = audit.steady()
     first, last = audit.overall[0].accuracy, audit.overall[-1].accuracy
     holds = (
-        f"It loses at most 5 points from scale {low:.3g} to {high:.3g}"
+        f"Accuracy drops by at most 5 points from scale {low:.3g} to {high:.3g}"
         if low < high
-        else "It loses more than 5 points at the next scale on either side"
+        else "Accuracy drops by more than 5 points at the neighbouring scales"
     )
     return (
-        f"{shown(audit.at_native.accuracy)} % right at the native scale {audit.native:g}, on "
-        f"{audit.count:,} images. {holds}; at scale {audit.scales[0]:.3g} it gets {shown(first)} % "
-        f"right, at scale {audit.scales[-1]:.3g} {shown(last)} %."
+        f"{shown(audit.at_native.accuracy)} % accuracy at the native scale {audit.native:g}, on "
+        f"{audit.count:,} images. {holds}; it is {shown(first)} % at scale {audit.scales[0]:.3g} "
+        f"and {shown(last)} % at scale {audit.scales[-1]:.3g}."
     )
 
 
 def shown(estimate: Estimate) -> str:
-    """Format an estimate in percent with its interval: 93.1 (90-95)."""
+    """Format an estimate in percent with its interval, such as 93.1 (90-95)."""
     value, low, high = (100 * part for part in estimate)
     return f"{value:.1f} ({low:.0f}-{high:.0f})"
 
 
 def over_scale(report: AuditReport) -> tuple[list[str], list[list[str]]]:
-    """Header and rows of a table of all measures over scale, and of accuracy in scale channels."""
+    """Return header and rows of the results table, with one row per scale."""
     others = list(report.audits.items())[1:]
     rows = [
         [f"{scale:.3f}", *(shown(getattr(report.plain.overall[i], m)) for m in MEASURES)]
@@ -134,7 +174,7 @@ def _draw(axes: "Axes", audits: Mapping[str, Audit], measure: str) -> None:
         found = [getattr(counts, measure) for counts in audit.overall]
         value, low, high = ([100 * point[k] for point in found] for k in range(3))
         style = {"color": COLOURS[index], "marker": MARKERS[index], "ms": 4, "lw": 1.6}
-        axes.plot(audit.scales, value, label=name, **style)  # type: ignore[arg-type]
+        axes.plot(audit.scales, value, label=NAMES.get(name, name), **style)  # type: ignore[arg-type]
         axes.fill_between(audit.scales, low, high, color=COLOURS[index], alpha=0.2, lw=0)
     first = next(iter(audits.values()))
     axes.axvline(first.native, color="0.5", lw=0.8, zorder=0)
@@ -146,7 +186,7 @@ def _draw(axes: "Axes", audits: Mapping[str, Audit], measure: str) -> None:
 
 
 def _per_class(page: Page, audit: Audit) -> None:
-    page.section("Per class")
+    page.section("Accuracy per class")
     native = audit.scales.index(audit.native)
     values = [[at[k].accuracy.value for at in audit.per_class] for k in range(len(audit.classes))]
     present = [k for k, row in enumerate(values) if audit.per_class[0][k].count]
@@ -163,10 +203,11 @@ def _per_class(page: Page, audit: Audit) -> None:
         tints.append([None, None, *shades])
     left = len(present) - len(rows)
     page.text(
-        "Accuracy in percent at each scale, the classes that lose most first"
-        + (f"; classes with fewer than {ENOUGH} images at the end. " if few else ". ")
-        + "Agreement, confidence and intervals per class are in `audit.csv`"
-        + (f", and so are the other {left} classes." if left else ".")
+        "Accuracy in percent at each scale. Classes are ordered by their loss relative to the "
+        "native scale, largest first"
+        + (f"; classes with fewer than {ENOUGH} images are at the end. " if few else ". ")
+        + "`audit.csv` contains agreement, confidence and intervals per class"
+        + (f", and the remaining {left} classes." if left else ".")
     )
     page.table(["class", "images", *(f"{s:.3g}" for s in audit.scales)], rows, colour=tints)
 
@@ -189,7 +230,7 @@ def _gallery(page: Page, report: AuditReport, changed: Sequence[Tensor]) -> None
         ]
         items.append((audit.classes[change.label], pictures))
     page.section("Changed predictions")
-    page.text(f"{RULE} The title is the true class, the captions are what the model predicted.")
+    page.text(f"{RULE} The title is the true class; the captions give the predictions.")
     page.gallery(items)
 
 
@@ -197,21 +238,22 @@ def _caption(transform: AnyTransform) -> str:
     if isinstance(transform, PhotoTransform):
         return (
             f"The largest window of the network, {transform.largest:.0f} pixels. At scale 1 the "
-            f"short side of a picture has {transform.recipe.base} pixels, by the recipe of the "
-            "run, as in `foveate evaluate`. The network cuts its own windows from the whole "
-            "picture and repeats its border."
+            f"short side of an image is {transform.recipe.base} pixels, as set by the recipe of "
+            "the run and as in `foveate evaluate`. The network cuts its windows from the whole "
+            "image, with replicated borders."
         )
     height, width = transform.size
     if transform.recipe == "large-scale":
         return (
-            "Images made at each scale by the recipe of MNIST Large Scale, as `foveate evaluate` "
-            f"does, of {height} × {width} pixels; border mode of the smoothing: {transform.border}."
+            "Images generated at each scale by the recipe of MNIST Large Scale, as in `foveate "
+            f"evaluate`, {height} × {width} pixels; border mode of the smoothing: "
+            f"{transform.border}."
         )
-    fits = "fills" if transform.fit == "fill" else "lies inside of"
+    fits = "fills" if transform.fit == "fill" else "fits inside"
     return (
-        "Each image rescaled about its centre in one step from its own pixels (bicubic, "
-        f"antialiased), on frames of {height} × {width} pixels that it {fits} at scale 1. "
-        f"Beyond the image: {transform.border}."
+        "Each image is rescaled about its centre in one step from the original pixels (bicubic, "
+        f"antialiased). At scale 1 it {fits} a frame of {height} × {width} pixels. "
+        f"Padding: {transform.border}."
     )
 
 
@@ -222,13 +264,13 @@ def _made(page: Page, report: AuditReport) -> None:
             "model": report.model,
             "scales": ", ".join(f"{scale:.6g}" for scale in report.plain.scales),
             "images": f"{about['images']:,} of {about['source']} ({about['split']})",
-            "left out": f"{len(report.unreadable)} images that cannot be read",
+            "skipped": f"{len(report.unreadable)} unreadable images",
             "transform": ", ".join(f"{k}={v}" for k, v in report.transform.to_dict().items()),
-            "sha256 of the images": about["checksum"],
+            "SHA-256 of the images": about["checksum"],
             "foveate": f"{about['version']} {about['commit']}",
-            "computed on": about["hardware"],
+            "hardware": about["hardware"],
         }
     )
     if report.unreadable:
-        with page.details("Images left out"):
+        with page.details("Skipped images"):
             page.text(*report.unreadable)

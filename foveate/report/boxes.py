@@ -1,4 +1,4 @@
-"""A picture with the window that a network chose, and the class that it predicted there."""
+"""Draw a prediction into its image: the winning window and the predicted class."""
 
 import math
 
@@ -8,24 +8,36 @@ from PIL import Image, ImageDraw, ImageFont
 from foveate.data.pictures import Pixels
 from foveate.evaluation.predict import Prediction
 
-SMALL = 320  # pixels of the longer side below which a picture is enlarged, so that text fits
-LINE = 200  # the part of the longer side that a line is wide
-TEXT = 22  # the part of the longer side that the text is high
-INK, EDGE = (255, 170, 0), (0, 0, 0)  # orange between black lines shows on any picture
+SMALL = 320  # images with a longer side below this many pixels are enlarged, so that text fits
+LINE = 200  # line width as a fraction of the longer side: 1 / LINE
+TEXT = 22  # text height as a fraction of the longer side: 1 / TEXT
+INK, EDGE = (255, 170, 0), (0, 0, 0)  # orange between black lines is visible on any image
 
 
 def draw_prediction(pixels: Pixels, prediction: Prediction) -> Image.Image:
-    """Draw the winning window and the predicted class into a picture.
+    """Draw the winning window, the predicted class and its probability into an image.
 
-    The box is clipped to the picture. Pictures whose longer side is below 320 pixels are enlarged
-    by a whole factor.
+    The box is clipped to the image. Images whose longer side is below 320 pixels are enlarged by
+    an integer factor.
 
     Args:
-        pixels: The picture, shape ``(H, W, 1 or 3)``, as `read_picture` returns it.
-        prediction: A prediction for that picture; without a window only its class is drawn.
+        pixels: Image as a uint8 array, as `foveate.data.pictures.read_picture` returns it.
+        prediction: Prediction for this image. If it has no window, only the class is drawn.
+
+    Shape:
+        ``pixels``: ``(H, W, 1)`` for greyscale or ``(H, W, 3)`` for RGB.
 
     Returns:
-        The picture in RGB.
+        The annotated image in RGB.
+
+    Example:
+        >>> import numpy as np
+        >>> found = Prediction(
+        ...     label="cat", confidence=0.93, probabilities=(0.93, 0.07), inverted=False,
+        ...     centre=(120.0, 160.0), window=90.0,
+        ... )
+        >>> draw_prediction(np.zeros((240, 320, 3), np.uint8), found).size
+        (320, 240)
     """
     zoom = math.ceil(SMALL / max(pixels.shape[:2]))
     colour = np.broadcast_to(pixels, (*pixels.shape[:2], 3))
@@ -50,12 +62,12 @@ def draw_prediction(pixels: Pixels, prediction: Prediction) -> Image.Image:
 
 
 def _clipped(at: float, length: int, line: int) -> int:
-    """A coordinate moved so far into the picture that a line there can be seen."""
+    """Clip a coordinate so that a line drawn there lies inside the image."""
     return max(0, min(max(round(at), line), length - 1 - line))
 
 
 def _caption(draw: ImageDraw.ImageDraw, corner: tuple[int, int], text: str) -> None:
-    """Write on a black ground above `corner`, or as near to it as the picture allows."""
+    """Write text on a black background above `corner`, shifted to stay inside the image."""
     width, height = draw.im.size
     size = max(12, max(width, height) // TEXT)
     font = ImageFont.load_default(size)

@@ -1,4 +1,4 @@
-"""The figures of the reproduction: accuracy curves beside the paper's, and winning channels."""
+"""Figures of the reproduction: accuracy curves next to the paper's, and winning channels."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NETWORKS = ("FovMax", "FovAvg", "SWMax", "CNN", "FovConc")
-TRAINED = {"tr1": "trained on 1", "tr2": "trained on 2", "tr4": "trained on 4"}
+TRAINED = {"tr1": "trained on scale 1", "tr2": "trained on scale 2", "tr4": "trained on scale 4"}
 CHANNELS = {"": "17 channels", "-9ch": "9 channels", "-5ch": "5 channels"}
 DASHED = (0, (4, 2))
 GREY = "0.45"
 
 
 class Style(NamedTuple):
-    """How a curve is drawn."""
+    """Label, colour and marker of a curve."""
 
     label: str
     colour: str
@@ -31,20 +31,20 @@ class Style(NamedTuple):
 
 
 def generalisation(results: Summaries) -> "Figure":
-    """Accuracy over scale, a panel for each network, a curve for each training scale."""
+    """Plot accuracy over scale, one panel per network and one curve per training scale."""
     panels = {n: [results.row(f"{n.lower()}-{t}") for t in TRAINED] for n in NETWORKS}
     return _over_scale(panels, TRAINED.values())
 
 
 def close_up(results: Summaries) -> "Figure":
-    """The upper end of FovMax and FovAvg, where the curves of all training sets meet."""
-    sets = {**TRAINED, "tr14": "trained on 1 to 4"}
+    """Plot FovMax and FovAvg between 98 % and 99.6 %, one curve per training set."""
+    sets = {**TRAINED, "tr14": "trained on scales 1 to 4"}
     panels = {n: [results.row(f"{n.lower()}-{t}") for t in sets] for n in NETWORKS[:2]}
     return _over_scale(panels, sets.values(), (98, 99.6))
 
 
 def spacing(results: Summaries) -> "Figure":
-    """Accuracy over scale for 17, 9 and 5 channels on the same range."""
+    """Plot accuracy over scale for 17, 9 and 5 channels on the same range."""
     panels = {
         n: [results.row(f"{n.lower()}-tr2{few}", "table2") for few in CHANNELS]
         for n in NETWORKS[:2]
@@ -53,20 +53,20 @@ def spacing(results: Summaries) -> "Figure":
 
 
 def multiscale(results: Summaries) -> "Figure":
-    """Accuracy over scale when trained on all scales in [1, 4], and when trained on 2 alone."""
+    """Plot accuracy over scale after training on scales in [1, 4] and on scale 2 only."""
     names = {n: n.lower() for n in NETWORKS[:-1]} | {"FovConc, 5 channels": "fovconc5"}
     panels = {
         title: [results.row(f"{name}-{t}") for t in ("tr14", "tr2")]
         for title, name in names.items()
     }
-    figure = _over_scale(panels, ("trained on 1 to 4", "trained on 2"))
+    figure = _over_scale(panels, ("trained on scales 1 to 4", "trained on scale 2"))
     for axes in figure.axes[: len(panels)]:
         axes.axvspan(1, 4, color="0.5", alpha=0.1, lw=0, zorder=0)
     return figure
 
 
 def few_samples(results: Summaries) -> "Figure":
-    """Accuracy over [1, 4] against the number of training samples, a curve for each network."""
+    """Plot mean accuracy over [1, 4] against the training set size, one curve per network."""
     figure, (axes,) = _panels(1, 1, width=6.8, height=4.6)
     styles = _styles(NETWORKS)
     for style in styles:
@@ -77,7 +77,7 @@ def few_samples(results: Summaries) -> "Figure":
     axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.set_xticks([], minor=True)
-    axes.set_xlabel("training samples")
+    axes.set_xlabel("number of training samples")
     percent_axis(axes, 0)
     axes.set_ylim(40, 101)
     _legend(figure, [], results.table("table3"), styles)
@@ -85,10 +85,10 @@ def few_samples(results: Summaries) -> "Figure":
 
 
 def winning_scales(winners: Iterable[Winners]) -> "Figure":
-    """Histograms of the winning scale, one upright for each true scale, darker for more images.
+    """Plot a histogram of the winning channel for each test scale, darker for more images.
 
-    A dotted line marks where the winner moves as much as the digit, through the mean winner at
-    the training scale.
+    The dotted line shows a winning scale proportional to the test scale, through the mean winner
+    at the training scale.
     """
     counted = list(winners)
     figure, panels = _panels(3, 3, width=2.87, height=2.73, share=True)
@@ -98,9 +98,9 @@ def winning_scales(winners: Iterable[Winners]) -> "Figure":
         _histogram(axes, own, float(trained[2:]))
         axes.set_title(f"{network}, {TRAINED[trained]}{_partly(own)}", fontsize=10)
     for axes in panels[-3:]:
-        axes.set_xlabel("scale of the test images")
+        axes.set_xlabel("test scale")
     for axes in panels[::3]:
-        axes.set_ylabel("scale of the winning channel")
+        axes.set_ylabel("winning channel (scale)")
     return figure
 
 
@@ -121,7 +121,7 @@ def _over_scale(
     labels: Iterable[str],
     limits: tuple[float, float] | None = None,
 ) -> "Figure":
-    """A panel for each title, a curve for each of its rows; the legend takes a panel left over."""
+    """Plot one panel per title and one curve per row; an unused panel holds the legend."""
     columns = min(3, len(panels))
     lines = math.ceil(len(panels) / columns)
     figure, grid = _panels(lines, columns, height=3.0 if lines > 1 else 3.9)
@@ -142,7 +142,7 @@ def _styles(labels: Iterable[str]) -> list[Style]:
 
 
 def _curve(axes: "Axes", at: Sequence[float], points: Sequence[Point], style: Style) -> None:
-    """Ours with its spread as a band, and the paper's dashed; hollow where seeds are missing."""
+    """Plot our mean with its spread as a band; the paper is dashed, missing seeds are hollow."""
     colour, marker = style.colour, style.marker
     ours = [math.nan if p.mean is None else p.mean for p in points]
     spread = [math.nan if p.spread is None else p.spread for p in points]
@@ -158,14 +158,14 @@ def _curve(axes: "Axes", at: Sequence[float], points: Sequence[Point], style: St
 def _legend(
     figure: "Figure", free: "Sequence[Axes]", rows: Sequence[Row], styles: Sequence[Style]
 ) -> None:
-    """In a free panel, or below; explains the dashed curves, and hollow marks if there are any."""
+    """Draw the legend in the unused panels, or below the figure if there are none."""
     from matplotlib.lines import Line2D
 
     handles = [
         Line2D([], [], color=style.colour, marker=style.marker, ms=4, lw=1.6, label=style.label)
         for style in styles
     ]
-    handles.append(Line2D([], [], color=GREY, ls=DASHED, lw=1.1, label="the paper"))
+    handles.append(Line2D([], [], color=GREY, ls=DASHED, lw=1.1, label="paper"))
     if not all(row.complete for row in rows):
         words = f"partial: fewer than {SEEDS} seeds"
         handles.append(Line2D([], [], color=GREY, ls="", marker="o", ms=4, mfc="none", label=words))
@@ -173,7 +173,8 @@ def _legend(
         axes.set_axis_off()
         axes.legend(handles=handles, frameon=False, fontsize=10, loc="center left")
     if not free:
-        columns = math.ceil(len(handles) / math.ceil(len(handles) / 4))  # more than 4 are too wide
+        lines = math.ceil(len(handles) / 4)  # 5 labels in one line are wider than the figure
+        columns = math.ceil(len(handles) / lines)
         below: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 9}
         figure.legend(handles=handles, ncols=columns, **below)
 
@@ -198,11 +199,11 @@ def _partly(winners: Sequence[Winners]) -> str:
     seeds = len({w.seed for w in winners})
     if seeds >= SEEDS:
         return ""
-    return f": {seeds} of {SEEDS} seeds" if seeds else ": no results yet"
+    return f"\n{seeds} of {SEEDS} seeds" if seeds else "\nno results yet"
 
 
 def _shares(winners: Sequence[Winners]) -> Tensor:
-    """Share of the images of each true scale (first axis) that each channel won, (17, 17)."""
+    """Return the share of images at each test scale (rows) that each channel won, (17, 17)."""
     counts = torch.zeros(len(SCALES), len(SCALES))
     for line in winners:
         counts[_nearest(line.scale), _nearest(line.channel)] += line.count

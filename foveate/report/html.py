@@ -1,7 +1,6 @@
-"""Build one self-contained HTML page: text, tables and figures, and no request to anywhere.
+"""Build a self-contained HTML page of text, tables and figures that loads nothing external.
 
-Everything a caller passes is escaped. In texts, captions and cells, what stands between backticks
-is shown as code.
+All arguments are escaped. Text between backticks is shown as code.
 """
 
 import base64
@@ -28,19 +27,36 @@ Cell: TypeAlias = str | int | float | None
 Tints: TypeAlias = Sequence[Sequence[float | None]]
 
 STYLE = Path(__file__).with_name("page.css")
-# The browser itself enforces that nothing is fetched and no script runs.
+# With this policy the browser blocks all requests and scripts.
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-UP, DOWN = "0 114 178", "213 94 0"  # blue and vermilion, told apart by all eyes
-STRONGEST = 0.5  # of a tint, so that text on it stays readable in light and dark
+UP, DOWN = "0 114 178", "213 94 0"  # blue and vermilion, safe for colour-blind readers
+STRONGEST = 0.5  # opacity of the strongest tint; text stays readable in light and dark mode
 NUMBER = re.compile(r"[+\-−±<>≤≥≈]?\s*\.?\d")
-# Ink and grid lines of matplotlib's pictures follow the page's colours.
+# Text and grid lines of matplotlib figures take the colours of the page.
 INKS = {"#000000": "currentColor", "#e6e6e6": "var(--line)"}
-THUMBNAIL = 160  # pixels of the longer side of a picture in a gallery
-SALT = "foveate"  # the ids inside an SVG come from its content, not from chance
+MANY = 10  # columns above which a table gets smaller text and padding
+BROAD = 7.0  # inches above which a figure scrolls on narrow screens instead of shrinking
+THUMBNAIL = 160  # longer side of a gallery image in pixels
+SALT = "foveate"  # makes the ids inside an SVG depend on its content only
 
 
 class Page:
-    """A page, written from top to bottom."""
+    """HTML page built from top to bottom; each method appends one element.
+
+    All text is escaped, and text between backticks is shown as code. The page contains its
+    styles, figures and images, follows the light or dark mode of the browser, and makes no
+    requests.
+
+    Args:
+        title: Title of the page and its first heading.
+        lead: Introductory paragraph below the title.
+
+    Example:
+        >>> page = Page("Results", "Accuracy on the test set.")
+        >>> page.table(["model", "accuracy (%)"], [["cnn", 97.1], ["fovmax", 99.3]])
+        >>> page.save(Path("results.html")).name
+        'results.html'
+    """
 
     def __init__(self, title: str, lead: str = "") -> None:
         self.title = title
@@ -49,20 +65,36 @@ class Page:
             self._parts.append(f'<p class="lead">{_text(lead)}</p>')
 
     def section(self, title: str) -> None:
-        """Start a section."""
+        """Start a section.
+
+        Args:
+            title: Heading of the section.
+        """
         self._parts.append(f"<h2>{_text(title)}</h2>")
 
     def text(self, *paragraphs: str) -> None:
-        """Write paragraphs."""
+        """Add paragraphs.
+
+        Args:
+            *paragraphs: Text of each paragraph.
+        """
         self._parts += [f"<p>{_text(paragraph)}</p>" for paragraph in paragraphs]
 
     def notice(self, *lines: str) -> None:
-        """Write what a reader must not miss, set apart."""
+        """Add a highlighted warning.
+
+        Args:
+            *lines: Text of each paragraph of the warning.
+        """
         inside = "".join(f"<p>{_text(line)}</p>" for line in lines)
         self._parts.append(f'<div class="notice" role="note">{inside}</div>')
 
     def code(self, text: str) -> None:
-        """Show code or commands as they are."""
+        """Add a code block.
+
+        Args:
+            text: Code or commands, shown verbatim.
+        """
         self._parts.append(f"<pre><code>{html.escape(text)}</code></pre>")
 
     def table(
@@ -73,10 +105,16 @@ class Page:
         colour: Tints | None = None,
         caption: str = "",
     ) -> None:
-        """Write a table; the first cell of a row names it.
+        """Add a table whose first column holds the row headers.
 
-        Columns of numbers (or of texts that begin with one) are aligned at the right. `colour`
-        has the shape of `rows`: from -1 (vermilion) over 0 or None (no colour) to 1 (blue).
+        Columns whose cells all start with a number are right-aligned.
+
+        Args:
+            headers: Column headers.
+            rows: Cells of each row; None is shown as a dash.
+            colour: Background colour of each cell, in the shape of ``rows``, from -1 (vermilion)
+                through 0 or None (no colour) to 1 (blue).
+            caption: Caption above the table.
         """
         for line in (*rows, *(colour or ())):
             assert len(line) == len(headers), f"{len(headers)} headers above {line}"
@@ -85,28 +123,33 @@ class Page:
         tints = colour or [[None] * len(headers)] * len(rows)
         body = "".join(_row(row, numeric, t) for row, t in zip(rows, tints, strict=True))
         above = f"<caption>{_text(caption)}</caption>" if caption else ""
+        dense = ' class="dense"' if len(headers) > MANY else ""
         self._parts.append(
-            f'<div class="scroll" tabindex="0"><table>{above}<thead><tr>{head}</tr></thead>'
+            f'<div class="scroll" tabindex="0"><table{dense}>{above}<thead><tr>{head}</tr></thead>'
             f"<tbody>{body}</tbody></table></div>"
         )
 
     def figure(self, *figures: "Figure", caption: str = "", alt: str = "") -> None:
-        """Show figures side by side, or below each other where the page is narrow.
+        """Add matplotlib figures as SVG, side by side or stacked on narrow screens.
 
-        `alt` describes them to those who cannot see them; the default is the caption.
+        Args:
+            *figures: Figures to show.
+            caption: Caption below the figures.
+            alt: Description for screen readers; the caption by default.
         """
         label = html.escape(alt or caption)
-        shown = "".join(
-            f'<div class="drawing" role="img" aria-label="{label}">{_svg(figure)}</div>'
-            for figure in figures
-        )
+        shown = "".join(_drawing(figure, label) for figure in figures)
         below = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
         self._parts.append(f'<figure><div class="drawings">{shown}</div>{below}</figure>')
 
     def gallery(self, items: Sequence[tuple[str, Sequence[tuple[Tensor, str]]]]) -> None:
-        """Show pictures in groups, each group under its title and each picture above its caption.
+        """Add groups of captioned images.
 
-        Pictures are (C, H, W) with values of 0 to 1, C being 1 or 3.
+        Args:
+            items: Title of each group with its images and their captions.
+
+        Shape:
+            Each image: ``(C, H, W)`` with values from 0 to 1, where ``C`` is 1 or 3.
         """
         groups = "".join(
             f"<li><b>{_text(title)}</b><div>{''.join(map(_picture, pictures))}</div></li>"
@@ -116,15 +159,27 @@ class Page:
 
     @contextmanager
     def details(self, summary: str) -> Iterator[None]:
-        """Fold away what is written inside the block."""
+        """Put everything added inside the ``with`` block into a collapsible section.
+
+        Args:
+            summary: Text that is visible while the section is collapsed.
+
+        Yields:
+            Nothing; elements are added to the page itself.
+        """
         self._parts.append(f"<details><summary>{_text(summary)}</summary>")
         try:
             yield
         finally:
             self._parts.append("</details>")
 
-    def made(self, facts: Mapping[str, object], title: str = "How this was made") -> None:
-        """End with the facts that allow to make the page again."""
+    def made(self, facts: Mapping[str, object], title: str = "Provenance") -> None:
+        """Add a section with the settings and versions needed to reproduce the page.
+
+        Args:
+            facts: Values by name.
+            title: Heading of the section.
+        """
         self.section(title)
         pairs = "".join(
             f"<dt>{_text(name)}</dt><dd>{_text(str(value))}</dd>" for name, value in facts.items()
@@ -132,7 +187,11 @@ class Page:
         self._parts.append(f"<dl>{pairs}</dl>")
 
     def html(self) -> str:
-        """Give the whole page."""
+        """Return the page as HTML.
+
+        Returns:
+            The complete document.
+        """
         body = "\n".join(self._parts)
         return (
             '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -144,16 +203,28 @@ class Page:
         )
 
     def save(self, path: Path) -> Path:
-        """Write the page, whole or not at all."""
+        """Write the page to a file atomically.
+
+        Args:
+            path: File to write; missing parent folders are created.
+
+        Returns:
+            The path.
+
+        Raises:
+            DataError: If the file cannot be written.
+        """
         try:
             write_text(path, self.html())
         except OSError as error:
-            raise DataError(f"cannot write {path} ({error.strerror})") from None
+            raise DataError(
+                f"cannot write {path}: {error.strerror}; choose another folder"
+            ) from None
         return path
 
 
 def _text(text: str) -> str:
-    """Escape a text, and show what stands between backticks as code."""
+    """Escape text, and mark up text between backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
@@ -196,6 +267,11 @@ def _picture(picture: tuple[Tensor, str]) -> str:
         f'<figure><img src="data:image/jpeg;base64,{data}" alt="{alt}">'
         f"<figcaption>{_text(caption)}</figcaption></figure>"
     )
+
+
+def _drawing(figure: "Figure", label: str) -> str:
+    broad = ' broad" tabindex="0' if figure.get_figwidth() > BROAD else ""
+    return f'<div class="drawing{broad}" role="img" aria-label="{label}">{_svg(figure)}</div>'
 
 
 def _svg(figure: "Figure") -> str:

@@ -1,4 +1,4 @@
-"""Pictures of data and results, drawn with matplotlib and written as PNG or SVG."""
+"""Matplotlib figures of images and of accuracy over scale, saved as PNG, SVG or PDF."""
 
 import math
 from collections.abc import Sequence
@@ -16,13 +16,32 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 FORMATS = ("png", "svg", "pdf")
-# Okabe and Ito's colours, which people with colour-blindness can tell apart.
+# The palette of Okabe and Ito, which is safe for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
 def sample_grid(images: Sequence[Tensor], titles: Sequence[str]) -> "Figure":
-    """Draw a column of samples under each title; every entry of `images` is (N, C, H, W)."""
+    """Show batches of images in a grid, one column per batch.
+
+    The contrast of each image is stretched to its full range.
+
+    Args:
+        images: One batch per column, all with the same number of images.
+        titles: Column titles.
+
+    Shape:
+        Each entry of ``images``: ``(N, C, H, W)``, where ``C`` is 1 or 3.
+
+    Returns:
+        A matplotlib figure with ``N`` rows and one column per batch.
+
+    Example:
+        >>> import torch
+        >>> figure = sample_grid([torch.rand(4, 1, 28, 28)] * 3, ["1/2", "1", "2"])
+        >>> len(figure.axes)
+        12
+    """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -42,7 +61,28 @@ def sample_grid(images: Sequence[Tensor], titles: Sequence[str]) -> "Figure":
 
 
 def accuracy_curves(*groups: Sequence[Curve], titles: Sequence[str] = ("",)) -> "Figure":
-    """Draw accuracy over scale, a panel for each group of curves, with their titles above."""
+    """Plot accuracy against scale, one panel per group of curves.
+
+    Each curve is the mean over its runs; the band is the standard deviation over the runs.
+
+    Args:
+        *groups: Curves of each panel, as `foveate.evaluation.results.summarise` returns them.
+        titles: Title of each panel.
+
+    Returns:
+        A matplotlib figure with one panel per group.
+
+    Raises:
+        ValueError: If ``titles`` does not have one title per group.
+
+    Example:
+        >>> curve = Curve(
+        ...     label="FovMax", trained_on="2", runs=1, scales=(1.0, 2.0), mean=(0.98, 0.99)
+        ... )
+        >>> figure = accuracy_curves([curve], titles=["trained on scale 2"])
+        >>> figure.axes[0].get_title()
+        'trained on scale 2'
+    """
     from matplotlib.figure import Figure
 
     size = (7.5, 4.4) if len(groups) == 1 else (5.2 * len(groups), 4.2)
@@ -55,7 +95,7 @@ def accuracy_curves(*groups: Sequence[Curve], titles: Sequence[str] = ("",)) -> 
 
 
 def _draw_curves(axes: "Axes", curves: Sequence[Curve]) -> None:
-    """The mean of each group of runs, with its spread as a band."""
+    """Plot the mean of each curve, with its standard deviation as a band."""
     for index, curve in enumerate(curves):
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
         percent = [100 * value for value in curve.mean]
@@ -71,14 +111,14 @@ def _draw_curves(axes: "Axes", curves: Sequence[Curve]) -> None:
 def band(
     axes: "Axes", at: Sequence[float], mean: Sequence[float], spread: Sequence[float], colour: str
 ) -> None:
-    """Shade what is within `spread` of a curve."""
+    """Shade the area within `spread` of a curve."""
     low = [m - s for m, s in zip(mean, spread, strict=True)]
     high = [m + s for m, s in zip(mean, spread, strict=True)]
     axes.fill_between(at, low, high, color=colour, alpha=0.2, lw=0)
 
 
 def scale_axis(axes: "Axes", scales: Sequence[float]) -> None:
-    """Logarithmic, with ticks at whole octaves: 1/2, 1, 2, 4, 8; at all scales if there are few."""
+    """Set a log2 x-axis with ticks at octaves, or at all scales of a range below two octaves."""
     low, high = min(scales), max(scales)
     octaves = range(math.ceil(math.log2(low) - 1e-6), math.floor(math.log2(high) + 1e-6) + 1)
     ticks = [2.0**k for k in octaves] if len(octaves) > 1 else sorted(set(scales))
@@ -87,11 +127,11 @@ def scale_axis(axes: "Axes", scales: Sequence[float]) -> None:
     axes.set_xticks(ticks, names)
     axes.set_xticks([], minor=True)
     axes.set_xlim(low / 1.06, high * 1.06)
-    axes.set_xlabel("scale of the test images")
+    axes.set_xlabel("test scale")
 
 
 def percent_axis(axes: "Axes", worst: float, label: str = "accuracy (%)") -> None:
-    """In percent, to 100; from 0 unless all curves are near the top."""
+    """Set a y-axis in percent up to 100, from 0 unless `worst` is at least 0.8."""
     from matplotlib.ticker import MaxNLocator
 
     bottom = 0 if worst < 0.8 else 10 * math.floor(10 * worst - 1e-9)
@@ -105,10 +145,26 @@ def percent_axis(axes: "Axes", worst: float, label: str = "accuracy (%)") -> Non
 
 
 def save(figure: "Figure", path: Path) -> Path:
-    """Write the figure in the format that the name of `path` ends in."""
+    """Save a figure in the format given by the suffix of the file name.
+
+    Args:
+        figure: Figure to save.
+        path: File to write, ending in .png, .svg or .pdf.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigError: If the suffix is not supported.
+
+    Example:
+        >>> import torch
+        >>> save(sample_grid([torch.rand(2, 3, 8, 8)], ["samples"]), Path("samples.svg")).name
+        'samples.svg'
+    """
     kind = path.suffix.lstrip(".").lower()
     if kind not in FORMATS:
-        raise ConfigError(f"picture must end in .png, .svg or .pdf, got {path.name!r}")
+        raise ConfigError(f"figure file must end in .png, .svg or .pdf, got {path.name!r}")
     with replacing(path) as temporary:
         figure.savefig(temporary, format=kind, dpi=150)
     return path

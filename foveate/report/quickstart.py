@@ -1,4 +1,4 @@
-"""The page of the first experiment: what it showed, what it would show at full size, what next."""
+"""HTML page of the quickstart: its results next to the full-size results, and next steps."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN = (0.5, 1.0, 2.0, 4.0, 8.0)
-STRONG = 0.5  # a loss of accuracy that gets the strongest colour
-NO_FULL_SIZE = "No full-size results come with this version: `foveate reproduce` makes them."
+STRONG = 0.5  # loss of accuracy that gets the strongest colour
+NO_FULL_SIZE = "This version contains no full-size results; run `foveate reproduce` to create them."
 FULL_SIZE = (
-    "Full size, from `results/`: the same networks trained on 50,000 images of MNIST for 20 epochs "
-    "and tested on its 10,000 test images. Nothing of it was computed in this run."
+    "Full size: published results from `results/`, not computed in this run. The same networks "
+    "were trained on 50,000 MNIST images for 20 epochs and tested on the 10,000 MNIST test images."
 )
 
 
 def quick_figure(results: Sequence[RunResult], full: Sequence[Curve]) -> "Figure":
-    """Draw the curves of this run, and beside them those of full size if there are any."""
+    """Plot the accuracy of this run, next to the full-size results if there are any."""
     own = summarise(results)
     if not full:
         return accuracy_curves(own)
-    return accuracy_curves(own, full, titles=["this run", "full size, from results/"])
+    return accuracy_curves(own, full, titles=["this run", "full size (published results)"])
 
 
 def quick_page(results: Sequence[RunResult], full: Sequence[Curve], folder: Path) -> Page:
-    """Write the page of the runs in `folder`."""
-    page = Page("Trained on one size, tested on many", quick_lead(results))
+    """Build the page of the quickstart runs in `folder`."""
+    page = Page("Quickstart: trained on one scale, tested on many", quick_lead(results))
     page.section("Accuracy over scale")
-    caption = f"This run: {_size(results)}, tested on {results[0].scales[0].count:,} other digits."
+    caption = f"This run: {_size(results)}, tested on {results[0].scales[0].count:,} test digits."
     page.figure(
         quick_figure(results, full),
         caption=f"{caption} {FULL_SIZE if full else NO_FULL_SIZE}",
@@ -50,7 +50,7 @@ def quick_page(results: Sequence[RunResult], full: Sequence[Curve], folder: Path
 
 
 def quick_lead(results: Sequence[RunResult]) -> str:
-    """Say in a sentence how each network holds between half and twice the training scale."""
+    """Summarise the lowest accuracy of each network from half to twice the training scale."""
     trained = float(results[0].config.scales)
     near = [
         (result, [at.accuracy for at in result.scales if 0.5 <= at.scale / trained <= 2])
@@ -58,15 +58,15 @@ def quick_lead(results: Sequence[RunResult]) -> str:
     ]
     told = ", ".join(f"{network_title(r.model)} {100 * min(found):.1f} %" for r, found in near)
     return (
-        f"Digits of scale {trained:g} were learned. The lowest accuracy from half to twice that "
-        f"scale, on digits never seen: {told}."
+        f"The networks were trained on digits of scale {trained:g}. Lowest test accuracy from half "
+        f"to twice that scale: {told}."
     )
 
 
 def _size(results: Sequence[RunResult]) -> str:
     config = results[0].config
     count = config.samples or len(load_source(config.source).train)
-    return f"{count:,} digits of scale {config.scales}, {config.epochs} epochs"
+    return f"trained on {count:,} digits of scale {config.scales} for {config.epochs} epochs"
 
 
 def _table(page: Page, results: Sequence[RunResult], full: Sequence[Curve]) -> None:
@@ -81,38 +81,46 @@ def _table(page: Page, results: Sequence[RunResult], full: Sequence[Curve]) -> N
         rows.append([f"{scale:.3f}", *(f"{100 * share:.1f}" for share in cells)])
         tints.append([None, *((c - b) / STRONG for c, b in zip(cells, best, strict=True))])
     headers = ["scale", *(f"{name} (%)" for name in curves)]
-    page.table(headers, rows, colour=tints, caption="Coloured by what is lost against the best.")
+    page.table(
+        headers,
+        rows,
+        colour=tints,
+        caption="Test accuracy in percent. The stronger the colour, the larger the drop from "
+        "the best accuracy of the column.",
+    )
 
 
 def _at(curve: Curve, scale: float) -> float:
-    """The accuracy at the nearest scale: those of full size were written with four digits."""
+    """Return the accuracy at the nearest scale; full-size scales are rounded to four digits."""
     nearest = min(range(len(curve.scales)), key=lambda k: abs(curve.scales[k] - scale))
     return curve.mean[nearest]
 
 
 def _seen(page: Page, results: Sequence[RunResult]) -> None:
     config = results[0].config
-    page.section("What they were shown")
+    page.section("Test images")
     digits = load_source(config.source).test.images[:4]
     made = [rescale(digits, s, size=config.size, border=config.border) for s in SHOWN]
     page.figure(
         sample_grid(made, [f"{scale:g}" for scale in SHOWN]),
-        caption=f"Test digits at some of the {len(results[0].scales)} scales, in frames of "
-        f"{config.size} × {config.size} pixels. Only digits of scale {config.scales} were learned.",
+        caption=f"Test digits at {len(SHOWN)} of the {len(results[0].scales)} scales, in frames of "
+        f"{config.size} × {config.size} pixels. The training set contains scale {config.scales} "
+        "only.",
     )
     page.text(
-        "The CNN sees the whole frame. FovAvg and FovMax show one small network windows of many "
-        "sizes about its centre and pool the answers: what was learned in one window holds in all."
+        "The CNN takes the whole frame as its input. FovAvg and FovMax apply one small network to "
+        "windows of many sizes around the centre and pool the logits. All windows share the same "
+        "weights, so features learned at one scale apply at all scales."
     )
 
 
 def _next(page: Page, results: Sequence[RunResult], folder: Path) -> None:
-    page.section("Next")
+    page.section("Next steps")
     models = " ".join(f"--model {folder / Path(result.run).name}" for result in results)
     run = folder / Path(results[-1].run).name
-    page.text("Draw digits and drag their size, with these networks answering side by side:")
+    page.text("Draw digits, change their size, and compare the predictions of these networks:")
     page.code(f"foveate demo {models}")
-    page.text("Ask one of them about a picture, or train a row of the paper at full size:")
+    page.text("Classify an image with one of them, or train a network of the paper at full size:")
     page.code(f"foveate predict digit.png --model {run}\nfoveate train fovavg-tr2")
 
 
@@ -120,14 +128,14 @@ def _made(page: Page, results: Sequence[RunResult]) -> None:
     first = results[0]
     page.made(
         {
-            "images": f"{first.config.source}, digits inside the package (part of MNIST's "
-            "training set); training, validation and test digits are apart",
+            "images": f"{first.config.source}, the digits in the package (part of the MNIST "
+            "training set); training, validation and test splits are disjoint",
             "networks": ", ".join(network_title(result.model) for result in results),
-            "schedule": f"{first.config.epochs} epochs in batches of {first.config.batch}, rate "
-            f"{first.config.learning_rate:g} divided by e every "
+            "schedule": f"{first.config.epochs} epochs, batch size {first.config.batch}, learning "
+            f"rate {first.config.learning_rate:g} divided by e every "
             f"{first.config.epochs_per_decay:g} epochs",
             "seed": first.config.seed,
-            "made with": f"foveate {__version__} {first.made_with.get('commit', '')}",
-            "computed on": first.made_with.get("hardware", ""),
+            "foveate": f"{__version__} {first.made_with.get('commit', '')}",
+            "hardware": first.made_with.get("hardware", ""),
         }
     )

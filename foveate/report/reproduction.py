@@ -1,4 +1,4 @@
-"""The page of the paper's reproduction: claims, figures, tables, how it was run and how long."""
+"""HTML page of the reproduction: claims, figures, tables, and how the runs were made."""
 
 import math
 from collections import Counter
@@ -18,15 +18,18 @@ from foveate.sweeps.records import RESULTS, Record, Winners, read_records, read_
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NONE_YET = "No results yet: `foveate reproduce` makes them."
-OTHER = "other settings than this version's"
-BESIDE = "Solid is ours, the band its standard deviation over seeds; dashed is the paper."
-STRONG = 5.0  # points of difference that get the strongest colour
+NONE_YET = "No results yet; run `foveate reproduce` to create them."
+OTHER = "unknown: settings of another version"
+BESIDE = (
+    "Solid lines: this reproduction, with the standard deviation over seeds as a band. Dashed "
+    "lines: the paper."
+)
+STRONG = 5.0  # difference in points that gets the strongest colour
 VERDICT_TINTS = {"holds": 1.0, "fails": -1.0, "not yet": 0.0}
 
 
 class Plate(NamedTuple):
-    """A figure with its title and what it shows."""
+    """A figure with its title and caption."""
 
     title: str
     figure: "Figure"
@@ -34,9 +37,13 @@ class Plate(NamedTuple):
 
 
 class Reproduction:
-    """Results of the paper's rows, all of them or some, and what follows from them.
+    """Results of some or all rows of the paper's tables, and the verdicts on its claims.
 
-    The last of `claims` is not the paper's.
+    `claims` contains the claims of the paper, followed by one claim of this project.
+
+    Args:
+        records: Accuracy of each run at each scale.
+        winners: Number of images that each channel won, per run and test scale.
     """
 
     def __init__(self, records: Sequence[Record] = (), winners: Sequence[Winners] = ()) -> None:
@@ -47,86 +54,90 @@ class Reproduction:
 
     @classmethod
     def read(cls, folder: Path) -> "Reproduction":
-        """Read what 'foveate reproduce' wrote."""
+        """Read the results that `foveate reproduce` wrote to a folder."""
         if not (folder / RESULTS).exists():
-            raise DataError(f"{folder} has no {RESULTS}; 'foveate reproduce --out' writes it")
+            raise DataError(f"{folder} has no {RESULTS}; run 'foveate reproduce --out {folder}'")
         return cls(read_records(folder), read_winners(folder))
 
     def lead(self) -> str:
-        """Sum up the results in a sentence or two."""
+        """Summarise the verdicts and the machine time."""
         if not self.records:
             return NONE_YET
         *own, _ = self.claims
         minutes = f"{self.effort.seconds / 60:.1f} minutes of machine time"
         return (
-            f"Of the paper's {len(own)} claims {_counted(own)}. "
-            f"{self.effort.runs} runs in {minutes}."
+            f"Of the paper's {len(own)} claims, {_counted(own)}. "
+            f"{self.effort.runs} runs took {minutes}."
         )
 
     def missing(self) -> list[str]:
-        """Say what is not there, in lines; none if all is."""
+        """Return lines that describe the missing runs; empty if all results are complete."""
         left = dict.fromkeys(row.name for row in self.results if not row.complete)
         if not left:
             return []
         return [
-            f"Partial: {len(left)} rows are not complete; {self.effort.missing} runs are missing. "
-            f"Figures of fewer than {SEEDS} seeds say of how many they are, and decide no verdict.",
-            f"Not complete: {', '.join(left)}.",
+            f"Partial results: {len(left)} rows are incomplete; {self.effort.missing} runs are "
+            f"missing. Values from fewer than {SEEDS} seeds give the number of seeds and do not "
+            "count towards a verdict.",
+            f"Incomplete rows: {', '.join(left)}.",
         ]
 
 
 def plates(found: Reproduction) -> dict[str, Plate]:
-    """Draw all figures, by the names of their files."""
+    """Draw all figures, keyed by file name."""
     results = found.results
     return {
         "generalisation": Plate(
-            "Accuracy over scale",
+            "Accuracy over scale, trained on one scale",
             figures.generalisation(results),
-            f"Trained on one scale, tested on all. FovConc has 3 channels. {BESIDE}",
+            "Each network is trained on one scale and tested on 17. FovConc has 3 channels. "
+            f"{BESIDE}",
         ),
         "close-up": Plate(
-            "FovMax and FovAvg close up",
+            "FovMax and FovAvg above 98 %",
             figures.close_up(results),
-            f"The same between 98 % and 99.6 %, with training on all scales from 1 to 4. {BESIDE}",
+            "The same curves between 98 % and 99.6 %, with training on scales 1 to 4 added. "
+            f"{BESIDE}",
         ),
         "spacing": Plate(
             "Channel spacing",
             figures.spacing(results),
-            "Trained on scale 2, with channels on [1/2, 8] at a spacing of 2^(1/4), 2^(1/2) and 2; "
-            f"above 96 %. {BESIDE}",
+            "Trained on scale 2. Channels cover [1/2, 8] with a spacing of 2^(1/4), 2^(1/2) and 2. "
+            f"The axis starts at 96 %. {BESIDE}",
         ),
         "multi-scale": Plate(
-            "Multi-scale against single-scale training",
+            "Multi-scale and single-scale training",
             figures.multiscale(results),
-            f"The grey range is that of the multi-scale training set. {BESIDE}",
+            f"The grey area marks the scales of the multi-scale training set. {BESIDE}",
         ),
         "few-samples": Plate(
-            "Few samples",
+            "Accuracy with few training samples",
             figures.few_samples(results),
-            f"Trained and tested on scales in [1, 4]; mean over nine test scales. {BESIDE}",
+            f"Trained and tested on scales in [1, 4]; mean over 9 test scales. {BESIDE}",
         ),
         "winning-scale": Plate(
-            "The winning scale",
+            "Winning channel",
             figures.winning_scales(found.winners),
-            "Not in the paper: at each true scale (across) the share of test images that each "
-            "channel won (up), darker for more; the line is the mean. If the digit grows by a "
-            "factor, the winner has to grow by the same factor: the dotted line, through the mean "
-            "at the training scale. It bends at the ends, where there are no further channels.",
+            "Not in the paper. Each column shows the share of test images that each channel won "
+            "at one test scale, darker for more; the solid line is the mean. If the digit grows by "
+            "a factor, the winning channel should grow by the same factor: this is the dotted "
+            "line, drawn through the mean at the training scale. The mean bends at both ends, "
+            "where there are no further channels.",
         ),
     }
 
 
 def reproduction_page(found: Reproduction, drawn: dict[str, Plate], source: str) -> Page:
-    """Write the page; `source` says where the results are from."""
-    page = Page("The paper, run again", found.lead())
+    """Build the page from the results and figures; `source` describes the origin of the results."""
+    page = Page("Reproduction of the paper", found.lead())
     if found.missing():
         page.notice(*found.missing())
     page.text(
         "Jansson and Lindeberg, “Exploring the ability of CNNs to generalise to previously unseen "
-        "scales over wide scale ranges”, ICPR 2020. Every row of its three tables was trained "
-        f"again, {SEEDS} seeds each; accuracies are in percent of 10,000 test images."
+        "scales over wide scale ranges”, ICPR 2020. All rows of its three tables were trained "
+        f"again with {SEEDS} seeds each. Accuracies are in percent, on 10,000 test images."
     )
-    page.section("The paper's claims")
+    page.section("Claims of the paper")
     _verdicts(page, found.claims)
     for plate in drawn.values():
         page.section(plate.title)
@@ -137,7 +148,7 @@ def reproduction_page(found: Reproduction, drawn: dict[str, Plate], source: str)
 
 
 def shown(point: Point) -> str | None:
-    """The mean, with the number of seeds where some are missing: 99.31, or 99.31 (2 of 3)."""
+    """Format a mean, with the number of seeds if some are missing: 99.31 or 99.31 (2 of 3)."""
     if point.mean is None:
         return None
     partly = "" if point.complete else f" ({point.seeds} of {SEEDS})"
@@ -145,7 +156,7 @@ def shown(point: Point) -> str | None:
 
 
 def signed(difference: float | None) -> str | None:
-    """A difference with its sign: +0.12, −0.07, and 0.00 without one."""
+    """Format a difference with its sign, such as +0.12 or −0.07; zero has no sign."""
     if difference is None:
         return None
     text = f"{difference:+.2f}".replace("-", "−")
@@ -153,7 +164,7 @@ def signed(difference: float | None) -> str | None:
 
 
 def _verdicts(page: Page, judged: Sequence[Claim]) -> None:
-    """The verdicts, and the numbers that they rest on."""
+    """Add the table of verdicts, and the table of measurements behind them."""
     page.table(
         ["claim", "verdict", "statement"],
         [[claim.name, claim.verdict, claim.statement] for claim in judged],
@@ -164,16 +175,17 @@ def _verdicts(page: Page, judged: Sequence[Claim]) -> None:
         ["claim", "measured", "threshold"],
         [[name, check.measured, check.threshold] for name, check in checks],
         colour=[[None, VERDICT_TINTS[check.verdict], None] for _, check in checks],
-        caption="What was measured. The docstrings of `foveate.paper.claims` give the reason for "
-        "each threshold.",
+        caption="Measurements behind the verdicts. The docstrings of `foveate.paper.claims` give "
+        "the reason for each threshold.",
     )
 
 
 def _tables(page: Page, results: Summaries) -> None:
     page.section("Table I: accuracy over scale")
     page.text(
-        "Ours with its standard deviation over seeds, then the paper's figure and ours less the "
-        "paper's, blue where ours is higher. `tr2` is trained on scale 2, `tr14` on 1 to 4."
+        "Each pair of columns gives our accuracy with its standard deviation over seeds, then the "
+        "accuracy in the paper and the difference (ours minus the paper's, blue if ours is "
+        "higher). `tr2` means trained on scale 2, `tr14` on scales 1 to 4."
     )
     scales = [f"{scale:.3g}" for scale in SCALES]
     for name, rows in _grouped(results.table("table1")).items():
@@ -182,17 +194,17 @@ def _tables(page: Page, results: Summaries) -> None:
     for network in ("FovMax", "FovAvg"):
         own = results.table("table2", network)
         columns = {f"{row.channels} channels": row.points for row in own}
-        caption = f"{network}, trained on scale 2, channels on [1/2, 8]."
+        caption = f"{network}, trained on scale 2, channels covering [1/2, 8]."
         _compare(page, "scale", scales, columns, caption)
-    page.section("Table III: few samples")
+    page.section("Table III: few training samples")
     few = _grouped(results.table("table3"))
     sizes = [f"{int(row.trained):,}" for row in next(iter(few.values()))]
     columns = {name: tuple(row.points[0] for row in rows) for name, rows in few.items()}
-    _compare(page, "samples", sizes, columns, "Mean over the nine test scales in [1, 4].")
+    _compare(page, "samples", sizes, columns, "Mean over the 9 test scales in [1, 4].")
 
 
 def _grouped(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows of one network with one set of channels together."""
+    """Group rows by network and set of channels."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         groups.setdefault(row.label.removesuffix(f" {row.trained}"), []).append(row)
@@ -206,7 +218,7 @@ def _compare(
     columns: Mapping[str, Sequence[Point]],
     caption: str,
 ) -> None:
-    """Two cells for each point: ours with its spread, and the paper's with the difference."""
+    """Add a table with two cells per point: our result, and the paper's with the difference."""
     rows: list[list[Cell]] = []
     tints: list[list[float | None]] = []
     for name, *points in zip(names, *columns.values(), strict=True):
@@ -224,19 +236,19 @@ def _cells(point: Point) -> tuple[str, str]:
 
 
 def _tint(point: Point) -> float | None:
-    """By the root of the difference, so that tenths of a point are seen beside tens."""
+    """Colour by the square root of the difference, so that tenths of a point remain visible."""
     if point.difference is None:
         return None
     return math.copysign(math.sqrt(min(1.0, abs(point.difference) / STRONG)), point.difference)
 
 
 def _how(page: Page, found: Reproduction, source: str) -> None:
-    page.section("How it was run, and how long it took")
+    page.section("Commands and run times")
     page.text(
-        "A run's seconds are its share of the machine: training and testing of the runs that went "
-        "side by side, divided by their number. Each run counts once, though Table II shows some "
-        "of Table I again. What the paper leaves open, and what was chosen, is in "
-        "`docs/reproduction.md`."
+        "The time of a run is its share of the machine: the time to train and test a group of "
+        "parallel runs, divided by their number. Each run counts once, although Table II repeats "
+        "some runs of Table I. `docs/reproduction.md` lists the details that the paper leaves open "
+        "and our choices."
     )
     page.code("foveate reproduce --out paper\nfoveate report paper --out report")
     runs = list({(r.row, r.seed): r for r in found.records}.values())
@@ -246,8 +258,8 @@ def _how(page: Page, found: Reproduction, source: str) -> None:
             seconds = mean(run.seconds for run in own)
             validation = f"{100 * mean(run.validation for run in own):.2f}"
             rows.append([name, len(own), f"{seconds:.1f}", validation, own[0].memory])
-    with page.details("Seconds of each run"):
-        headers = ["row", "runs", "seconds per run", "validation (%)", "peak memory (MiB)"]
+    with page.details("Time and memory of each run"):
+        headers = ["row", "runs", "seconds per run", "validation accuracy (%)", "peak memory (MiB)"]
         page.table(headers, rows)
     spent, precisions = found.effort, Counter(map(precision_of, runs))
     page.made(
@@ -258,15 +270,14 @@ def _how(page: Page, found: Reproduction, source: str) -> None:
             "hardware": "; ".join(spent.hardware),
             "precision": ", ".join(f"{p or OTHER} ({n} runs)" for p, n in precisions.items()),
             "peak memory": f"{spent.memory:,} MiB",
-            "foveate of the runs": ", ".join(spent.versions),
-            "foveate of this page": __version__,
-        },
-        title="How this page was made",
+            "foveate version of the runs": ", ".join(spent.versions),
+            "foveate version of this page": __version__,
+        }
     )
 
 
 def _counted(judged: Sequence[Claim]) -> str:
-    """Count the verdicts in words: 6 hold, 1 fails."""
+    """Count the verdicts in words, such as 6 hold, 1 fails."""
     counts = Counter[str](claim.verdict for claim in judged)
     words = {
         "holds": "holds" if counts["holds"] == 1 else "hold",
