@@ -29,6 +29,7 @@ from foveate.scales import as_scales
 from foveate.training.checkpoint import RunFolder
 
 DOCS = ROOT / "docs"
+NEEDED = {"training-loop.md": ["timm"], "lightning.md": ["timm", "pytorch_lightning"]}
 NOT_RUN = 12  # blocks that may be left out, at most
 RUNNABLE = [page for page in PAGES if any(not block.reason for block in blocks(page))]
 
@@ -45,9 +46,15 @@ def here(tmp_path, monkeypatch):
     shutil.rmtree(tmp_path)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.isinstance.treespec, LeafSpec:FutureWarning",  # Lightning's use of PyTorch
+    "ignore:The '(train|val)_dataloader' does not have many workers",  # depends on the machine
+)
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda page: page.name)
 def test_commands_and_snippets_run(page, here):
     names = {"__name__": "page"}
+    for package in NEEDED.get(page.name, ()):
+        pytest.importorskip(package)
     if photos := page.name == "photographs.md":
         pytest.importorskip("torchvision", reason="pip install 'foveate[photos]'")
         lay_out_photographs()
@@ -112,8 +119,25 @@ def photographs(names):
     assert all(Path(name).stat().st_size for name in ("clothes.png", "found.png", "scene.png"))
 
 
+def training_loop(names):
+    channels, plain = (names["accuracies"](names[key]) for key in ("restored", "plain"))
+    # Of 500 images 15 points are five standard errors of a difference.
+    assert all(channels[scale] > plain[scale] + 0.15 for scale in channels if scale != 1)
+    assert min(channels.values()) > 0.5
+
+
+def lightning(names):
+    found = names["trainer"].callback_metrics
+    assert min(found[f"accuracy/{scale}"] for scale in names["SCALES"]) > 0.5
+    saved = torch.load(names["checkpoint"].best_model_path, weights_only=True)["state_dict"]
+    for key, tensor in names["best"].state_dict().items():
+        assert torch.equal(tensor.cpu(), saved[key]), key
+    assert [path.name for path in Path().iterdir()] == ["checkpoints"]
+
+
 SAID = {"README.md": readme, "guide.md": guide, "recipes.md": recipes}
-SAID["photographs.md"] = photographs
+SAID |= {"photographs.md": photographs}
+SAID |= {"training-loop.md": training_loop, "lightning.md": lightning}
 
 
 def accuracies(folder, run):
