@@ -1,6 +1,6 @@
-"""The tables of docs/scaling.md, made of what benchmarks/scaling.py measured.
+"""Tables of docs/scaling.md, generated from the measurements of benchmarks/scaling.py.
 
-python benchmarks/scaling_tables.py    refreshes the page from results/benchmarks/scaling.json
+python benchmarks/scaling_tables.py    update the page from results/benchmarks/scaling.json
 """
 
 import json
@@ -11,18 +11,18 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "benchmarks" / "scaling.json"
 DOC = ROOT / "docs" / "scaling.md"
 
-# What the extrapolation takes from elsewhere. On one H200 in docs/log.md: three runs of FovAvg with
-# batches of 32 side by side, and the time to their first step. Assumed, not measured: how long GPUs
-# wait for a sum.
+# Constants of the extrapolation that benchmarks/scaling.py does not measure. RUN, FIRST and STEP
+# were measured on one H200 (docs/log.md): three concurrent runs of FovAvg with batches of 32, and
+# the time to their first step. NEAR and FAR, the latency of an all-reduce, are assumptions.
 GPUS, BESIDE, EPOCHS, IMAGES = 64, 3, 20, 50_000
-RUN, FIRST = 8.4, 31.5  # seconds: of a run where three share the GPU, and before its first step
-STEP = 0.82  # ms: FovAvg, batch 128, captured
-NEAR, FAR, PER_NODE = 0.02, 0.05, 8  # ms of a small sum within a node and across; GPUs of a node
-LARGE = 100.0  # ms: the step of a network that is worth many GPUs
+RUN, FIRST = 8.4, 31.5  # s: a run if three share the GPU, and the time before its first step
+STEP = 0.82  # ms: FovAvg, batch 128, captured as a CUDA graph
+NEAR, FAR, PER_NODE = 0.02, 0.05, 8  # ms within a node and between nodes; GPUs of a node
+LARGE = 100.0  # ms: a step of a network large enough for many GPUs
 
 
 def table(head: list[str], rows: list[list[object]]) -> str:
-    """A Markdown table; numbers to three digits."""
+    """Format a Markdown table, with numbers rounded to three digits."""
     lines = [
         head,
         ["---", *["---:"] * (len(head) - 1)],
@@ -36,13 +36,13 @@ def _cell(value: object) -> str:
 
 
 def by_setting(found: dict[str, float], name: str, work: str, power: int) -> str:
-    """Milliseconds of a step, and how they grow beside the work, a power of the setting."""
+    """Tabulate step times and their growth, next to the growth of the work: setting ** power."""
     first = next(iter(found))
     rows: list[list[object]] = [
         [key, ms, ms / found[first], (float(key) / float(first)) ** power]
         for key, ms in found.items()
     ]
-    return table([name, "ms", "times the first", f"times the {work}"], rows)
+    return table([name, "ms", "relative time", f"relative {work}"], rows)
 
 
 def by_batch(found: dict[str, float]) -> str:
@@ -65,41 +65,41 @@ def by_processes(found: dict[str, dict[str, float]]) -> str:
         [name, at["epoch, s"], alone / at["epoch, s"], *(at.get(key, "") for key in keys)]
         for name, at in found.items()
     ]
-    return table(["processes", "epoch, s", "speed", *keys], rows)
+    return table(["processes", "epoch, s", "speed-up", *keys], rows)
 
 
 def pieces(found: dict[str, Any]) -> str:
-    """What a run and a study need besides computing."""
+    """Tabulate the costs of a run and a study other than computation."""
     run, ray = found["run"], found["ray"]
     rows: list[list[object]] = [
         ["weights of a run, kB", run["weights, kB"]],
         ["checkpoint of a run, kB", run["checkpoint, kB"]],
         ["a save that reaches the disk, ms", run["a save, ms"]],
-        ["an image as the CPU holds it, 17 patches, kB", run["patches of an image, kB"]],
-        ["an image as a GPU holds it, their windows, kB", run["windows of an image, kB"]],
-        *[[f"writing the tables of {n} runs, s", s] for n, s in found["table"].items()],
-        ["start of Ray on one machine, s", ray["start, s"]],
+        ["an image in CPU memory (17 patches), kB", run["patches of an image, kB"]],
+        ["an image in GPU memory (the windows of the patches), kB", run["windows of an image, kB"]],
+        *[[f"time to write the tables of {n} runs, s", s] for n, s in found["table"].items()],
+        ["time to start Ray on one machine, s", ray["start, s"]],
         ["results per second through Ray", ray["results per s"]],
     ]
-    return table(["what", "measured"], rows)
+    return table(["quantity", "measured"], rows)
 
 
 def many_runs(found: dict[str, Any]) -> str:
-    """A sweep of the paper's runs on 64 GPUs, three to a GPU."""
+    """Extrapolate a sweep of the paper's runs to 64 GPUs, with three runs per GPU."""
     run = found["run"]
     each = BESIDE * RUN + FIRST
     rate = GPUS * BESIDE / each
     saves, held = rate * (EPOCHS + 1), IMAGES * run["windows of an image, kB"] / 1e6
     rows: list[list[object]] = [
-        ["runs at once", GPUS * BESIDE],
-        ["seconds of a run, its start included", each],
-        ["of these to the first step, %", 100 * FIRST / each],
+        ["concurrent runs", GPUS * BESIDE],
+        ["time of a run including its start, s", each],
+        ["share of that time before the first step, %", 100 * FIRST / each],
         ["runs per hour", 3600 * rate],
-        ["results per second; the driver can take", f"{rate:.1f}; {ray_rate(found):.0f}"],
+        ["results per second; capacity of the driver", f"{rate:.1f}; {ray_rate(found):.0f}"],
         ["saves per second to shared storage", saves],
-        ["MB per second of checkpoints", saves * run["checkpoint, kB"] / 1e3],
-        ["MB per second of weights to the driver instead", rate * run["weights, kB"] / 1e3],
-        ["GB of images on a GPU, three runs", BESIDE * held],
+        ["checkpoints to shared storage, MB per second", saves * run["checkpoint, kB"] / 1e3],
+        ["weights to the driver instead, MB per second", rate * run["weights, kB"] / 1e3],
+        ["images on a GPU, three runs, GB", BESIDE * held],
     ]
     return table(["on 64 GPUs", "extrapolated"], rows)
 
@@ -109,20 +109,20 @@ def ray_rate(found: dict[str, Any]) -> float:
 
 
 def one_run(found: dict[str, Any]) -> str:
-    """One run on up to 64 GPUs: the work is divided, the sums are waited for."""
-    sums = found["processes"]["2, shared norms"]["sums per step"] + 1  # and the gradients'
+    """Extrapolate one run to 64 GPUs: the work is divided, the latency of reductions is added."""
+    sums = found["processes"]["2, shared norms"]["sums per step"] + 1  # + 1 for the gradients
     rows: list[list[object]] = []
     for count in (1, 2, 4, 8, 16, 64):
         wait = 0 if count == 1 else sums * (NEAR if count <= PER_NODE else FAR)
         steps = [work / count + wait for work in (STEP, LARGE)]
         rows.append([count, steps[0], STEP / steps[0], steps[1], LARGE / steps[1]])
-    return table(["GPUs", "FovAvg, ms", "speed", f"a step of {LARGE:g} ms", "speed"], rows)
+    return table(["GPUs", "FovAvg, ms", "speed-up", f"{LARGE:g} ms step, ms", "speed-up"], rows)
 
 
 def tables(found: dict[str, Any]) -> dict[str, str]:
-    """Every block of the page, by its name."""
+    """Return all tables of the page by name."""
     return {
-        "channels": by_setting(found["channels"], "channels", "channels", 1),
+        "channels": by_setting(found["channels"], "channels", "number of channels", 1),
         "patch": by_setting(found["patch"], "patch", "area", 2),
         "batch": by_batch(found["batch"]),
         "images": by_images(found["images"]),
@@ -134,12 +134,12 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
 
 
 def refresh(page: str, found: dict[str, Any]) -> str:
-    """Put the tables between their marks, <!-- scaling:begin NAME --> and <!-- scaling:end -->."""
+    """Insert each table between <!-- scaling:begin NAME --> and <!-- scaling:end -->."""
     for name, text in tables(found).items():
         begin, end = f"<!-- scaling:begin {name} -->", "<!-- scaling:end -->"
         before, found_begin, rest = page.partition(begin)
         _, found_end, after = rest.partition(end)
-        assert found_begin and found_end, f"the page has no place for {name}"
+        assert found_begin and found_end, f"{DOC.name} has no marks for the table {name}"
         page = f"{before}{begin}\n{text}\n{end}{after}"
     return page
 
