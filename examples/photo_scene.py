@@ -3,7 +3,7 @@
     python examples/photo_scene.py runs/clothes photographs --out scenes.png
 
 ``runs/clothes`` is a run of ``foveate train`` on the folder ``photographs``, which has a sub-folder
-per class. The program pastes each test photograph at a random position and size onto a grey scene.
+per class. The program pastes test photographs at random positions and sizes onto grey scenes.
 ``net.search`` evaluates the network at a grid of centres and refines the best ones. The program
 draws the window and the class that it finds into the scene: green if the centre lies in the
 photograph and the class is correct, red otherwise. A network trained on few photographs is often
