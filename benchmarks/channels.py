@@ -1,7 +1,10 @@
-"""A training step of FovAvg with 17 channels against the obvious loop, in one run.
+"""Time a training step of FovAvg with 17 channels against a plain loop over the channels.
 
 python benchmarks/channels.py           batch 32 on 2 CPU threads
-python benchmarks/channels.py --cuda    batch 128 on a GPU, and the op against a copy
+python benchmarks/channels.py --cuda    batch 128 on a GPU; also the resampling op against a copy
+
+The plain loop ("obvious loop" in the output) resizes the image and runs the backbone for each
+channel in turn.
 """
 
 import argparse
@@ -22,7 +25,7 @@ Step = Callable[[], None]
 
 
 def obvious(net: ScaleChannels, images: Tensor) -> Tensor:
-    """Do it channel by channel: enlarge or shrink the image, crop or pad it, ask the backbone."""
+    """Compute logits channel by channel: resize the image, crop or pad it, run the backbone."""
     outputs = []
     for scale in net.scales:
         seen = F.interpolate(images, scale_factor=1 / scale, mode="bilinear", align_corners=False)
@@ -38,7 +41,7 @@ def obvious(net: ScaleChannels, images: Tensor) -> Tensor:
 
 
 def training_step(forward: Callable[[], Tensor], net: ScaleChannels, labels: Tensor) -> Step:
-    """Forward, backward and Adam."""
+    """Return a function that does one forward pass, backward pass and Adam step."""
     optimiser = torch.optim.Adam(net.parameters(), 3e-3, fused=True, capturable=labels.is_cuda)
 
     def step() -> None:
@@ -57,8 +60,8 @@ def fovavg(device: str) -> ScaleChannels:
 
 
 def plainly(net: ScaleChannels) -> ScaleChannels:
-    """Let the backbone run as anyone would write it, layer after layer."""
-    vars(net.backbone)["features"] = net.backbone.trunk  # past nn.Module, which would add a layer
+    """Bypass the optimised forward pass of the backbone: run its layers one after another."""
+    vars(net.backbone)["features"] = net.backbone.trunk  # setattr would register a submodule
     return net
 
 
@@ -73,7 +76,7 @@ def on_cpu(rounds: int = 15) -> dict[str, float]:
     }
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 2):
-        for name, step in steps.items():  # taking turns, so that all meet the same noise
+        for name, step in steps.items():  # interleaved, so that noise affects all alike
             start = time.perf_counter()
             step()
             if turn >= 2:
@@ -83,7 +86,7 @@ def on_cpu(rounds: int = 15) -> dict[str, float]:
 
 
 def milliseconds(work: Callable[[], object], repeats: int = 100) -> float:
-    """Mean time of `work` on the GPU."""
+    """Return the mean time of `work` on the GPU, in milliseconds."""
     for _ in range(10):
         work()
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -96,7 +99,7 @@ def milliseconds(work: Callable[[], object], repeats: int = 100) -> float:
 
 
 def captured(step: Step) -> Step:
-    """Record a step once and replay it."""
+    """Capture a step as a CUDA graph and return its replay."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -136,7 +139,7 @@ def on_gpu() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--cuda", action="store_true")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cuda", action="store_true", help="measure on a GPU")
     found = on_gpu() if parser.parse_args().cuda else on_cpu()
     print(json.dumps({key: round(value, 3) for key, value in found.items()}))

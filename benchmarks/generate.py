@@ -1,8 +1,8 @@
-"""Images per second of the generator against a per-image SciPy loop, in one run.
+"""Measure the MNIST Large Scale generator in images per second, against a SciPy loop over images.
 
 python benchmarks/generate.py            2 CPU threads, scale 2
-python benchmarks/generate.py --cuda     the 17 test sets of the paper on a GPU, in memory
-python benchmarks/generate.py --write    peak memory while the 50,000-image file is written
+python benchmarks/generate.py --cuda     the paper's 17 test sets on a GPU, in memory
+python benchmarks/generate.py --write    peak memory while writing the file of 50,000 images
 """
 
 import argparse
@@ -26,7 +26,7 @@ from foveate.scales import ScaleRange
 
 
 def scipy_loop(images: np.ndarray, scale: float) -> np.ndarray:
-    """Do the recipe the straightforward way: one image after the other."""
+    """Apply the same preprocessing to one image after another, with SciPy."""
     sigma = 7 / 8 * scale
     reach = int(np.ceil(4 * sigma))
     kernel = ive(np.abs(np.arange(-reach, reach + 1)), sigma**2)
@@ -45,7 +45,7 @@ def scipy_loop(images: np.ndarray, scale: float) -> np.ndarray:
 
 
 def seconds(work: Callable[[], object], repeats: int) -> float:
-    """Median time of `work` after one warm-up."""
+    """Return the median time of `work` in seconds, after one warm-up call."""
     work()
     times = []
     for _ in range(repeats):
@@ -56,7 +56,7 @@ def seconds(work: Callable[[], object], repeats: int) -> float:
 
 
 def on_cpu() -> dict[str, float]:
-    torch.set_num_threads(1)  # as when files are written: a thread per block, a block per thread
+    torch.set_num_threads(1)  # as in `write`, which uses one thread per block of images
     images = load_source("mnist-5k").train.images[:2560]
     plain = images[:500, 0].numpy()
     with ThreadPoolExecutor(2) as pool:
@@ -95,9 +95,9 @@ def written() -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--cuda", action="store_true")
-    parser.add_argument("--write", action="store_true")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cuda", action="store_true", help="measure on a GPU")
+    parser.add_argument("--write", action="store_true", help="measure memory while writing a file")
     options = parser.parse_args()
     found = on_gpu() if options.cuda else written() if options.write else on_cpu()
     print(json.dumps({key: round(value, 3) for key, value in found.items()}))

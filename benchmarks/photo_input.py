@@ -1,11 +1,14 @@
-"""Pictures per second that two worker processes read: foveate's and torchvision's, in turn.
+"""Compare data loading of foveate and torchvision, in images per second with two workers.
 
 Usage: python benchmarks/photo_input.py FOLDER [--pictures 600] [--passes 5]
 
-FOLDER has a sub-folder of pictures per class. All three begin with JPEG files and hand over batches
-of 32: `torchvision` is ImageFolder with RandomResizedCrop(224), a flip and normalisation; `resized`
-is what a run on a GPU reads, whole pictures with a short side of 224, whose windows the GPU cuts;
-`cut` is what a run on a CPU reads, seven windows of 56 to 448 pixels in patches of 160.
+FOLDER has one sub-folder of images per class. All three pipelines read JPEG files and return
+batches of 32:
+
+- `torchvision`: ImageFolder with RandomResizedCrop(224), a horizontal flip and normalisation.
+- `resized`: the input of a run on a GPU. Images are resized to a short side of 224; the GPU cuts
+  their windows.
+- `cut`: the input of a run on a CPU. Seven windows of 56 to 448 pixels are cut into patches of 160.
 """
 
 import argparse
@@ -37,7 +40,7 @@ WINDOWS = ScaleGrid.windows(smallest=56, largest=448, size=160, per_octave=2)
 
 
 def theirs(folder: Path, count: int) -> Iterator[int]:
-    """Read pictures as most training scripts do."""
+    """Count the images of the batches of a typical torchvision pipeline."""
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
 
@@ -50,7 +53,7 @@ def theirs(folder: Path, count: int) -> Iterator[int]:
 
 
 def resized(images: Shards, order: torch.Tensor) -> Iterator[int]:
-    """Read, resize and flip pictures, without cutting them."""
+    """Count the images of batches that are read, resized and flipped, but not cut into patches."""
     loader = DataLoader(
         PhotoDataset(images, "train", RECIPE),
         batch_sampler=[[(0, 0, i) for i in group.tolist()] for group in order.split(BATCH)],
@@ -61,7 +64,7 @@ def resized(images: Shards, order: torch.Tensor) -> Iterator[int]:
 
 
 def cut(images: Shards, order: torch.Tensor) -> Iterator[int]:
-    """Read pictures as a run on a CPU does."""
+    """Count the images of batches of patches, as a run on a CPU reads them."""
     net = ScaleChannels(nn.Identity(), WINDOWS, 160, padding="border", antialias=True)
     cpu = torch.device("cpu")
     batches = PhotoBatches(
@@ -72,17 +75,17 @@ def cut(images: Shards, order: torch.Tensor) -> Iterator[int]:
 
 
 def rate(counts: Callable[[], Iterator[int]]) -> float:
-    """Return pictures per second, including the start of the workers."""
+    """Return images per second, including the start of the workers."""
     begun = time.perf_counter()
     return sum(counts()) / (time.perf_counter() - begun)
 
 
 def main() -> None:
-    """Print the medians over all passes, and the ratios to torchvision's."""
+    """Print the median rate of each pipeline and its ratio to torchvision."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--pictures", type=int, default=600)
-    parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("folder", type=Path, help="folder with one sub-folder of images per class")
+    parser.add_argument("--pictures", type=int, default=600, help="images per pass (default: 600)")
+    parser.add_argument("--passes", type=int, default=5, help="timed passes (default: 5)")
     options = parser.parse_args()
     images = Shards([PictureFolder(options.folder)])
     count = min(options.pictures, len(images.labels("train")))
@@ -92,13 +95,13 @@ def main() -> None:
         "resized": partial(resized, images, order[:count]),
         "cut": partial(cut, images, order[:count]),
     }
-    rates = {name: [rate(way)][:0] for name, way in ways.items()}  # a first pass fills the cache
+    rates = {name: [rate(way)][:0] for name, way in ways.items()}  # untimed: fills the file cache
     for _ in range(options.passes):
         for name, way in ways.items():
             rates[name].append(rate(way))
     for name, found in rates.items():
         ratios = [a / b for a, b in zip(found, rates["torchvision"], strict=True)]
-        print(f"{name:12} {median(found):7.1f} pictures/s, {median(ratios):.2f} times torchvision")
+        print(f"{name:12} {median(found):7.1f} images/s, {median(ratios):.2f} times torchvision")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Accuracy over size on photographs: scale channels against the whole frame, by the commands alone.
+"""Measure accuracy over object size on photographs: scale channels against the whole frame.
 
-python benchmarks/photo_table.py run FOLDER --weights FILE --out DIR   train and test; or go on
+python benchmarks/photo_table.py run FOLDER --weights FILE --out DIR   train and test, or resume
 python benchmarks/photo_table.py run CIFAR --suite cifar --out DIR     the same on CIFAR-10
-python benchmarks/photo_table.py table DIR [--suite cifar]             the table in Markdown
+python benchmarks/photo_table.py table DIR [--suite cifar]             print a Markdown table
 
-FOLDER has train, validation and test with a folder per class; FILE are the weights of timm's
-tf_efficientnet_lite0 (.safetensors). CIFAR is the same kind of folder, and its networks start with
-random weights. Settings are chosen by --split val; the default is the test.
+The script calls only `foveate train` and `foveate evaluate`. FOLDER has the sub-folders train,
+validation and test, each with one sub-folder per class. FILE contains the weights of timm's
+tf_efficientnet_lite0 (.safetensors). CIFAR is a folder of the same kind; its networks are trained
+from scratch. Use --split val to choose settings; the default is the test split.
 """
 
 import argparse
@@ -35,9 +36,14 @@ WHOLE = ["--set", "model.scales=1", "--set", "model.pool=avg"]
 
 
 class Suite(NamedTuple):
-    """By name: what the table says of a row, and the options of `foveate train finetune`.
+    """Rows of a table.
 
-    `tests` are of the runs of a row: other windows at all scales, or scaled with the picture.
+    Attributes:
+        common: Options of `foveate train finetune` for all rows.
+        scales: Test scales.
+        rows: Title and training options of each row, by name.
+        tests: Further evaluations of trained rows, by name: title, name of the row, and windows. A
+            range of windows is used at all scales; a single window is scaled with the photograph.
     """
 
     common: list[str]
@@ -78,7 +84,7 @@ SUITES = {
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train and test every row with every seed, some at a time."""
+    """Train and test every row with every seed, `options.parallel` at a time."""
     rows = options.rows or options.suite.rows
     jobs = [(row, seed) for seed in range(options.seeds) for row in rows]
     with ThreadPoolExecutor(options.parallel) as pool:
@@ -89,7 +95,7 @@ def run(options: argparse.Namespace) -> None:
 def _one(options: argparse.Namespace, row: str, seed: int) -> str:
     folder, begun = options.out / f"{row}-{seed}", time.perf_counter()
     if time.perf_counter() - options.begun > options.limit:
-        return f"{row} {seed}: left for another time"
+        return f"{row} {seed}: not started, the time limit is over"
     suite, source = options.suite, ["--source", f"folder:{options.folder}"]
     if options.weights:
         source += ["--weights", str(options.weights)]
@@ -128,7 +134,7 @@ def _foveate(folder: Path, *arguments: str) -> None:
 
 
 def table(options: argparse.Namespace) -> None:
-    """Print the mean and the standard deviation over the seeds, in percent."""
+    """Print mean and standard deviation over the seeds, in percent, as a Markdown table."""
     found: dict[str, dict[int, dict[float, float]]] = defaultdict(lambda: defaultdict(dict))
     for path in sorted(options.out.glob(f"*/{options.split}/*/accuracy.csv")):
         row, _, seed = path.parts[-4].rpartition("-")
@@ -154,7 +160,7 @@ def _cell(values: list[float]) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(required=True)
     one, other = commands.add_parser("run"), commands.add_parser("table")
     one.add_argument("folder", type=Path)
@@ -165,8 +171,8 @@ if __name__ == "__main__":
     one.add_argument("--parallel", type=int, default=5)
     one.add_argument("--workers", type=int, default=3)
     one.add_argument("--device", default="cuda")
-    one.add_argument("--limit", type=float, default=1e9, help="seconds after which none starts")
-    one.add_argument("--options", default=[], type=shlex.split, help="of foveate train, all rows")
+    one.add_argument("--limit", type=float, default=1e9, help="start no run after this time, s")
+    one.add_argument("--options", default=[], type=shlex.split, help="for foveate train")
     other.add_argument("out", type=Path)
     for command, work in ((one, run), (other, table)):
         command.add_argument("--suite", choices=SUITES, default="photographs")

@@ -1,7 +1,10 @@
-"""Whether runs repeat to the bit: side by side, then alone in another process, weights compared.
+"""Test whether runs are reproducible bit for bit.
 
 python benchmarks/repeat.py --models fovmax-tr2 fovavg-tr2 --seeds 5 --epochs 20 --out repeat.json
-python benchmarks/repeat.py --loose ...     also without deterministic kernels, for the cost
+python benchmarks/repeat.py --loose ...     without deterministic kernels, to measure their cost
+
+Each run is trained twice: concurrently with the other seeds, then alone in another process. The
+script compares the final weights.
 """
 
 import argparse
@@ -29,7 +32,7 @@ def digest(folder: RunFolder) -> str:
 
 
 def run(options: argparse.Namespace) -> dict[str, dict[str, object]]:
-    """Train everything in one of the two ways, and tell digest, validation and seconds of each."""
+    """Train all runs alone or together; return digest, validation accuracy and time of each."""
     found: dict[str, dict[str, object]] = {}
     for name in options.models:
         config = replace(preset(name), precision="bf16", epochs=options.epochs)
@@ -66,15 +69,15 @@ def in_process(way: str, options: argparse.Namespace, folder: str) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("--models", nargs="+", default=["fovmax-tr2", "fovavg-tr2"])
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--loose", action="store_true")
-    parser.add_argument("--way", choices=["alone", "together"])
-    parser.add_argument("--folder", type=Path)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--loose", action="store_true", help="without deterministic kernels")
+    parser.add_argument("--way", choices=["alone", "together"], help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help="folder of the runs (default: a temporary one)")
+    parser.add_argument("--out", type=Path, help="JSON file for the results")
     options = parser.parse_args()
     if options.way:
         print(json.dumps(run(options)))

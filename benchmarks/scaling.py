@@ -1,8 +1,8 @@
-"""How cost grows: with channels, patch size, batch, images, processes and the number of runs.
+"""Measure how cost grows with channels, patch size, batch, images, processes and number of runs.
 
-python benchmarks/scaling.py                   measures on one CPU thread, prints JSON (minutes)
-python benchmarks/scaling.py --only channels   one part
-python benchmarks/scaling.py --write           keeps it in results/, and refreshes docs/scaling.md
+python benchmarks/scaling.py                   measure on one CPU thread and print JSON (minutes)
+python benchmarks/scaling.py --only channels   measure one part
+python benchmarks/scaling.py --write           also write results/ and update docs/scaling.md
 """
 
 import argparse
@@ -47,7 +47,7 @@ ROUNDS = 15
 
 
 def medians(steps: dict[str, Step], rounds: int = ROUNDS) -> Table:
-    """Milliseconds of each step, taken in turns so that all meet the same noise."""
+    """Return the median time of each step in ms; steps are interleaved, so noise affects all."""
     taken: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 2):
         for name, step in steps.items():
@@ -59,7 +59,7 @@ def medians(steps: dict[str, Step], rounds: int = ROUNDS) -> Table:
 
 
 def step_of(model: ModelConfig, count: int = 32) -> Step:
-    """A training step on prepared random images."""
+    """Return a training step on prepared random images."""
     torch.manual_seed(0)
     config = TrainConfig(model=model)
     net = model.build()
@@ -75,7 +75,7 @@ def step_of(model: ModelConfig, count: int = 32) -> Step:
 
 
 def channels(count: int) -> ModelConfig:
-    """FovAvg with that many channels, as the paper spaces them."""
+    """Configure FovAvg with `count` channels at the spacing of the paper."""
     return model_config("fovavg", scales=ScaleGrid(0.5, 0.5 * 2 ** ((count - 1) / 4), per_octave=4))
 
 
@@ -93,9 +93,9 @@ def by_batch() -> Table:
 
 
 def by_images(counts: Sequence[int] = (500, 1000, 2000, 3500)) -> dict[str, Table]:
-    """An epoch, and what comes before its first step, for several numbers of images."""
+    """Measure an epoch, and the time before its first step, for several numbers of images."""
     found = {}
-    for count in (32, *counts):  # the first loads what is loaded once
+    for count in (32, *counts):  # the run with 32 images only warms up
         config = replace(preset("fovavg"), source="mnist-5k", samples=count, epochs=1)
         first = list[float]()
 
@@ -113,7 +113,7 @@ def by_images(counts: Sequence[int] = (500, 1000, 2000, 3500)) -> dict[str, Tabl
 
 
 def by_processes() -> dict[str, Table]:
-    """An epoch of one run on one and two processes, through torchrun."""
+    """Measure an epoch of one run on one and on two processes, started by torchrun."""
     found = {}
     for processes, norms in ((1, "shared"), (2, "shared"), (2, "local")):
         command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", processes]
@@ -129,7 +129,7 @@ def by_processes() -> dict[str, Table]:
 
 
 def as_process(norms: Norms) -> None:
-    """Be one of the processes of `by_processes`; the first one prints."""
+    """Run one of the processes of `by_processes`; the first one prints the result."""
     torch.set_num_threads(1)
     config = replace(preset("fovavg"), source="mnist-5k", samples=1000, epochs=2)
     with joined("cpu", norms) as team, tempfile.TemporaryDirectory() as folder:
@@ -145,7 +145,7 @@ def as_process(norms: Norms) -> None:
 
 
 def counted_reductions() -> list[int]:
-    """Count the sums over all processes that the package asks for, from now on."""
+    """Count the calls of all_reduce from now on; return the counter as a list of one number."""
     calls, original = [0], dist.all_reduce
 
     def counting(*arguments: Any, **options: Any) -> Any:
@@ -157,7 +157,7 @@ def counted_reductions() -> list[int]:
 
 
 def waits(team: Team, rounds: int = 200) -> Table:
-    """Milliseconds of a sum over all processes, of a norm's moments and of all gradients."""
+    """Measure an all_reduce in ms, for the statistics of a norm layer and for all gradients."""
     if team.count == 1:
         return {}
     found = {}
@@ -172,7 +172,7 @@ def waits(team: Team, rounds: int = 200) -> Table:
 
 
 def of_a_run() -> Table:
-    """What a run keeps and sends: bytes, and milliseconds of a save that reaches the disk."""
+    """Measure the sizes of files and inputs of a run, and the time of a save that reaches disk."""
     config = preset("fovavg")
     net = config.model.build()
     optimiser = adam(net, config, CPU)
@@ -188,7 +188,7 @@ def of_a_run() -> Table:
         checkpoint = run.resume.stat().st_size
     with torch.no_grad():
         (patches,) = prepare(net, torch.zeros(1, 1, 112, 112)).inputs
-        windows = cut_windows(patches.flatten(0, 1))  # what is prepared on a GPU
+        windows = cut_windows(patches.flatten(0, 1))  # the prepared form of an image on a GPU
     return {
         "weights, kB": weights / 1e3,
         "checkpoint, kB": checkpoint / 1e3,
@@ -199,7 +199,7 @@ def of_a_run() -> Table:
 
 
 def tiny_job(folder: Path) -> tuple[Job, Outcome]:
-    """A run that takes a second, tested at 17 scales, done."""
+    """Train a run that takes a second and evaluate it at 17 scales."""
     model = replace(model_config("fovavg"), features=(4, 8), size=12, hidden=8)
     config = TrainConfig(model=model, source="mnist-5k", samples=32, size=24, epochs=1)
     job = Job(name="tiny", config=config, scales=tuple(model.scales), rows=(("t", "tiny"),))
@@ -209,7 +209,7 @@ def tiny_job(folder: Path) -> tuple[Job, Outcome]:
 
 
 def by_runs(counts: Sequence[int] = (100, 1000)) -> Table:
-    """Seconds to write the table of a study with that many runs."""
+    """Measure the seconds to write the tables of a study, for several numbers of runs."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         job, outcome = tiny_job(Path(folder))
@@ -224,14 +224,14 @@ def by_runs(counts: Sequence[int] = (100, 1000)) -> Table:
 
 
 def of_ray(count: int = 200) -> Table:
-    """What Ray does when runs take no time: its start, and results per second."""
+    """Measure the start of Ray, and its results per second for runs that are already finished."""
     start = time.perf_counter()
     engine = RayEngine(cpus=1)
     engine.check()
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         job, _ = tiny_job(Path(folder))
-        list(engine.run([job], Path(folder)))  # starts a worker
+        list(engine.run([job], Path(folder)))  # starts a worker process
         ready = time.perf_counter()
         done = [one for one in engine.run([job] * count, Path(folder)) if isinstance(one, Done)]
         taken = time.perf_counter() - ready
@@ -263,7 +263,7 @@ def measure(only: str | None) -> dict[str, object]:
 
 
 def keep(printed: dict[str, object], note: str) -> None:
-    """Write the results, and the tables of the page that are made of them."""
+    """Write the results, and update the tables of the page from them."""
     entry = {
         "command": "python benchmarks/scaling.py",
         "hardware": f"{os.cpu_count()} cores, {hardware(CPU)}",
@@ -276,10 +276,10 @@ def keep(printed: dict[str, object], note: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", choices=[*PARTS])
-    parser.add_argument("--write", action="store_true")
-    parser.add_argument("--note", default="nothing else running")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", choices=[*PARTS], help="measure one part")
+    parser.add_argument("--write", action="store_true", help="write results and docs/scaling.md")
+    parser.add_argument("--note", default="nothing else running", help="stored with the results")
     parser.add_argument("--as-process", choices=["shared", "local"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.as_process:

@@ -1,11 +1,11 @@
-"""Memory and speed while a network trains on shards: little data against ten times as much.
+"""Measure memory and speed of training on shards, for a small and a ten times larger data set.
 
-python benchmarks/streaming.py                    1 GB and 10 GB of HDF5 shards, an epoch of each
-python benchmarks/streaming.py --kind tar         the same as tars of pictures
-python benchmarks/streaming.py --gigabytes 1,100
+python benchmarks/streaming.py                    an epoch of 1 GB and of 10 GB of HDF5 shards
+python benchmarks/streaming.py --kind tar         the same with tar files of images
+python benchmarks/streaming.py --gigabytes 1,100  other sizes
 
-Each size is trained in a process of its own, whose peak memory counts. A shard of 100 MB of random
-images is written once, and stands under as many names as are needed.
+Each size is trained in a separate process, whose peak memory is reported. One shard of 100 MB of
+random images is written; all others are hard links to it.
 """
 
 import argparse
@@ -28,15 +28,15 @@ from foveate.scales import ScaleGrid
 from foveate.training.config import TrainConfig
 from foveate.training.loop import train
 
-BYTES = 100_000_000  # of a shard
-SIDE = {"h5": 112, "tar": 256}  # pixels
+BYTES = 100_000_000  # size of a shard
+SIDE = {"h5": 112, "tar": 256}  # side of an image in pixels
 MODEL = ModelConfig(
     pool="avg", features=(16, 16), size=12, scales=ScaleGrid(1, 2, per_octave=1), hidden=8
 )
 
 
 def write_h5(path: Path, size: int, split: str) -> int:
-    """Write a shard of about `size` bytes; give the number of its images."""
+    """Write an HDF5 shard of about `size` bytes; return the number of its images."""
     side, random = SIDE["h5"], np.random.default_rng(0)
     count = size // (4 * side**2)
     with h5py.File(path, "w") as file:
@@ -46,7 +46,7 @@ def write_h5(path: Path, size: int, split: str) -> int:
 
 
 def write_tar(path: Path, size: int, split: str) -> int:
-    """Write a tar of pictures of about `size` bytes; give their number."""
+    """Write a tar file of images of about `size` bytes; return their number."""
     side, random = SIDE["tar"], np.random.default_rng(0)
     count = size // side**2
     with tarfile.open(path, "w") as tar:
@@ -61,7 +61,7 @@ def write_tar(path: Path, size: int, split: str) -> int:
 
 
 def write_data(folder: Path, kind: str, size: int) -> int:
-    """Fill a folder with `size` bytes of training shards; give the number of training images."""
+    """Write `size` bytes of training shards; return the number of training images."""
     write = {"h5": write_h5, "tar": write_tar}[kind]
     write(folder / f"val-0.{kind}", BYTES // 10, "val")
     first = folder / f"train-0.{kind}"
@@ -72,7 +72,7 @@ def write_data(folder: Path, kind: str, size: int) -> int:
 
 
 def measure(folder: Path, kind: str) -> None:
-    """Train for an epoch, and print what it took; in a process of its own."""
+    """Train for an epoch and print time and peak memory; runs in a separate process."""
     side = SIDE[kind]
     config = TrainConfig(
         model=MODEL, source=f"shards:{folder}", scales="1", size=side, batch=64, epochs=1
@@ -84,7 +84,7 @@ def measure(folder: Path, kind: str) -> None:
 
 
 def peak_memory() -> int:
-    """Bytes that this process held at most; other than getrusage, without its parent's."""
+    """Return the peak memory of this process in bytes; getrusage would include its parent's."""
     (line,) = [
         line
         for line in Path("/proc/self/status").read_text().splitlines()
@@ -103,10 +103,10 @@ def one_size(kind: str, size: int, place: Path | None) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--kind", choices=[*SIDE], default="h5")
-    parser.add_argument("--gigabytes", default="1,10")
-    parser.add_argument("--place", type=Path, help="folder for the data; a temporary one if none")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--kind", choices=[*SIDE], default="h5", help="kind of shard (default: h5)")
+    parser.add_argument("--gigabytes", default="1,10", help="sizes to compare (default: 1,10)")
+    parser.add_argument("--place", type=Path, help="folder for temporary data")
     parser.add_argument("--measure", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
@@ -118,4 +118,4 @@ if __name__ == "__main__":
         peaks.append(found["peak, MB"])
         shown = {key: round(value, 1) for key, value in found.items()}
         print(f"{gigabytes:g} GB of {options.kind}", json.dumps(shown), flush=True)
-    print(f"the peaks differ by {max(peaks) - min(peaks):.0f} MB")
+    print(f"peak memory differs by {max(peaks) - min(peaks):.0f} MB")

@@ -1,11 +1,11 @@
-"""What Ray costs over a loop in one process: the same runs through both engines, in turns.
+"""Measure the overhead of Ray over the local engine, which trains the runs in one process.
 
-python benchmarks/sweep.py                         six runs of a minute each, twice
-python benchmarks/sweep.py --seconds 5 --runs 2    a quick look
+python benchmarks/sweep.py                         six runs of a minute each, with both engines
+python benchmarks/sweep.py --seconds 5 --runs 2    a quick check
 
-Both train on one thread of the CPU, one run at a time. Each run goes through the local engine and
-then through Ray, so that what else the machine does falls on both. The start of Ray and of its
-worker counts once, as in a sweep.
+Both engines train one run at a time on one CPU thread. Each run is trained with the local engine
+and then with Ray, so that other load on the machine affects both. The start of Ray and of its
+worker is counted once, as in a sweep.
 """
 
 import argparse
@@ -26,7 +26,7 @@ CALIBRATION = 2  # epochs
 
 
 def make_jobs(runs: int, epochs: int) -> list[Job]:
-    """FovAvg on the embedded digits, a seed each."""
+    """Create jobs that train FovAvg on the embedded digits, with one seed each."""
     config = replace(preset("fovavg"), source="mnist-5k", samples=640, epochs=epochs)
     rows = (("sweep", "fovavg"),)
     return [
@@ -36,7 +36,7 @@ def make_jobs(runs: int, epochs: int) -> list[Job]:
 
 
 def timed(engine: Engine, jobs: Sequence[Job], folder: Path) -> tuple[float, list[Done]]:
-    """Seconds for all jobs, and what they gave."""
+    """Run all jobs; return the time in seconds and the results."""
     start = time.perf_counter()
     ended = [one for one in engine.run(jobs, folder) if isinstance(one, Done)]
     assert len(ended) == len(jobs)
@@ -44,16 +44,16 @@ def timed(engine: Engine, jobs: Sequence[Job], folder: Path) -> tuple[float, lis
 
 
 def epochs_of(seconds: float, folder: Path) -> int:
-    """How many epochs a run of about that many seconds has."""
+    """Estimate the number of epochs of a run that takes about `seconds`."""
     local = LocalEngine(cpus=1)
-    timed(local, make_jobs(1, 1), folder / "warm")  # compiles, reads the images
+    timed(local, make_jobs(1, 1), folder / "warm")  # compiles kernels and reads the images
     short, _ = timed(local, make_jobs(1, 1), folder / "short")
     longer, _ = timed(local, make_jobs(1, 1 + CALIBRATION), folder / "longer")
     return max(1, round((seconds - short) / ((longer - short) / CALIBRATION)))
 
 
 def compare(runs: int, seconds: float, folder: Path) -> dict[str, float]:
-    """Train every run with both engines."""
+    """Train every run with both engines and return their times."""
     import ray
 
     jobs = make_jobs(runs, epochs_of(seconds, folder))
@@ -79,9 +79,9 @@ def compare(runs: int, seconds: float, folder: Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--runs", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=60.0, help="of a run, about")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=6, help="number of runs (default: 6)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time of a run (default: 60)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
         found = compare(options.runs, options.seconds, Path(place))

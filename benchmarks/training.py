@@ -1,7 +1,8 @@
-"""Training speed on a GPU: one step, whole runs side by side, and the obvious loop.
+"""Measure training speed on a GPU: one step, concurrent runs, and a plain loop over the channels.
 
-python benchmarks/training.py                 everything; needs MNIST in the cache
+python benchmarks/training.py                 all parts; requires MNIST in the cache
 python benchmarks/training.py --only swmax    one network
+python benchmarks/training.py --only epoch    an epoch on 2 CPU threads
 """
 # ruff: noqa: E402
 
@@ -31,11 +32,11 @@ from foveate.training.config import TrainConfig
 from foveate.training.loop import train_together
 from foveate.training.presets import preset
 
-EPOCHS = {"fovavg": 5, "cnn": 5, "swmax": 2}  # of the paper's 20: a part gives the rate
+EPOCHS = {"fovavg": 5, "cnn": 5, "swmax": 2}  # of the paper's 20; fewer suffice to measure the rate
 
 
 def one_step() -> dict[str, float]:
-    """FovAvg, 17 channels, batch 128: the captured step and the obvious loop."""
+    """Measure a captured step of FovAvg, 17 channels, batch 128, and the plain loop."""
     images, labels = torch.randn(128, 1, 112, 112).cuda(), torch.randint(0, 10, (128,)).cuda()
     net, loop = fovavg("cuda"), plainly(fovavg("cuda"))
     adam = torch.optim.Adam(net.parameters(), 3e-3, fused=True, capturable=True)
@@ -51,7 +52,10 @@ def one_step() -> dict[str, float]:
 
 
 def one_epoch() -> dict[str, float]:
-    """FovAvg on the 5,000 embedded digits, batch 32, 2 CPU threads: preparing included."""
+    """Measure an epoch of FovAvg on the 5,000 embedded digits, batch 32, 2 CPU threads.
+
+    The time includes the preparation of the patches.
+    """
     torch.set_num_threads(2)
     digits = load_source("mnist-5k")
     splits = (digits.train, digits.val, digits.test)
@@ -76,7 +80,7 @@ def one_epoch() -> dict[str, float]:
 
 
 def whole_runs(name: str, seeds: int = 3) -> dict[str, float]:
-    """Seconds per run of `seeds` runs of batch 32 side by side, and until the first step."""
+    """Measure `seeds` concurrent runs of batch 32: seconds per run, and to the first step."""
     epochs, first = EPOCHS[name], list[float]()
 
     def watch(config: TrainConfig, progress: Progress, steps: int) -> None:
@@ -101,13 +105,13 @@ def whole_runs(name: str, seeds: int = 3) -> dict[str, float]:
 
 
 def _per_epoch(folder: RunFolder) -> float:
-    """Seconds of an epoch, after the first, in which things are compiled."""
+    """Return the seconds per epoch, without the first epoch, which includes compilation."""
     seconds = [entry["seconds"] for entry in folder.metrics()]
     return (seconds[-1] - seconds[0]) / (len(seconds) - 1)
 
 
 def cold(name: str) -> None:
-    """Measure one part in a process of its own, which finds nothing compiled."""
+    """Measure one part in a separate process with empty compiler caches."""
     with tempfile.TemporaryDirectory() as empty:
         caches = {"TORCHINDUCTOR_CACHE_DIR": empty, "TRITON_CACHE_DIR": f"{empty}/triton"}
         command = [sys.executable, __file__, "--only", name]
@@ -115,8 +119,8 @@ def cold(name: str) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", choices=["step", "epoch", *EPOCHS])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", choices=["step", "epoch", *EPOCHS], help="measure one part")
     only = parser.parse_args().only
     special = {"step": one_step, "epoch": one_epoch}
     if only is None:

@@ -1,8 +1,9 @@
-"""Wrap a network that others wrote, train it on flowers of one size, ask it about other sizes.
+"""Train a timm, torchvision or MONAI backbone on flowers of one size and test it on other sizes.
 
     python examples/any_backbone.py
 
-Ten seconds on two cores. The classes are the numbers of petals: 3, 4, 5 and 6.
+The flowers are generated; the classes are the numbers of petals: 3, 4, 5 and 6. The program takes
+ten seconds on two cores.
 """
 
 import torch
@@ -14,12 +15,12 @@ from foveate.scales import ScaleGrid
 
 
 def backbone() -> tuple[str, nn.Module]:
-    """A network for colour images of 32 pixels: from timm, torchvision or MONAI."""
+    """Create a classifier for RGB images from the first library that can be imported."""
     try:
         from timm import create_model
 
         return "timm's resnet10t", create_model("resnet10t", num_classes=4)
-    except Exception:  # missing, or built for another torch
+    except Exception:  # not installed, or built for another version of torch
         pass
     try:
         from torchvision.models import resnet18
@@ -34,7 +35,7 @@ def backbone() -> tuple[str, nn.Module]:
 
 
 def flowers(size: float, count: int) -> tuple[Tensor, Tensor]:
-    """Soft flowers, `size` pixels wide, a little turned: (B, 3, 192, 192), with their labels."""
+    """Draw flowers `size` pixels wide, slightly rotated: images (B, 3, 192, 192) and labels."""
     labels = torch.randint(4, (count,))
     turn, depth = 0.4 * torch.rand(count, 1, 1), 0.1 + 0.05 * torch.rand(count, 1, 1)
     at = (torch.arange(192) + 0.5 - 96) / size
@@ -46,10 +47,10 @@ def flowers(size: float, count: int) -> tuple[Tensor, Tensor]:
 
 def main() -> None:
     torch.manual_seed(0)
-    torch.set_flush_denormal(True)  # on a CPU ten times faster here, where most pixels are 0
+    torch.set_flush_denormal(True)  # ten times faster on a CPU: most pixels are 0
     name, inner = backbone()
     net = ScaleChannels(inner, ScaleGrid(0.5, 4, per_octave=2), size=32, pool="max")
-    print(f"{name} in {net.extra_repr()}; trained on flowers of 48 pixels")
+    print(f"{name} in {net.extra_repr()}; training on flowers of 48 pixels")
     optimizer = torch.optim.Adam(net.parameters(), lr=3e-3)
     for _ in range(100):
         images, labels = flowers(48, 16)
@@ -57,12 +58,12 @@ def main() -> None:
         F.cross_entropy(net(images), labels).backward()
         optimizer.step()
     net.eval()
-    net.scales = ScaleGrid(0.5, 8, per_octave=4)  # more and denser ones than in training
+    net.scales = ScaleGrid(0.5, 8, per_octave=4)  # a wider and denser grid than in training
     for size in (24, 48, 96):
         images, labels = flowers(size, 64)
         with torch.no_grad():
-            right, scales = (net(images).argmax(1) == labels).sum(), net.select_scale(images)
-        print(f"{size:3d} pixels: {right} of 64 right, median scale {scales.median():.2f}")
+            correct, scales = (net(images).argmax(1) == labels).sum(), net.select_scale(images)
+        print(f"{size:3d} pixels: {correct} of 64 correct, median scale {scales.median():.2f}")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Train a network that others wrote inside scale channels, on the digits that foveate brings.
+"""Train a timm, torchvision or MONAI backbone in scale channels with the training loop of foveate.
 
     python examples/own_backbone.py [FOLDER]
 
-A minute on two cores. Interrupted, the same command goes on. On the command line this is
+The data are the 5,000 digits that come with foveate. Training takes a minute on two cores; after an
+interruption the same command resumes it. The equivalent command, run in the folder of this file, is
 
     foveate train fovavg --source mnist-5k --backbone own_backbone:backbone --out FOLDER
 
-with the options below, run in the folder of this file.
+with the settings of ``CONFIG`` as options.
 """
 
 import sys
@@ -25,13 +26,13 @@ from foveate.training.loop import train
 
 
 def backbone(channels: int, classes: int) -> nn.Module:
-    """A small network from timm, torchvision or MONAI, whichever is there."""
+    """Create a small network with the first of timm, torchvision and MONAI that can be imported."""
     try:
         from timm import create_model
 
         net: nn.Module = create_model("resnet10t", in_chans=channels, num_classes=classes)
         return net
-    except Exception:  # missing, or built for another torch
+    except Exception:  # not installed, or built for another version of torch
         pass
     try:
         from torchvision.models import shufflenet_v2_x0_5
@@ -55,17 +56,17 @@ CONFIG = TrainConfig(
 
 
 def tell(config: TrainConfig, progress: Progress, steps: int) -> None:
-    """Print a line for each epoch."""
+    """Print one line at the end of each epoch."""
     if progress.step == 0:
         last = progress.metrics[-1]
-        print(f"epoch {progress.epoch}: loss {last['loss']:.3f}, right {last['validation']:.1%}")
+        print(f"epoch {progress.epoch}: loss {last['loss']:.3f}, accuracy {last['validation']:.1%}")
 
 
 def main(folder: Path) -> None:
     run = train(CONFIG, folder, watch=tell)
     test = load_source("mnist-5k").test
     for at in accuracy_over_scale(run.net(trust=True), test, [0.5, 1, 2, 4]):
-        print(f"scale {at.scale:g}: {at.accuracy:.1%} right; trained on 2 alone")
+        print(f"scale {at.scale:g}: accuracy {at.accuracy:.1%}; trained only on scale 2")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
-"""Find photographs that were pasted at random places and sizes, with a run trained on centred ones.
+"""Locate off-centre photographs of random size with a network trained on centred photographs.
 
     python examples/photo_scene.py runs/clothes photographs --out scenes.png
 
-`runs/clothes` is a run of `foveate train` on the folder `photographs`, which has a sub-folder per
-class. Each scene shows one of its test pictures on grey. `net.search` evaluates the network about a
-grid of centres and refines the best. Its window and class are drawn into the scene: green if the
-centre is in the photograph and the class is right, red otherwise. A network that was trained on few
-pictures is distracted by the edges of the photographs, which training never showed.
+``runs/clothes`` is a run of ``foveate train`` on the folder ``photographs``, which has a sub-folder
+per class. The program pastes test photographs at random positions and sizes onto grey scenes.
+``net.search`` evaluates the network at a grid of centres and refines the best ones. The program
+draws the window and the class that it finds into the scene: green if the centre lies in the
+photograph and the class is correct, red otherwise. A network trained on few photographs is often
+distracted by the edges of the pasted photographs, because training images contain no such edges.
 """
 
 import argparse
@@ -26,14 +27,14 @@ from foveate.execution.plan import search
 from foveate.models.channels import ScaleChannels
 
 SIZES = (0.4, 1.0)  # smallest and largest short side of a photograph, in units of the base size
-SIDE = 2.5  # of a scene, in the same units
+SIDE = 2.5  # side of a scene, in the same units
 Classes = tuple[str, ...]
 Box = tuple[float, float, float, float]
 
 
 @dataclass(frozen=True)
 class Pasted:
-    """A photograph in a scene: its box in pixels and its class."""
+    """Bounding box, in pixels, and class index of a photograph in a scene."""
 
     top: int
     left: int
@@ -42,18 +43,18 @@ class Pasted:
     label: int
 
     def holds(self, y: float, x: float) -> bool:
-        """Whether a point lies within the photograph."""
+        """Return whether a point lies in the photograph."""
         inside_y = self.top <= y <= self.top + self.height
         return inside_y and self.left <= x <= self.left + self.width
 
     def describe(self, classes: Classes) -> str:
-        """Its centre, short side and class in words."""
+        """Format the centre, the short side and the class name."""
         y, x = self.top + self.height / 2, self.left + self.width / 2
         return f"({y:.0f}, {x:.0f}) {min(self.height, self.width)} {classes[self.label]}"
 
 
 def compose(item: Item, recipe: Recipe) -> tuple[Tensor, Pasted]:
-    """Paste a photograph at a random place and size on grey: a scene (3, H, W), normalised."""
+    """Paste a photograph at a random position and size onto a normalised grey scene (3, H, W)."""
     (path, label), side = item, round(SIDE * recipe.base)
     low, high = map(math.log, SIZES)
     short = max(1, round(recipe.base * math.exp(low + (high - low) * float(torch.rand(())))))
@@ -61,7 +62,7 @@ def compose(item: Item, recipe: Recipe) -> tuple[Tensor, Pasted]:
     photo = replace(recipe, base=short).transform()(picture)[:, :side, :side]
     height, width = photo.shape[1:]
     top, left = (int(torch.randint(side - n + 1, ())) for n in (height, width))
-    scene = torch.zeros(3, side, side)  # the mean colour that the recipe subtracts
+    scene = torch.zeros(3, side, side)  # 0 is the mean colour of the recipe
     scene[:, top : top + height, left : left + width] = photo
     return scene, Pasted(top, left, height, width, label)
 
@@ -69,7 +70,7 @@ def compose(item: Item, recipe: Recipe) -> tuple[Tensor, Pasted]:
 def find(
     net: ScaleChannels, recipe: Recipe, classes: Classes, scene: Tensor, pasted: Pasted, step: float
 ) -> tuple[Image.Image, bool, bool]:
-    """Search a scene: its picture, whether the centre is in the photograph, and the class right."""
+    """Search a scene; return its drawing, and whether the centre and the class are correct."""
     found = search(net, scene[None], step)
     (y, x), side = found.centres[0].tolist(), float(found.windows[0])
     label = int(found.classes[0])
@@ -81,7 +82,7 @@ def find(
 
 
 def draw(scene: Tensor, recipe: Recipe, box: Box, text: str, colour: str) -> Image.Image:
-    """Draw a found window and its class into a scene."""
+    """Draw a window and the name of its class into a scene."""
     mean, std = (torch.tensor(values)[:, None, None] for values in (recipe.mean, recipe.std))
     pixels = (255 * (scene * std + mean)).clamp(0, 255).byte()
     image = Image.fromarray(pixels.permute(1, 2, 0).numpy())
@@ -94,7 +95,7 @@ def draw(scene: Tensor, recipe: Recipe, box: Box, text: str, colour: str) -> Ima
 
 
 def tile(images: Sequence[Image.Image], columns: int = 3, gap: int = 4) -> Image.Image:
-    """Put the scenes beside each other."""
+    """Arrange the scenes in a grid."""
     side, columns = images[0].width + gap, min(columns, len(images))
     rows = math.ceil(len(images) / columns)
     sheet = Image.new("RGB", (columns * side - gap, rows * side - gap), "white")
@@ -105,28 +106,30 @@ def tile(images: Sequence[Image.Image], columns: int = 3, gap: int = 4) -> Image
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("run", help="folder of a run on photographs")
-    parser.add_argument("folder", type=Path, help="photographs, with a sub-folder per class")
-    parser.add_argument("--scenes", type=int, default=6)
-    parser.add_argument("--step", type=float, help="pixels between centres; a quarter of the base")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("scenes.png"))
+    parser.add_argument("run", help="folder of a run trained on photographs")
+    parser.add_argument("folder", type=Path, help="photographs, with one sub-folder per class")
+    parser.add_argument("--scenes", type=int, default=6, help="number of scenes (default: 6)")
+    parser.add_argument("--step", type=float, help="pixels between centres (default: base / 4)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")
+    parser.add_argument(
+        "--out", type=Path, default=Path("scenes.png"), help="image file (default: scenes.png)"
+    )
     options = parser.parse_args()
     torch.manual_seed(options.seed)
     model = load_model(options.run)
     net, recipe = model.net, model.recipe
     if recipe is None or not isinstance(net, ScaleChannels):
-        parser.error(f"{options.run} was not trained on photographs")
+        parser.error(f"{options.run} was not trained on photographs: pass a run of finetune")
     items, classes = list_pictures(options.folder, "test")
     step = options.step or recipe.base / 4
-    print("photograph: centre (y, x), short side, class    found: centre, window, class")
+    print("photograph: centre (y, x), short side, class    found: centre (y, x), window, class")
     results = [
         find(net, recipe, classes, *compose(items[index], recipe), step)
         for index in torch.randperm(len(items))[: options.scenes].tolist()
     ]
     images, inside, right = zip(*results, strict=True)
-    print(f"Of {len(images)} searches {sum(inside)} end in the photograph; ", end="")
-    print(f"{sum(right)} classes are right.")
+    print(f"{sum(inside)} of {len(images)} searches found the photograph; ", end="")
+    print(f"{sum(right)} classes are correct.")
     tile(images).save(options.out)
     print(f"wrote {options.out}")
 

@@ -1,10 +1,10 @@
-"""Fine-tune a backbone on a folder of photographs with a plain PyTorch loop, then change the sizes.
+"""Fine-tune a timm backbone on a folder of photographs with a plain PyTorch loop.
 
     python examples/photographs.py clothes
 
-`clothes` has the sub-folders `train` and `test`, each with a sub-folder of photographs per class.
-The same backbone is trained twice, on photographs of one size: on the whole frame, as usual, and in
-scale channels. The table shows the accuracy at other sizes.
+``clothes`` has the sub-folders ``train`` and ``test``, each with a sub-folder of photographs per
+class. The program trains the same backbone twice on photographs of one size: on the whole frame, as
+usual, and in scale channels. It prints the accuracy of both at several sizes.
 """
 
 import argparse
@@ -22,16 +22,16 @@ from torchvision.transforms import v2
 
 import foveate
 
-SIZES = (0.25, 0.5, 1.0, 2.0)  # of the test photographs, in units of the training size
+SIZES = (0.25, 0.5, 1.0, 2.0)  # size of the test photographs, in units of the training size
 
 
 def photographs(folder: Path, side: int, config: dict[str, Any], batch: int) -> DataLoader[Any]:
-    """Square photographs of `side` pixels, normalised as the backbone expects."""
+    """Load square photographs of `side` pixels, normalised as the backbone expects."""
     training = folder.name == "train"
     steps = [
         v2.RGB(),
         v2.Resize(side),
-        v2.CenterCrop(side),  # a batch has one shape; `foveate train` does not crop
+        v2.CenterCrop(side),  # images of a batch have one shape; `foveate train` does not crop
         v2.RandomHorizontalFlip(0.5 if training else 0.0),
         v2.PILToTensor(),
         v2.ToDtype(torch.float32, scale=True),
@@ -42,7 +42,7 @@ def photographs(folder: Path, side: int, config: dict[str, Any], batch: int) -> 
 
 
 def pretrained(name: str, weights: str, classes: int) -> Any:
-    """A model of timm whose new classifier starts at zero, with equal logits for all classes."""
+    """Create a timm model whose new classifier is zero, so that all classes have equal logits."""
     path = "" if weights in ("imagenet", "none") else weights
     net: Any = timm.create_model(name, pretrained=weights == "imagenet", checkpoint_path=path)
     net.reset_classifier(classes)
@@ -52,14 +52,14 @@ def pretrained(name: str, weights: str, classes: int) -> Any:
 
 
 def train(net: nn.Module, batches: DataLoader[Any], epochs: int, device: torch.device) -> None:
-    optimiser = torch.optim.AdamW(net.parameters(), lr=6e-4, weight_decay=0.01)
-    schedule = OneCycleLR(optimiser, 6e-4, total_steps=epochs * len(batches))
+    optimizer = torch.optim.AdamW(net.parameters(), lr=6e-4, weight_decay=0.01)
+    schedule = OneCycleLR(optimizer, 6e-4, total_steps=epochs * len(batches))
     for _ in range(epochs):
         for images, labels in batches:
             images, labels = images.to(device), labels.to(device)
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             F.cross_entropy(net.train()(images), labels, label_smoothing=0.1).backward()
-            optimiser.step()
+            optimizer.step()
             schedule.step()
 
 
@@ -71,13 +71,13 @@ def accuracy(net: nn.Module, batches: DataLoader[Any], device: torch.device) -> 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("folder", type=Path, help="train and test, with a sub-folder per class")
-    parser.add_argument("--backbone", default="tf_efficientnet_lite0", help="a model of timm")
-    parser.add_argument("--weights", default="imagenet", help="imagenet, none or a .safetensors")
-    parser.add_argument("--base", type=int, default=224, help="pixels of a photograph in training")
-    parser.add_argument("--patch", type=int, default=160, help="pixels of a patch in the channels")
-    parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("folder", type=Path, help="folder with train/ and test/")
+    parser.add_argument("--backbone", default="tf_efficientnet_lite0", help="timm model")
+    parser.add_argument("--weights", default="imagenet", help="imagenet (default), none or a file")
+    parser.add_argument("--base", type=int, default=224, help="photograph size (default: 224)")
+    parser.add_argument("--patch", type=int, default=160, help="patch size (default: 160)")
+    parser.add_argument("--epochs", type=int, default=8, help="number of epochs (default: 8)")
+    parser.add_argument("--batch", type=int, default=32, help="batch size (default: 32)")
     given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     classes, frame = sum(p.is_dir() for p in (given.folder / "train").iterdir()), 2 * given.base
@@ -92,7 +92,7 @@ def main() -> None:
         for scale in SIZES:
             test = photographs(given.folder / "test", round(scale * given.base), *options)
             print(f"{100 * accuracy(net, test, device):8.1f}", end="", flush=True)
-        print(f"  % right, {name}: {net.extra_repr()}")
+        print(f"  % correct, {name}: {net.extra_repr()}")
 
 
 if __name__ == "__main__":
