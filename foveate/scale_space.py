@@ -30,7 +30,7 @@ def discrete_gaussian(variance: float | Tensor, radius: int | None = None) -> Te
     Raises:
         ConfigError: If a variance is negative or not finite.
 
-    Example:
+    Examples:
         >>> kernel = discrete_gaussian(2.0)
         >>> kernel.shape, round(float(kernel.sum()), 6)
         (torch.Size([49]), 1.0)

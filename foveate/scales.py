@@ -29,7 +29,6 @@ MAX_SCALES = 1000
 """The maximum number of scales, and therefore of scale channels."""
 SMALLEST, LARGEST = 1 / 16, 64.0  # range of scales at which images can be generated
 PER_OCTAVE = 4  # density of the paper's grid, and of a range that is expanded to a list
-SCALES_HELP = "A list 0.5,1,2, a range 1-4, a grid 0.5:8:4 (4 per octave), or all: 0.5:8:4."
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class ScaleGrid:
         ConfigError: If an argument is not a positive finite number, ``high`` is below ``low`` or
             not on the grid, or the grid has more than 1,000 scales.
 
-    Example:
+    Examples:
         >>> grid = ScaleGrid(0.5, 8, per_octave=4)
         >>> len(grid), grid[0], grid[-1]
         (17, 0.5, 8.0)
@@ -108,7 +107,7 @@ class ScaleGrid:
         Raises:
             ConfigError: If the text is a list or has another format, or the numbers are invalid.
 
-        Example:
+        Examples:
             >>> ScaleGrid.parse("0.5:8:4")
             ScaleGrid(low=0.5, high=8.0, per_octave=4)
         """
@@ -140,7 +139,7 @@ class ScaleGrid:
             ConfigError: If an argument is not a positive number, ``largest`` is below
                 ``smallest``, or the grid would have more than 1,000 windows.
 
-        Example:
+        Examples:
             >>> [160 * scale for scale in ScaleGrid.windows(40, 160, size=160, per_octave=1)]
             [40.0, 80.0, 160.0]
         """
@@ -218,7 +217,7 @@ class ScaleRange:
     Raises:
         ConfigError: If a scale is outside 1/16 to 64, or ``low`` is above ``high``.
 
-    Example:
+    Examples:
         >>> str(ScaleRange(1, 4))
         '1-4'
     """
@@ -266,7 +265,7 @@ def parse_scales(text: str) -> tuple[ScaleRange, ...]:
         ConfigError: If an item has another format, a scale is outside 1/16 to 64, or there are more
             than 1,000 scales.
 
-    Example:
+    Examples:
         >>> [str(item) for item in parse_scales("0.5,1-4,1:4:1")]
         ['0.5', '1-4', '1', '2', '4']
     """
@@ -293,7 +292,7 @@ def parse_windows(text: str, size: int, per_octave: float = 2) -> ScaleGrid:
     Raises:
         ConfigError: If the text has another format, or `ScaleGrid.windows` rejects the numbers.
 
-    Example:
+    Examples:
         >>> parse_windows("40-160", size=160, per_octave=1).values
         (0.25, 0.5, 1.0)
     """

@@ -16,7 +16,7 @@ LISTED = [
     for page in sorted((ROOT / "docs" / "api").glob("*.md"))
     for name in re.findall(r"^::: (\S+)$", page.read_text(), re.MULTILINE)
 ]
-SECTIONS = r"^(Args|Attributes|Shape|Returns|Yields|Raises|Example|Note|Warning):$"
+SECTIONS = r"^(Args|Attributes|Shape|Returns|Yields|Raises|Examples|Note|Warning):$"
 
 
 def found(path):
@@ -78,7 +78,7 @@ def test_docstrings_say_what_a_caller_needs(path):
         assert inspect.getdoc(thing)
         return
     told = sections(thing)
-    assert ">>>" in told.get("Example", ""), f"{path}: no Example"
+    assert ">>>" in told.get("Examples", ""), f"{path}: no Examples"
     if not inspect.isclass(thing):
         assert_complete(thing, path)
         return

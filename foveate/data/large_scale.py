@@ -66,7 +66,7 @@ def rescale(
         DataError: If the images do not have shape ``(N, C, h, w)``.
         ConfigError: If a scale, the size or the border is invalid, or memory is insufficient.
 
-    Example:
+    Examples:
         >>> images = torch.randint(256, (2, 1, 28, 28), dtype=torch.uint8)
         >>> rescale(images, 2.0, size=112).shape
         torch.Size([2, 1, 112, 112])

@@ -47,7 +47,7 @@ class Recipe:
     Raises:
         ConfigError: If a field is out of range.
 
-    Example:
+    Examples:
         >>> recipe = Recipe(name="photo", base=160, flip=False)
         >>> transform = recipe.transform()
         >>> image = torch.zeros(3, 480, 640, dtype=torch.uint8)

@@ -67,7 +67,7 @@ def load_source(name: str, report: Report | None = None) -> Source:
         DataError: If the source is unknown, missing or damaged, if a download fails, or if the
             source is of a kind that can only be streamed (``shards:DIR`` and HDF5 files).
 
-    Example:
+    Examples:
         >>> source = load_source("mnist-5k")
         >>> source.counts
         {'train': 3500, 'val': 500, 'test': 1000}

@@ -34,7 +34,7 @@ class Split:
     Raises:
         DataError: If a shape or dtype is wrong.
 
-    Example:
+    Examples:
         >>> split = Split(torch.zeros(3, 1, 28, 28, dtype=torch.uint8), torch.tensor([0, 1, 1]))
         >>> len(split), split[1:].labels
         (3, tensor([1, 1]))
@@ -77,7 +77,7 @@ class Source:
     Raises:
         DataError: If a label is not a class index.
 
-    Example:
+    Examples:
         >>> images = torch.zeros(3, 1, 28, 28, dtype=torch.uint8)
         >>> split = Split(images, torch.tensor([0, 1, 1]))
         >>> source = Source.of("own", (split, split, split), classes=("cat", "dog"))

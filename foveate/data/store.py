@@ -70,7 +70,7 @@ class FileSpec:
     Raises:
         ConfigError: If a field is out of range.
 
-    Example:
+    Examples:
         >>> from foveate.data.sources import load_source
         >>> spec = FileSpec(train=ScaleRange(1, 4), test=ScaleRange(2, 2))
         >>> source = load_source("mnist-5k")
@@ -190,7 +190,7 @@ def write(
     Raises:
         DataError: If the file cannot be written, or a file of this name has other settings.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from foveate.data.splits import Source, Split
         >>> split = Split(torch.zeros(2, 1, 28, 28, dtype=torch.uint8), torch.tensor([0, 1]))
@@ -273,7 +273,7 @@ class ScaledFile:
     Raises:
         DataError: If the file is missing or damaged.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from foveate.data.splits import Source, Split
         >>> split = Split(torch.zeros(2, 1, 28, 28, dtype=torch.uint8), torch.tensor([0, 1]))

@@ -27,7 +27,7 @@ class AtScale:
         winners: Number of images for which each scale channel has the largest logit of the
             predicted class; empty for networks without scale channels.
 
-    Example:
+    Examples:
         >>> at = AtScale(2.0, confusion=((8, 2), (1, 9)))
         >>> at.count, at.accuracy, at.per_class
         (20, 0.85, (0.8, 0.9))
@@ -117,7 +117,7 @@ def accuracy_over_scale(
         ConfigError: If the labels exceed the classes of the network, or an argument is invalid.
         DataError: If the split has no images.
 
-    Example:
+    Examples:
         >>> from foveate import create_model, load_source
         >>> net = create_model("fovmax-mnist-tr2", pretrained=True)
         >>> digits = load_source("mnist-5k").test[:50]  # part of the training set of this network

@@ -73,7 +73,7 @@ class Model:
         - Input: ``(B, C, H, W)``.
         - Output: ``(B, K)``.
 
-    Example:
+    Examples:
         >>> model = load_model("fovmax-mnist-tr2")
         >>> model.source, model.trained_on, model.size, len(model.scales)
         ('mnist', '2', 112, 17)
@@ -218,7 +218,7 @@ def load_model(
         ConfigError: If the reference is unknown, requires ``trust``, or does not accept an option.
         DataError: If a file or run is damaged.
 
-    Example:
+    Examples:
         >>> model = load_model("fovmax-mnist-tr2")
         >>> model(torch.zeros(1, 1, 112, 112)).shape
         torch.Size([1, 10])

@@ -71,7 +71,7 @@ class Prediction:
         window: Side of the window of `channel` in pixels of the image file; None unless the network
             is a `ScaleChannels`.
 
-    Example:
+    Examples:
         >>> found = Prediction(
         ...     label="7", confidence=0.75, probabilities=(0.25, 0.75), inverted=False, scale=2.1
         ... )
@@ -124,7 +124,7 @@ def predict(
             on photographs.
         DataError: If the image cannot be read, has only one colour, or `scale` is out of range.
 
-    Example:
+    Examples:
         >>> from foveate import load_model, load_source
         >>> digit = load_source("mnist-5k").test.images[0, 0]
         >>> Image.fromarray(digit.numpy()).save("digit.png")

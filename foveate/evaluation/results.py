@@ -32,7 +32,7 @@ class RunResult:
         scales: Confusion matrix at each scale.
         made_with: Version, commit and hardware of the training.
 
-    Example:
+    Examples:
         >>> at = AtScale(2.0, confusion=((8, 2), (1, 9)))
         >>> result = RunResult(run="runs/fovavg", config=TrainConfig(), scales=(at,))
         >>> result.scales[0].accuracy
@@ -90,7 +90,7 @@ class Curve:
         mean: Mean accuracy at each scale.
         spread: Sample standard deviation (n - 1) at each scale; empty for a single run.
 
-    Example:
+    Examples:
         >>> Curve(label="FovMax", trained_on="2", runs=1, scales=(1, 2), mean=(0.98, 0.99)).spread
         ()
     """
@@ -115,7 +115,7 @@ def summarise(results: Sequence[RunResult]) -> list[Curve]:
     Raises:
         DataError: If runs of one configuration were tested at different scales.
 
-    Example:
+    Examples:
         >>> counts = ((8, 2), (1, 9)), ((9, 1), (0, 10))
         >>> runs = [
         ...     RunResult(run=f"runs/{i}", config=TrainConfig(seed=i), scales=(AtScale(2.0, c),))
@@ -149,7 +149,7 @@ def save_results(
         DataError: If a file cannot be written, or runs that differ only in their seed were tested
             at different scales.
 
-    Example:
+    Examples:
         >>> at = AtScale(2.0, confusion=((8, 2), (1, 9)))
         >>> result = RunResult(run="runs/fovavg", config=TrainConfig(), scales=(at,))
         >>> table, _ = save_results([result], Path("results"))
@@ -195,7 +195,7 @@ def read_results(path: Path) -> list[RunResult]:
     Raises:
         DataError: If the file is missing or damaged.
 
-    Example:
+    Examples:
         >>> at = AtScale(2.0, confusion=((8, 2), (1, 9)))
         >>> result = RunResult(run="runs/fovavg", config=TrainConfig(), scales=(at,))
         >>> _ = save_results([result], Path("results"))

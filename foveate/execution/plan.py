@@ -56,7 +56,7 @@ class Prepared:
         plan: Implementation that reads the inputs.
         inputs: Tensors with one entry per image.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from foveate import create_model
         >>> net = create_model("fovmax").eval()
@@ -100,7 +100,7 @@ def prepare(net: nn.Module, images: Tensor, precision: Precision = "float32") ->
         The prepared images. They stay valid while the weights change, but not if modules of the
         network are replaced.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from foveate import create_model
         >>> net, images = create_model("fovavg"), torch.zeros(4, 1, 112, 112)
@@ -134,7 +134,7 @@ def logits(net: nn.Module, prepared: Prepared) -> Tensor:
     Raises:
         ConfigError: If modules of the network changed after `prepare`.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from foveate import create_model
         >>> net = create_model("fovmax").eval()
@@ -157,7 +157,7 @@ def predict(net: nn.Module, images: Tensor, precision: Precision = "float32") ->
         Logits ``(B, K)``, and the logits ``(B, S, K)`` of the scale channels if the network has
         any, as [`Outputs`][foveate.models.outputs.Outputs].
 
-    Example:
+    Examples:
         >>> import torch
         >>> from foveate import create_model
         >>> outputs = predict(create_model("swmax").eval(), torch.zeros(1, 1, 64, 64))

@@ -38,7 +38,7 @@ class ConvNet(nn.Module):
     Raises:
         ConfigError: If ``size`` is too small for the number of convolutions.
 
-    Example:
+    Examples:
         >>> import torch
         >>> net = ConvNet(features=(16, 16, 32, 32), size=28, classes=10).eval()
         >>> net(torch.zeros(2, 1, 28, 28)).shape

@@ -53,7 +53,7 @@ class ScaleChannels(nn.Module):
     Raises:
         ConfigError: If an argument is invalid; the message contains its name and value.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from foveate import ScaleChannels, ScaleGrid, create_model
         >>> backbone = create_model("cnn", size=28, features=(16, 16), num_classes=10)
@@ -238,7 +238,7 @@ class ScaleChannels(nn.Module):
         Returns:
             Estimated scale per image, shape ``(B,)``, in units of the channel scales.
 
-        Example:
+        Examples:
             >>> import torch
             >>> from foveate import create_model
             >>> net = create_model("fovmax").eval()
@@ -293,7 +293,7 @@ class ScaleChannels(nn.Module):
             ConfigError: If an argument is invalid, the network is in training mode, or the grid has
                 more than 1,048,576 positions.
 
-        Example:
+        Examples:
             >>> import torch
             >>> from foveate import create_model
             >>> net = create_model("fovmax").eval()

@@ -40,7 +40,7 @@ class Exported:
         difference: Largest absolute difference between the outputs of the file and of the network.
         allowed: Upper limit of this difference that rounding can explain.
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> from foveate import create_model
         >>> net = create_model("cnn", size=28, features=(16, 16))
@@ -91,7 +91,7 @@ def export(
             be exported for images of this shape.
         DataError: If the file cannot be written, or its outputs differ from those of the network.
 
-    Example:
+    Examples:
         >>> from pathlib import Path
         >>> from foveate import create_model
         >>> net = create_model("fovmax", size=28, features=(16, 16))

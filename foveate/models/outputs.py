@@ -18,7 +18,7 @@ class Outputs(NamedTuple):
         channels: Logits of the scale channels, shape ``(B, S, K)``, or None if the network has no
             scale channels.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from foveate import create_model
         >>> from foveate.execution.plan import predict

@@ -29,7 +29,7 @@ def pool_scales(outputs: Tensor, pool: Pool) -> Tensor:
         ConfigError: If ``pool`` is another name. ``"concat"`` has learned weights and requires
             [`ScaleChannels`][foveate.models.channels.ScaleChannels].
 
-    Example:
+    Examples:
         >>> import torch
         >>> pool_scales(torch.tensor([[[1.0, 5.0], [3.0, 1.0]]]), "max")
         tensor([[3., 5.]])

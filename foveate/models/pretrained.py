@@ -48,7 +48,7 @@ class PretrainedInfo:
         commit: Git commit that trained the network.
         hardware: Device and torch version of the training run.
 
-    Example:
+    Examples:
         >>> info = pretrained_info("fovmax-mnist-tr2")
         >>> info.source, info.scales, info.model.pool
         ('mnist', '2', 'max')
@@ -113,7 +113,7 @@ def pretrained_names(folder: Path = WEIGHTS) -> list[str]:
     Raises:
         DataError: If the index is damaged.
 
-    Example:
+    Examples:
         >>> "fovmax-mnist-tr2" in pretrained_names()
         True
     """
@@ -134,7 +134,7 @@ def pretrained_info(name: str, folder: Path = WEIGHTS) -> PretrainedInfo:
         ConfigError: If there is no network of this name.
         DataError: If the index is damaged.
 
-    Example:
+    Examples:
         >>> pretrained_info("fovmax-mnist-tr2").size
         112
     """

@@ -35,7 +35,7 @@ class SearchResult(NamedTuple):
         logits: Logits at every position of the coarse grid, shape ``(B, K, h, w)``, or None unless
             the search was called with ``maps=True``.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from foveate import create_model
         >>> net = create_model("fovmax").eval()

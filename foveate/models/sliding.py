@@ -39,7 +39,7 @@ class SlidingChannels(nn.Module):
     Raises:
         ConfigError: If an argument is invalid, or the backbone has no ``dense`` or ``draw_mask``.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from foveate import ScaleGrid, SlidingChannels
         >>> from foveate.models.backbone import ConvNet
@@ -150,7 +150,7 @@ class LocalMaps(NamedTuple):
         logits: Logits pooled over scale, shape ``(B, K, h, w)``.
         scales: Scale at which the strongest class responds, shape ``(B, h, w)``.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from foveate import create_model, local_maps
         >>> maps = local_maps(create_model("fovmax").eval(), torch.zeros(1, 1, 32, 32), step=16)
@@ -190,7 +190,7 @@ def local_maps(
     Raises:
         ConfigError: If the backbone is not a `ConvNet`, or ``step`` is larger than the image.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from foveate import create_model, local_maps
         >>> net = create_model("fovmax").eval()

@@ -58,7 +58,7 @@ def wrap(
         ConfigError: If an argument is invalid, or ``size`` is None and the backbone has no
             ``pretrained_cfg``.
 
-    Example:
+    Examples:
         >>> from torch import nn
         >>> from foveate import wrap
         >>> backbone = nn.Sequential(

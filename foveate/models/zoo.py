@@ -46,7 +46,7 @@ class ModelConfig:
     Raises:
         ConfigError: If a field is invalid, or the network would have more than 2**30 weights.
 
-    Example:
+    Examples:
         >>> config = ModelConfig(pool="avg", classes=3)
         >>> config.build().scales == config.scales.values
         True
@@ -187,7 +187,7 @@ def list_models(filter: str = "", *, pretrained: bool = False) -> list[str]:
     Returns:
         The names in alphabetical order.
 
-    Example:
+    Examples:
         >>> from foveate import list_models
         >>> list_models("fov*-tr2")
         ['fovavg-mnist-tr2', 'fovconc-mnist-tr2', 'fovconc5-mnist-tr2', 'fovmax-mnist-tr2']
@@ -225,7 +225,7 @@ def create_model(
             combined with changed fields.
         DataError: If the file with the trained weights is missing or damaged.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from foveate import create_model
         >>> net = create_model("fovavg", num_classes=3, in_chans=3).eval()

@@ -56,7 +56,7 @@ class Check:
         where: Network and scale that the number belongs to.
         unit: Unit of the number and the bound.
 
-    Example:
+    Examples:
         >>> check = Check("smallest loss", "≥", 25, 37.67, "trained on 1")
         >>> check.verdict, check.measured, check.threshold
         ('holds', 'smallest loss: 37.67 points (trained on 1)', '≥ 25 points')
@@ -100,7 +100,7 @@ class Claim:
         statement: The claim as a sentence.
         checks: Numbers and thresholds that decide the claim.
 
-    Example:
+    Examples:
         >>> checks = Check("CNN, gain", "≥", 10, 20.5), Check("FovConc, gain", "≥", 10, 4.0)
         >>> Claim("f", "multi-scale training helps", checks).verdict
         'fails'
@@ -142,7 +142,7 @@ def claims(results: Summaries) -> list[Claim]:
     Returns:
         The claims with their verdicts.
 
-    Example:
+    Examples:
         >>> found = claims(Summaries())
         >>> [claim.name for claim in found]
         ['a', 'b', 'c', 'd', 'e', 'f', 'g']

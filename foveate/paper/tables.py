@@ -36,7 +36,7 @@ class Point:
         paper: Accuracy published in the paper.
         values: Accuracy of each reproduced run, one per seed.
 
-    Example:
+    Examples:
         >>> point = Point(paper=98.5, values=(98.0, 99.0, 99.0))
         >>> round(point.mean, 2), round(point.spread, 2), round(point.difference, 2)
         (98.67, 0.58, 0.17)
@@ -89,7 +89,7 @@ class Row:
             Table III.
         points: Accuracy at each scale; in Table III, one mean over the scales in [1, 4].
 
-    Example:
+    Examples:
         >>> row = paper_rows()[0]
         >>> row.label, row.config.scales, row.at(2.0).paper
         ('CNN tr1', '1', 36.82)
@@ -158,7 +158,7 @@ def paper_rows() -> tuple[Row, ...]:
     Returns:
         The rows.
 
-    Example:
+    Examples:
         >>> [row.name for row in paper_rows() if row.network == "CNN"][:4]
         ['cnn-tr1', 'cnn-tr2', 'cnn-tr4', 'cnn-tr14']
     """
@@ -181,7 +181,9 @@ def find_rows(tables: Sequence[str] = TABLES, names: Sequence[str] = ()) -> list
     for name in names:
         if not any(_goes_by(row, name) for row in there):
             near = get_close_matches(name, [row.name for row in there], n=1)
-            hint = f"did you mean {near[0]}?" if near else "list them with foveate reproduce --plan"
+            hint = (
+                f"did you mean {near[0]}?" if near else "list them with foveate reproduce --dry-run"
+            )
             raise ConfigError(f"no row {name!r} in {', '.join(tables)}; {hint}")
     return [row for row in there if not names or any(_goes_by(row, name) for name in names)]
 
@@ -224,7 +226,7 @@ class Summaries:
     Args:
         records: Results of reproduced runs, see `foveate.sweeps.records.read_records`.
 
-    Example:
+    Examples:
         >>> results = Summaries()
         >>> results.row("fovmax-tr2").at(2.0).seeds
         0

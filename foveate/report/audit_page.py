@@ -57,7 +57,7 @@ def audit_curves(audits: Mapping[str, Audit], measures: Sequence[str] = MEASURES
     Returns:
         A matplotlib figure with one panel per measure.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from foveate import audit
         >>> net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
@@ -97,7 +97,7 @@ def audit_page(
     Returns:
         The page; `Page.save` writes it to a file.
 
-    Example:
+    Examples:
         >>> from foveate import load_model
         >>> from foveate.evaluation.audit.audited_images import open_images
         >>> from foveate.evaluation.audit.report import audit_beside

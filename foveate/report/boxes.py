@@ -30,7 +30,7 @@ def draw_prediction(pixels: Pixels, prediction: Prediction) -> Image.Image:
     Returns:
         The annotated image in RGB.
 
-    Example:
+    Examples:
         >>> import numpy as np
         >>> found = Prediction(
         ...     label="cat", confidence=0.93, probabilities=(0.93, 0.07), inverted=False,

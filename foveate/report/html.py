@@ -51,7 +51,7 @@ class Page:
         title: Title of the page and its first heading.
         lead: Introductory paragraph below the title.
 
-    Example:
+    Examples:
         >>> page = Page("Results", "Accuracy on the test set.")
         >>> page.table(["model", "accuracy (%)"], [["cnn", 97.1], ["fovmax", 99.3]])
         >>> page.save(Path("results.html")).name

@@ -36,7 +36,7 @@ def sample_grid(images: Sequence[Tensor], titles: Sequence[str]) -> "Figure":
     Returns:
         A matplotlib figure with ``N`` rows and one column per batch.
 
-    Example:
+    Examples:
         >>> import torch
         >>> figure = sample_grid([torch.rand(4, 1, 28, 28)] * 3, ["1/2", "1", "2"])
         >>> len(figure.axes)
@@ -75,7 +75,7 @@ def accuracy_curves(*groups: Sequence[Curve], titles: Sequence[str] = ("",)) -> 
     Raises:
         ValueError: If ``titles`` does not have one title per group.
 
-    Example:
+    Examples:
         >>> curve = Curve(
         ...     label="FovMax", trained_on="2", runs=1, scales=(1.0, 2.0), mean=(0.98, 0.99)
         ... )
@@ -157,7 +157,7 @@ def save(figure: "Figure", path: Path) -> Path:
     Raises:
         ConfigError: If the suffix is not supported.
 
-    Example:
+    Examples:
         >>> import torch
         >>> save(sample_grid([torch.rand(2, 3, 8, 8)], ["samples"]), Path("samples.svg")).name
         'samples.svg'

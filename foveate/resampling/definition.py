@@ -88,7 +88,7 @@ def foveate(
         ConfigError: If ``images`` or ``centres`` has the wrong shape, the images are not
             floating-point, or another argument is invalid.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from foveate import foveate
         >>> images = torch.arange(16.0).view(1, 1, 4, 4)

@@ -39,7 +39,7 @@ class Job:
         scales: Test scales.
         rows: Rows of the results, as (table, row), to which the job contributes its seed.
 
-    Example:
+    Examples:
         >>> from foveate.training.presets import preset
         >>> rows = (("pooling", "fovmax"),)
         >>> job = Job(name="fovmax", config=preset("fovmax"), scales=(0.5, 1.0, 2.0), rows=rows)

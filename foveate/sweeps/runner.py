@@ -138,7 +138,7 @@ def make_engine(
     Raises:
         ConfigError: If the name is unknown, or `address` is given without ``ray``.
 
-    Example:
+    Examples:
         >>> engine = make_engine("local", device="cpu", cpus=1)
         >>> engine.check()  # raises if this machine cannot perform the runs
     """
@@ -175,7 +175,7 @@ class Study:
         ConfigError: If a run folder contains a run with another configuration.
         DataError: If a file of results is damaged.
 
-    Example:
+    Examples:
         >>> from foveate.training.presets import preset
         >>> rows = (("pooling", "fovmax"),)
         >>> job = Job(name="fovmax", config=preset("fovmax"), scales=(1.0, 2.0), rows=rows)

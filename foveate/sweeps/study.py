@@ -79,7 +79,7 @@ class StudyFile:
         cpus: CPU threads per run; 0 if the file does not set them.
         gpus: Fraction of a GPU per run; None if the file does not set it.
 
-    Example:
+    Examples:
         >>> StudyFile(name="empty", jobs=(), cpus=1, gpus=None).gpus is None
         True
     """
@@ -108,7 +108,7 @@ def read_study(
         ConfigError: If the file is invalid. The message names the file and the key, such as
             ``study.toml: runs[2].epochs must be a whole number, got 2.5``.
 
-    Example:
+    Examples:
         >>> text = 'name = "first"\n[grid]\nsource = ["mnist-5k"]\npreset = ["cnn", "fovavg"]\n'
         >>> _ = Path("study.toml").write_text(text)
         >>> [job.folder for job in read_study(Path("study.toml")).jobs]

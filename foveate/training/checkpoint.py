@@ -79,7 +79,7 @@ class RunFolder:
             finished.
         resume: Path of the checkpoint, ``resume.safetensors``; exists until the run is finished.
 
-    Example:
+    Examples:
         >>> from foveate.models.zoo import model_config
         >>> from foveate.scales import ScaleGrid
         >>> from foveate.training.loop import train

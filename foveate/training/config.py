@@ -72,7 +72,7 @@ class TrainConfig:
     Raises:
         ConfigError: If a field is out of range, or fields contradict each other.
 
-    Example:
+    Examples:
         >>> config = TrainConfig(source="mnist-5k", scales="1-4", epochs=2)
         >>> config.rate(0), config.batch
         (0.003, 32)

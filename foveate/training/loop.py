@@ -70,7 +70,7 @@ def train(
         DataError: If the data is missing, damaged, or changed since the run was started.
         FoveateError: If the loss is not finite.
 
-    Example:
+    Examples:
         >>> from foveate.models.zoo import model_config
         >>> from foveate.scales import ScaleGrid
         >>> model = model_config("fovavg", scales=ScaleGrid(1, 2, per_octave=1), size=12,
@@ -125,7 +125,7 @@ def train_together(
         DataError: If the data of a run is missing, damaged, or changed since it was started.
         FoveateError: If the loss of a run is not finite.
 
-    Example:
+    Examples:
         >>> from dataclasses import replace
         >>> from foveate.models.zoo import model_config
         >>> from foveate.scales import ScaleGrid

@@ -93,7 +93,7 @@ def preset(name: str) -> TrainConfig:
     Raises:
         ConfigError: If there is no such preset.
 
-    Example:
+    Examples:
         >>> preset("fovavg-tr14").scales
         '1-4'
         >>> preset("finetune").backbone

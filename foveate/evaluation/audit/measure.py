@@ -35,7 +35,7 @@ class Estimate(NamedTuple):
         low: Lower end of the interval.
         high: Upper end of the interval.
 
-    Example:
+    Examples:
         >>> Estimate(0.9, 0.85, 0.94).value
         0.9
     """
@@ -67,7 +67,7 @@ class Counts:
         confidences: Sum of the probabilities of the predicted classes.
         squares: Sum of the squares of these probabilities.
 
-    Example:
+    Examples:
         >>> counts = Counts(count=100, right=90, agreeing=95, confidences=80.0, squares=66.0)
         >>> counts.accuracy.value, counts.agreement.value, counts.confidence.value
         (0.9, 0.95, 0.8)
@@ -123,7 +123,7 @@ class Audit:
         per_class: Results per class: ``per_class[i][k]`` at ``scales[i]`` for ``classes[k]``.
         changes: Most confident predictions that differ from those at the native scale.
 
-    Example:
+    Examples:
         >>> images, labels = torch.rand(20, 3, 32, 32), torch.arange(20) % 5
         >>> net = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 5))
         >>> found = audit(net, images, labels, [0.5, 1, 2])
@@ -229,7 +229,7 @@ def audit(
         ConfigError: If an argument is invalid, or the model does not return finite logits.
         DataError: If there are no images.
 
-    Example:
+    Examples:
         >>> from foveate import create_model, load_source
         >>> from foveate.data.large_scale import rescale
         >>> digits = load_source("mnist-5k").test[:50]

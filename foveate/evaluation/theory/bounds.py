@@ -22,7 +22,7 @@ class Finding:
         breaks: Whether the theory predicts that the equality fails, so that the error must exceed
             the bound.
 
-    Example:
+    Examples:
         >>> Finding(statement="covariance", error=1e-6, bound=1e-5, note="rounding").holds
         True
         >>> Finding(statement="breaks", error=1e-6, bound=1e-5, note="", breaks=True).holds

@@ -31,7 +31,7 @@ def verify(seed: int = 0, advance: Callable[[int], None] | None = None) -> list[
     Returns:
         One finding per statement.
 
-    Example:
+    Examples:
         >>> findings = verify(seed=0)
         >>> findings[0].statement
         'scale covariance: patches'
