@@ -142,8 +142,11 @@ def test_the_best_weights_are_kept_across_an_interruption(tmp_path, monkeypatch)
         ({"weight_decay": 2.0}, "weight_decay must be"),
         ({"schedule": "linear"}, "schedule"),
         ({"keep": "first"}, "keep"),
-        ({"pretrained": True}, "name one"),
-        ({"backbone": "timm:resnet18", "pretrained": True, "weights": "a"}, "not both"),
+        ({"pretrained": True}, "need a backbone; set backbone"),
+        (
+            {"backbone": "timm:resnet18", "pretrained": True, "weights": "a"},
+            "exclude each other; set only one",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes, words):
