@@ -136,10 +136,16 @@ def test_the_page_shows_it_all(audited):
     out, *_ = audited
     page = (out / "audit.html").read_text()
     assert page.count("<svg") == 4  # three measures, and what the model saw
-    for title in ("Over scale", "Per class", "Model input", "In scale channels", "How this was"):
+    for title in (
+        "Accuracy, agreement",
+        "Accuracy per class",
+        "Model input",
+        "The model in scale channels",
+        "Provenance",
+    ):
         assert f"<h2>{title}" in page
     text = html.unescape(re.sub(r"<[^>]+>", " ", page))
-    assert "Beyond the image: 0.0." in text and "damaged.png" in text
+    assert "Padding: 0.0." in text and "damaged.png" in text
     assert all(name in text for name in NAMES)
     assert (out / "audit.png").read_bytes().startswith(b"\x89PNG")
 

@@ -90,7 +90,7 @@ class PhotoPage:
     def _pixels(self, picture: object) -> tuple[Tensor, str | None, str]:
         """Return pixels (C, H, W), the class name of an example, and a note about the file."""
         if isinstance(picture, str) and picture:
-            pixels, note = decode(picture, "the image", "black")
+            pixels, note = decode(picture, "the uploaded file", "black")
             return torch.from_numpy(pixels.transpose(2, 0, 1).copy()), None, note
         if type(picture) is int and self.count:
             return *self._sample(integer("picture", picture, 0, self.count - 1)), ""

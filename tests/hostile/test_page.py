@@ -243,7 +243,7 @@ def test_requests_under_way_are_not_cut_off(server):
 
 def test_half_a_surrogate_pair_is_answered(server):
     status, reply, _ = ask(server, "POST", "/upload", {"data": "", "name": "\ud800", "zoom": 1})
-    assert status == 400 and json.loads(reply)["error"].startswith("\ud800 is no picture")
+    assert status == 400 and json.loads(reply)["error"].startswith("\ud800 is not an image")
 
 
 def test_garbage_after_a_reply_closes_the_connection(server, server_folder):
