@@ -278,4 +278,4 @@ def test_the_example_with_somebody_elses_backbone(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(own_backbone, "CONFIG", small)
     own_backbone.main(tmp_path / "run")
     out = capsys.readouterr().out
-    assert out.startswith("epoch 1: loss ") and out.count("right; trained on 2 alone") == 4
+    assert out.startswith("epoch 1: loss ") and out.count("; trained only on scale 2") == 4
