@@ -33,7 +33,7 @@ from foveate.errors import ConfigError
 
 Sum = Callable[[Tensor], Tensor]
 """Sums a tensor over all processes."""
-Ask = Callable[[Callable[..., Tensor], Tensor], Tensor]
+RunBackbone = Callable[[Callable[..., Tensor], Tensor], Tensor]
 """Runs the first argument, a backbone, on patches (N, ...) and returns (N, K)."""
 EXACT = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 WITHOUT = "train without recompute"
@@ -82,7 +82,7 @@ class Norm(NamedTuple):
 def batch_norm(*arguments: Any, add_up: Sum, **options: Any) -> Tensor:
     """Compute `F.batch_norm` in training mode, with statistics that `add_up` sums over processes.
 
-    `add_up` must be differentiable, except inside `answer_in_groups`, which intercepts this call.
+    `add_up` must be differentiable, except inside `forward_in_groups`, which intercepts this call.
     """
     norm = Norm(*arguments, **options)
     if has_torch_function_unary(norm.values):
@@ -109,12 +109,14 @@ def _affine(values: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
     return (values * gain.to(wide).view(shape) + shift.to(wide).view(shape)).to(values.dtype)
 
 
-def by_batch(module: nn.Module) -> bool:
+def uses_batch_statistics(module: nn.Module) -> bool:
     """Whether a module is a batch norm that uses the statistics of the batch."""
     return isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
 
 
-def answer_in_groups(backbone: nn.Module, ask: Ask, patches: Tensor, size: int) -> Tensor:
+def forward_in_groups(
+    backbone: nn.Module, run_backbone: RunBackbone, patches: Tensor, size: int
+) -> Tensor:
     """Map patches (B, S, ...) to logits (B, S, K), in groups of `size` channels to save memory.
 
     Dropout is independent for each group, with seeds drawn from PyTorch's random state. The random
@@ -127,9 +129,9 @@ def answer_in_groups(backbone: nn.Module, ask: Ask, patches: Tensor, size: int) 
     with torch.random.fork_rng([]):
         seeds = torch.randint(2**62, (groups,)).tolist()
     parameters = [p for p in backbone.parameters() if p.requires_grad]
-    passes = _Passes(backbone, ask, size, seeds)
+    passes = _Passes(backbone, run_backbone, size, seeds)
     outputs: Tensor = _Grouped.apply(patches, passes, *parameters)  # type: ignore[no-untyped-call]
-    if passes.drew:
+    if passes.used_random:
         torch.randint(2**62, (groups,))
     return outputs
 
@@ -162,7 +164,7 @@ def _cast_as_now(kind: str) -> Callable[[], AbstractContextManager[object]]:
     return lambda: torch.autocast(kind, dtype, enabled=enabled, cache_enabled=False)
 
 
-class _Reached(BaseException):
+class _StopAtNorm(BaseException):
     """Stops a pass at a norm and carries the input of the norm."""
 
     def __init__(self, values: Tensor, add_up: Sum | None) -> None:
@@ -175,28 +177,35 @@ class _Passes(TorchFunctionMode):
     Norm calls are identified by their order: `known[k]` and `sums[k]` belong to call k.
     """
 
-    def __init__(self, backbone: nn.Module, ask: Ask, size: int, seeds: list[int]) -> None:
+    def __init__(
+        self, backbone: nn.Module, run_backbone: RunBackbone, size: int, seeds: list[int]
+    ) -> None:
         super().__init__()
-        self.backbone, self.ask, self.size, self.seeds = backbone, ask, size, seeds
-        self.begun = {name: buffer.clone() for name, buffer in backbone.named_buffers()}
+        self.backbone, self.run_backbone, self.size, self.seeds = (
+            backbone,
+            run_backbone,
+            size,
+            seeds,
+        )
+        self.buffers_before = {name: buffer.clone() for name, buffer in backbone.named_buffers()}
         self.known: list[Statistics] = []
         self.sums: list[Sum | None] = []
         self.calls = self.end = 0
-        self.drew = False
+        self.used_random = False
 
     def forward(self, patches: Tensor) -> Tensor:
         """Compute the statistics of one norm after the other, then the logits (B, S, K)."""
         with _all_intercepted(self.backbone, lambda: self.calls):
             while True:
-                found = [self._look(patches, group) for group in range(len(self.seeds))]
+                found = [self._sums_or_logits(patches, group) for group in range(len(self.seeds))]
                 if len(self.sums) == len(self.known):
                     break
                 known = statistics(_over_processes(self.sums[-1], torch.stack(found).sum(0)))
                 mean, variance = (t.requires_grad_() for t in known[:2])
                 self.known.append(Statistics(mean, variance, known.number))
         for name, buffer in self.backbone.named_buffers():
-            if _changed(self.ended[name]):
-                buffer.copy_(self.ended[name])
+            if _changed(self.buffers_after[name]):
+                buffer.copy_(self.buffers_after[name])
         return torch.cat(found, 1)
 
     def backward(
@@ -208,11 +217,11 @@ class _Passes(TorchFunctionMode):
         for end in reversed(range(len(self.known) + 1)):
             at = 1 + len(parameters) + 2 * end
             above = self._statistics_slope(end, gradients[at : at + 2])
-            for group, answers in enumerate(slope.split(self.size, 1)):
+            for group, part in enumerate(slope.split(self.size, 1)):
                 with torch.enable_grad():
                     values = self._run(patches, group, end)
                 if values.requires_grad:
-                    slope_here = answers.flatten(0, 1) if above is None else above(values.detach())
+                    slope_here = part.flatten(0, 1) if above is None else above(values.detach())
                     _add_gradients(values, slope_here, leaves, gradients)
         return gradients[: 1 + len(parameters)]
 
@@ -234,10 +243,10 @@ class _Passes(TorchFunctionMode):
         norm = Norm(*arguments, **options)
         at, self.calls = self.calls, self.calls + 1
         if at == self.end:
-            raise _Reached(norm.values, add_up)
+            raise _StopAtNorm(norm.values, add_up)
         return _normed(norm, self.known[at])
 
-    def _look(self, patches: Tensor, group: int) -> Tensor:
+    def _sums_or_logits(self, patches: Tensor, group: int) -> Tensor:
         """Return the sums at the first norm without known statistics, or else logits (B, S, K)."""
         end = len(self.known)
         values = self._run(patches, group, end)
@@ -249,21 +258,23 @@ class _Passes(TorchFunctionMode):
         """Run a group up to norm call `end`; return the input of that norm, or the logits."""
         part = patches.split(self.size, 1)[group].flatten(0, 1)
         self.calls, self.end = 0, end
-        buffers = {name: value.clone() for name, value in self.begun.items()}
+        buffers = {name: value.clone() for name, value in self.buffers_before.items()}
         if group == 0:
-            self.ended = buffers
+            self.buffers_after = buffers
         with (
             _seeded(self.seeds[group], part.device) as drew,
             torch.compiler.set_stance("force_eager"),
         ):
             try:
                 with self:
-                    return self.ask(lambda *a: functional_call(self.backbone, buffers, a), part)
-            except _Reached as reached:
-                self.sums += [reached.add_up] if len(self.sums) == end else []
-                return reached.values
+                    return self.run_backbone(
+                        lambda *a: functional_call(self.backbone, buffers, a), part
+                    )
+            except _StopAtNorm as stop:
+                self.sums += [stop.add_up] if len(self.sums) == end else []
+                return stop.values
             finally:
-                self.drew = self.drew or drew()
+                self.used_random = self.used_random or drew()
 
     def _statistics_slope(
         self, end: int, gradients: Sequence[Tensor | None]
@@ -312,7 +323,11 @@ def _seeded(seed: int, device: torch.device) -> Iterator[Callable[[], bool]]:
 @contextmanager
 def _all_intercepted(backbone: nn.Module, calls: Callable[[], int]) -> Iterator[None]:
     """Raise if a custom batch norm runs without calling `F.batch_norm`."""
-    names = {m: n for n, m in backbone.named_modules() if by_batch(m) and type(m) not in EXACT}
+    names = {
+        m: n
+        for n, m in backbone.named_modules()
+        if uses_batch_statistics(m) and type(m) not in EXACT
+    }
     before: dict[nn.Module, int] = {}
 
     def begin(norm: nn.Module, _: Any) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from foveate.resampling.definition import View, compiled_code_reads, resample, spread_plain
-from foveate.tracing import watched
+from foveate.tracing import is_traced
 
 
 def gather(images: Tensor, view: View) -> Tensor:
@@ -27,7 +27,7 @@ def gather(images: Tensor, view: View) -> Tensor:
 def spread(gradient: Tensor, shape: torch.Size, view: View) -> Tensor:
     """Compute gradients of images of `shape` from patch gradients: the transpose of `gather`."""
     # Tracers and transforms include the batched gradients of a Jacobian.
-    if watched(gradient) or not compiled_code_reads(gradient):
+    if is_traced(gradient) or not compiled_code_reads(gradient):
         return spread_plain(gradient, shape, view)
     if not (gradient.requires_grad and torch.is_grad_enabled()):
         return _spread(gradient, shape, view)

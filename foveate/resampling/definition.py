@@ -29,7 +29,7 @@ from torch import Tensor
 from foveate.errors import ConfigError
 from foveate.native.build import library
 from foveate.scales import ScaleGrid, as_scales
-from foveate.tracing import exporting, watched
+from foveate.tracing import exporting, is_traced
 
 Padding: TypeAlias = Literal["border", "reflect"] | float
 # The largest scale that compiled code antialiases: its loops grow with the kernel width, and on a
@@ -207,7 +207,7 @@ def _can_gather(images: Tensor, view: View) -> bool:
     graph = images.requires_grad and torch.is_grad_enabled()
     # torch.compile can trace the Triton kernels, but not a gradient through them.
     if images.is_cuda and (graph or (view.blurs and not torch.compiler.is_compiling())):
-        return compiled_code_reads(images) and not watched(images)
+        return compiled_code_reads(images) and not is_traced(images)
     return compiled_code_reads(images)
 
 
@@ -215,7 +215,7 @@ def compiled_code_reads(tensor: Tensor) -> bool:
     """Whether compiled code supports this tensor and no tracer or transform must see it."""
     if tensor.is_cuda:
         return tensor.dtype != torch.float64 and not exporting()
-    if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or watched(tensor):
+    if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or is_traced(tensor):
         return False
     return library() is not None
 

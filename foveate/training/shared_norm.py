@@ -12,7 +12,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
 
 from foveate.errors import ConfigError
-from foveate.models.recompute import batch_norm, by_batch
+from foveate.models.recompute import batch_norm, uses_batch_statistics
 
 Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 Sum = Callable[[Tensor], Tensor]
@@ -61,7 +61,7 @@ class _SharedNorm(nn.Module):
             return super().forward(values)  # type: ignore[no-any-return]
         with _Sharing(self.sum_in_place) as sharing:
             outputs = super().forward(values)
-        if by_batch(self) and not sharing.calls:
+        if uses_batch_statistics(self) and not sharing.calls:
             kind = type(self).__name__.removeprefix("Shared")
             raise ConfigError(f"{kind} does not call F.batch_norm; train with norms='local'")
         return outputs  # type: ignore[no-any-return]

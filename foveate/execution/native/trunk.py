@@ -21,7 +21,7 @@ from torch.autograd.graph import increment_version
 from foveate.execution.exact import Block, plain_blocks
 from foveate.execution.native.passes import Backward, Forward, sides_of
 from foveate.native.build import library
-from foveate.tracing import watched
+from foveate.tracing import is_traced
 
 MULTIPLE = 16  # the number of filters must be a multiple of this
 CHUNK = 1024  # images at a time without gradients, so that buffers are reused
@@ -32,7 +32,7 @@ def applies(trunk: nn.Sequential, images: Tensor) -> bool:
     wanted = images.requires_grad and torch.is_grad_enabled()
     if wanted or images.device.type != "cpu" or images.dtype != torch.float32:
         return False
-    seen = watched(images) or torch.is_autocast_enabled("cpu")
+    seen = is_traced(images) or torch.is_autocast_enabled("cpu")
     return not seen and _fits(trunk, images) and library() is not None
 
 
