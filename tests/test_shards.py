@@ -161,7 +161,7 @@ def test_tars_are_shown_as_the_same_pictures_from_memory(tar_folder, scales):
     streamed = open_batches(config, *rest)(order, 16)
     resident = open_batches(replace(config, source="mnist-5k"), *rest)(order, 16)
     for one, other in zip(streamed, resident, strict=True):
-        (some, tags), (same, labels) = one.pick(), other.pick()
+        (some, tags), (same, labels) = one.select(), other.select()
         # Values of 0 to 255 pass four products of at most 28 or 24 terms; 0.02 (2 / pi) scales
         # them down: 4 · 28 · 255 · 2^-24 · 0.013 is the largest error of rounding in either.
         torch.testing.assert_close(some.inputs[0], same.inputs[0], atol=5e-5, rtol=0)

@@ -34,7 +34,7 @@ def recorded_batches(config, folder, monkeypatch, stop=None):
         step = make(*arguments, **options)
 
         def wrapped(batch):
-            seen.append(batch.pick()[1].tolist())
+            seen.append(batch.select()[1].tolist())
             return step(batch)
 
         return wrapped
@@ -166,7 +166,7 @@ def test_a_folder_streams_the_images_that_a_resident_run_has(tmp_path, picture_f
             resident = open_batches(config, split, *rest, False, load_source)
             assert len(streamed) == len(resident) == count
             for one, other in zip(streamed(order, 16), resident(order, 16), strict=True):
-                (some, tags), (same, labels) = one.pick(), other.pick()
+                (some, tags), (same, labels) = one.select(), other.select()
                 assert torch.equal(tags, labels)
                 torch.testing.assert_close(some.inputs[0], same.inputs[0], atol=5e-5, rtol=0)
     opened.clear()

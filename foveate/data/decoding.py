@@ -12,7 +12,7 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, ImageOps, ImageStat
 
 from foveate.errors import DataError
-from foveate.files import regular
+from foveate.files import check_regular
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 Behind: TypeAlias = Literal["black", "contrast"]
@@ -63,7 +63,7 @@ def is_colour(path: Path) -> bool:
 def _opened(path: Path | BinaryIO) -> Iterator[Image.Image]:
     """Open an image, and turn every error within the block into a DataError with the file name."""
     if isinstance(path, Path):
-        regular(path)
+        check_regular(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of damaged tags that affect no pixel

@@ -29,8 +29,8 @@ from torch import Tensor
 from foveate.checks import check_memory
 from foveate.errors import ConfigError, DataError
 from foveate.scale_space import discrete_gaussian, gaussian_radius
-from foveate.scales import LARGEST as LARGEST
-from foveate.scales import SMALLEST as SMALLEST
+from foveate.scales import MAX_SCALE as MAX_SCALE
+from foveate.scales import MIN_SCALE as MIN_SCALE
 from foveate.scales import check_scale as check_scale
 
 RECIPE = 1  # increase this number whenever the same options produce different pixels

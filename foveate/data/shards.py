@@ -36,7 +36,7 @@ from foveate.data.pictures import EXTENSIONS, PictureFolder, folder_state, read_
 from foveate.data.splits import SPLITS, Labels, SplitName, checked_labels, digest
 from foveate.data.store import ScaledFile
 from foveate.errors import DataError
-from foveate.files import reading, regular
+from foveate.files import check_regular, wrap_read_errors
 
 PREFIX = "shards:"
 OPEN = 32  # largest number of open files
@@ -112,15 +112,15 @@ class TarShard:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with reading(path):
-            found = list(_samples(regular(path)))
+        with wrap_read_errors(path):
+            found = list(_samples(check_regular(path)))
         labels = np.array([sample[2] for sample in found], np.float64)  # int64 overflows at 2^63
         self.labels: Labels = {_split_of(path): checked_labels(labels, str(path))}
         self.places = np.array([sample[:2] for sample in found], np.int64)
 
     def open(self) -> Any:
         """Open the file for `images`."""
-        return regular(self.path).open("rb")
+        return check_regular(self.path).open("rb")
 
     def images(self, file: Any, split: SplitName, chosen: Sequence[int]) -> list[NDArray[Any]]:
         """Read the images, each (C, H, W), at the indices `chosen`."""
@@ -269,7 +269,7 @@ class Shards:
 
     def _read(self, at: int, split: SplitName, chosen: list[int]) -> Sequence[NDArray[Any]]:
         shard = self.shards[at]
-        with reading(shard.path), self.lock:
+        with wrap_read_errors(shard.path), self.lock:
             file = self.files.pop(at, None) or shard.open()
             self.files[at] = file  # moves it to the end: the order is least recently used first
             if len(self.files) > OPEN:

@@ -32,7 +32,7 @@ from foveate.data.splits import (
     digest,
 )
 from foveate.errors import ConfigError, DataError
-from foveate.files import reading, reason_of, regular, replacing
+from foveate.files import check_regular, reason_of, replacing, wrap_read_errors
 from foveate.scales import ScaleRange
 
 # Matrix products round differently for other shapes and thread counts. Images are therefore always
@@ -289,7 +289,7 @@ class ScaledFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with reading(self.path), self.open() as file:
+        with wrap_read_errors(self.path), self.open() as file:
             self.manifest: dict[str, Any] | None = _manifest(file)
             self.labels = _read_labels(file)
         self.counts = {split: len(labels) for split, labels in self.labels.items()}
@@ -307,7 +307,7 @@ class ScaledFile:
         Raises:
             DataError: If the file does not have this split, or cannot be read.
         """
-        with reading(self.path), self.open() as file:
+        with wrap_read_errors(self.path), self.open() as file:
             if split not in self.counts:
                 holds = ", ".join(self.counts)
                 raise DataError(
@@ -324,7 +324,7 @@ class ScaledFile:
         Returns:
             An h5py file, to be closed by the caller.
         """
-        return h5py.File(regular(self.path))
+        return h5py.File(check_regular(self.path))
 
     def images(self, file: Any, split: SplitName, chosen: Sequence[int]) -> Any:
         """Read the images at given indices.

@@ -80,7 +80,7 @@ class TestSet:
         )
         try:
             for batch in batches(torch.arange(len(self)), config.batch):
-                yield batch.pick()
+                yield batch.select()
         finally:
             batches.close()
 

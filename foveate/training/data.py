@@ -66,7 +66,7 @@ class Batches:
             order = order.to(self.device)
         groups = torch.split(order, batch) if len(order) else ()
         if self.held is not None:
-            yield from (self.held._replace(chosen=chosen) for chosen in groups)
+            yield from (self.held._replace(indices=chosen) for chosen in groups)
             return
         with ThreadPoolExecutor(1) as reader:
             reads = [reader.submit(self.images.pick, self.split, chosen) for chosen in groups[:1]]

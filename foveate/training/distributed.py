@@ -362,7 +362,7 @@ def team_step(
     _PARALLEL.add(together)
 
     def step(batch: Batch) -> Tensor:
-        ready, labels = batch.pick()
+        ready, labels = batch.select()
         count = images()
         apart = count < team.count  # every process has the whole batch
         set_apart(net, apart)

@@ -8,7 +8,7 @@ import torch
 
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, FoveateError
-from foveate.execution.captured import wake_compiler
+from foveate.execution.captured import warm_up_compiler
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.data import Load
@@ -143,7 +143,7 @@ def train_together(
 
 def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFolder]:
     if shared.compiled and shared.device.type == "cuda":
-        wake_compiler()
+        warm_up_compiler()
     shared = shared._replace(load=lru_cache(maxsize=1)(shared.load))
     sessions = [Session(config, RunFolder(folder), shared) for config, folder in runs]
     active = [session.steps() for session in sessions]

@@ -300,7 +300,7 @@ class Session:
         self.net.eval()
         counts = torch.zeros(2, device=self.device)  # correct predictions, and images
         for batch in self.valid(self.team.part(torch.arange(len(self.valid))), CHUNK):
-            images, labels = batch.pick()
+            images, labels = batch.select()
             with cast(self.config.precision, self.device):
                 counts[0] += (logits(self.net, images).argmax(1) == labels).sum()
             counts[1] += len(labels)
