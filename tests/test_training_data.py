@@ -18,7 +18,7 @@ from foveate.execution.plan import prepare
 from foveate.scales import ScaleRange
 from foveate.training.data import (
     Batches,
-    draw_scales,
+    draw_training_scales,
     fitted,
     open_batches,
 )
@@ -85,17 +85,19 @@ def test_samples_are_the_first_images():
 
 def test_a_range_of_scales_is_drawn_once_for_all_seeds_and_samples():
     config = tiny(scales="1-4", samples=0)
-    scales = draw_scales(config, 3500, "train")
+    scales = draw_training_scales(config, 3500, "train")
     assert 1 <= float(scales.min()) < 1.01 < 3.9 < float(scales.max()) <= 4
-    assert torch.equal(scales, draw_scales(replace(config, seed=3), 3500, "train"))
-    assert not torch.equal(scales, draw_scales(replace(config, data_seed=3), 3500, "train"))
+    assert torch.equal(scales, draw_training_scales(replace(config, seed=3), 3500, "train"))
+    assert not torch.equal(
+        scales, draw_training_scales(replace(config, data_seed=3), 3500, "train")
+    )
     (few,) = batches_of(replace(config, samples=20), "train")(torch.arange(20), 20)
     images = rescale(load_source("mnist-5k").train.images[:20], scales[:20], size=24)
     assert torch.equal(few.images.inputs[0], prepare(MODEL.build(), images).inputs[0])
 
 
 def test_a_list_of_scales_gives_each_image_one_of_them():
-    scales = draw_scales(tiny(scales="1,2,3-4"), 3000, "train")
+    scales = draw_training_scales(tiny(scales="1,2,3-4"), 3000, "train")
     shares = [(scales == 1).sum(), (scales == 2).sum(), ((scales >= 3) & (scales <= 4)).sum()]
     assert sum(map(int, shares)) == 3000
     # Each share is binomial with p = 1/3: four standard deviations are 4 sqrt(3000 · 2/9) = 103.

@@ -36,7 +36,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from foveate.data.decoding import Behind
+from foveate.data.decoding import Background
 from foveate.data.large_scale import MIN_SCALE, check_scale, check_size, rescale
 from foveate.data.pictures import Pixels, read_picture
 from foveate.data.recipes import Recipe
@@ -163,7 +163,7 @@ def predict(
     return _in_picture(model, prediction, (height / 2 + y, width / 2 + x), zooms)
 
 
-def background_of(model: Model) -> Behind:
+def background_of(model: Model) -> Background:
     """Return the background that replaces the transparent pixels of an image."""
     return "contrast" if model.recipe is None else "black"
 

@@ -20,7 +20,7 @@ from foveate.data.shards import Shards, is_shards, open_shards
 from foveate.data.sources import Load as Load
 from foveate.data.sources import Source, open_source
 from foveate.data.splits import SplitName
-from foveate.data.store import ScaledFile, draw
+from foveate.data.store import ScaledFile, draw_scales
 from foveate.errors import ConfigError, DataError
 from foveate.execution.captured import CHUNK, Batch
 from foveate.execution.plan import Prepared, prepare
@@ -69,11 +69,13 @@ class Batches:
             yield from (self.held._replace(indices=chosen) for chosen in groups)
             return
         with ThreadPoolExecutor(1) as reader:
-            reads = [reader.submit(self.images.pick, self.split, chosen) for chosen in groups[:1]]
+            reads = [
+                reader.submit(self.images.read_batch, self.split, chosen) for chosen in groups[:1]
+            ]
             for number, chosen in enumerate(groups):
                 images, labels = reads.pop().result()
                 for coming in groups[number + 1 : number + 2]:
-                    reads.append(reader.submit(self.images.pick, self.split, coming))
+                    reads.append(reader.submit(self.images.read_batch, self.split, coming))
                 yield self._prepared(images, labels, chosen)
 
     def close(self) -> None:
@@ -89,7 +91,7 @@ class Batches:
         """Prepare all images and hold them on the device."""
         held: Prepared | None = None
         for chosen in torch.arange(self.count).split(CHUNK):
-            ready = self._prepared(*self.images.pick(self.split, chosen), chosen)[0]
+            ready = self._prepared(*self.images.read_batch(self.split, chosen), chosen)[0]
             if held is None:  # allocate the whole once, and fill it chunk by chunk
                 _check_memory(config, ready, self.count, self.device)
                 whole = tuple(t.new_empty(self.count, *t.shape[1:]) for t in ready.inputs)
@@ -127,7 +129,7 @@ def open_batches(
     count = _count(config, len(labels), split)
     batches = Batches(images, split, count, net, device, config.precision)
     if not is_made(config.source):
-        show = _rescaling(draw_scales(config, len(labels), split)[:count], config)
+        show = _rescaling(draw_training_scales(config, len(labels), split)[:count], config)
         batches = replace(batches, show=show)
     return batches if stream or is_shards(config.source) else batches.resident(config)
 
@@ -171,10 +173,10 @@ def _rescaling(scales: Tensor, config: TrainConfig) -> Show:
     return show
 
 
-def draw_scales(config: TrainConfig, count: int, split: SplitName) -> Tensor:
+def draw_training_scales(config: TrainConfig, count: int, split: SplitName) -> Tensor:
     """Draw the scale of each image; the result does not depend on the training seed."""
     ranges = parse_scales(config.scales)
-    drawn = torch.stack([draw(r, count, config.data_seed, split) for r in ranges])
+    drawn = torch.stack([draw_scales(r, count, config.data_seed, split) for r in ranges])
     if len(ranges) == 1:
         return drawn[0]
     choice = np.random.default_rng([config.data_seed, 9]).integers(len(ranges), size=count)

@@ -144,7 +144,7 @@ class PhotoBatches(Batches):
         """Record images that were left out."""
         assert isinstance(self.images, Shards)
         for index, reason in missing:
-            name = self.images.where(self.split, index).removeprefix("image ")
+            name = self.images.describe_image(self.split, index).removeprefix("image ")
             self.skipped[self.split, name] = reason
 
     def _reader(self, batch: int) -> "_Reader":
@@ -250,7 +250,7 @@ class PhotoDataset(Dataset[Sample]):
         try:
             return self.resize(picture)
         except DataError as error:
-            raise DataError(f"{self.images.where(self.split, index)} {error}") from error
+            raise DataError(f"{self.images.describe_image(self.split, index)} {error}") from error
 
 
 @torch.no_grad()
