@@ -123,8 +123,9 @@ def _read_idx_folder(name: str, report: Report | None) -> Source:
     tensors = [read_idx(decode(paths[0]), str(paths[0])) for paths in found.values()]
     if tensors[0].shape[1:] != tensors[2].shape[1:]:
         raise DataError(
-            f"training and test images in {folder} differ in shape: {describe_tensor(tensors[0])} and "
-            f"{describe_tensor(tensors[2])}; resize them to one size"
+            f"training and test images in {folder} differ in shape: "
+            f"{describe_tensor(tensors[0])} and {describe_tensor(tensors[2])}; "
+            "resize them to one size"
         )
     count = int(max(tensors[1].max(), tensors[3].max())) + 1
     return _from_tensors(name, tensors, tuple(str(label) for label in range(count)))
@@ -160,8 +161,9 @@ def _split(images: Tensor, labels: Tensor, what: str) -> Split:
     """Return a split of grey images (N, H, W) and labels (N,), the shapes in IDX files."""
     if images.ndim != 3 or labels.ndim != 1:
         raise DataError(
-            f"the {what} must have images (N, H, W) and labels (N,), got {describe_tensor(images)} and "
-            f"{describe_tensor(labels)}; check whether the files are swapped"
+            f"the {what} must have images (N, H, W) and labels (N,), "
+            f"got {describe_tensor(images)} and {describe_tensor(labels)}; "
+            "check whether the files are swapped"
         )
     if len(images) != len(labels):
         raise DataError(
