@@ -24,7 +24,7 @@ from foveate.evaluation.test_sets import open_test_set
 from foveate.sweeps.study import read_study
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import build_net
-from foveate.training.data import fitted, is_photo, open_batches
+from foveate.training.data import adapt_to_source, is_photo, open_batches
 from foveate.training.distributed import Team
 from foveate.training.loop import train
 from foveate.training.presets import preset
@@ -290,7 +290,7 @@ def test_a_bad_first_picture_of_a_tar_does_not_decide_the_recipe(tmp_path, grey)
         return
     settings = {**SETTINGS, "source": source}
     del settings["recipe"]
-    config = fitted(preset("fovavg").changed(settings), load_source)
+    config = adapt_to_source(preset("fovavg").changed(settings), load_source)
     assert is_photo(config)
     found = train(config, tmp_path / "run", workers=0, bad="skip")
     assert list(read_skipped(found.path)) == [("train", f"0 of {tmp_path / 'train-0.tar'}")]

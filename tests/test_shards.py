@@ -22,7 +22,7 @@ from foveate.data.store import FileSpec, ScaledFile, write
 from foveate.errors import ConfigError, DataError
 from foveate.scales import ScaleRange
 from foveate.training.checkpoint import RunFolder
-from foveate.training.data import fitted, made_from, open_batches
+from foveate.training.data import adapt_to_source, generated_from, open_batches
 from foveate.training.loop import train
 
 SIDE = 24
@@ -251,9 +251,9 @@ def test_a_config_follows_its_shards(tmp_path):
     for low, high in ((1, 1), (2, 4)):
         spec = FileSpec(train=ScaleRange(low, high), test=ScaleRange(1, 1), size=16)
         write(spec, source, tmp_path)
-    config = fitted(tiny(source=f"shards:{tmp_path}"), load_source)
+    config = adapt_to_source(tiny(source=f"shards:{tmp_path}"), load_source)
     assert (config.size, config.scales, config.border) == (16, "1,2-4", "replicate")
-    assert made_from(config.source) == "mnist-5k"
+    assert generated_from(config.source) == "mnist-5k"
     with pytest.raises(ConfigError, match="has images of 16 pixels, not 24; set size=16"):
         train(tiny(source=f"shards:{tmp_path}"), tmp_path / "run")
 

@@ -18,8 +18,8 @@ from foveate.execution.plan import prepare
 from foveate.scales import ScaleRange
 from foveate.training.data import (
     Batches,
+    adapt_to_source,
     draw_training_scales,
-    fitted,
     open_batches,
 )
 from foveate.training.loop import train
@@ -156,7 +156,9 @@ def test_a_folder_streams_the_images_that_a_resident_run_has(tmp_path, picture_f
     opened = []
     read = folder.read_picture
     monkeypatch.setattr(folder, "read_picture", lambda path: opened.append(path) or read(path))
-    config = fitted(tiny(source=f"folder:{picture_folder}", samples=50), load_source, stream=True)
+    config = adapt_to_source(
+        tiny(source=f"folder:{picture_folder}", samples=50), load_source, stream=True
+    )
     assert (config.model.channels, config.model.classes) == (1, 3)
     assert len(opened) == 1
     for scales in ("1", "1-2"):
@@ -178,7 +180,9 @@ def test_a_folder_streams_the_images_that_a_resident_run_has(tmp_path, picture_f
 
 
 def test_a_folder_whose_pictures_differ_is_said_when_it_is_read(tmp_path, picture_folder):
-    config = fitted(tiny(source=f"folder:{picture_folder}", samples=50), load_source, stream=True)
+    config = adapt_to_source(
+        tiny(source=f"folder:{picture_folder}", samples=50), load_source, stream=True
+    )
     Image.new("RGB", (28, 28)).save(picture_folder / "1" / "005.png")
     with pytest.raises(DataError, match=r"005\.png has shape \(3, 28, 28\), but the first image"):
         train(config, tmp_path / "run", stream=True)
@@ -194,7 +198,7 @@ def test_streaming_reads_ahead_by_one_batch_only(data_file):
 
 
 def test_a_config_follows_its_file(data_file):
-    config = fitted(tiny(source=str(data_file), size=112), load_source)
+    config = adapt_to_source(tiny(source=str(data_file), size=112), load_source)
     assert (config.size, config.scales, config.border) == (24, "1.5", "replicate")
     assert (config.model.channels, config.model.classes) == (1, 10)
 
@@ -208,10 +212,10 @@ def test_official_names_say_the_scales(data_file, tmp_path):
         for split in ("train", "val", "test"):
             file[f"x_{split}"] = np.zeros((5, 8, 8, 3), np.float32)
             file[f"y_{split}"] = np.arange(5.0)
-    config = fitted(tiny(source=str(path)), load_source)
+    config = adapt_to_source(tiny(source=str(path)), load_source)
     assert (config.scales, config.size) == ("1-4", 8)
     assert (config.model.channels, config.model.classes) == (3, 5)
-    kept = fitted(tiny(source=str(path)), load_source, given={"model.classes"})
+    kept = adapt_to_source(tiny(source=str(path)), load_source, explicit_fields={"model.classes"})
     assert kept.model.classes == 10
 
 

@@ -208,7 +208,7 @@ def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) ->
     """
     from foveate.errors import ConfigError
     from foveate.scales import parse_windows
-    from foveate.training.data import fitted, is_made, is_photo
+    from foveate.training.data import adapt_to_source, is_generated, is_photo
     from foveate.training.presets import preset
 
     windows = given.pop("windows", None)
@@ -220,11 +220,11 @@ def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) ->
         config = replace(config, model=replace(config.model, scales=scales))
         given["model.scales"] = windows
     for key in ("scales", "size", "border"):
-        if key in given and is_made(config.source):
+        if key in given and is_generated(config.source):
             raise ConfigError(
                 f"the images in {config.source} are already rescaled; leave out {key}"
             )
-    config = fitted(config, load, given, stream)
+    config = adapt_to_source(config, load, given, stream)
     for key in ("scales", "size", "border"):
         if key in given and is_photo(config):
             raise ConfigError(f"the recipe photo has no {key}; set recipe.base, the short side")
