@@ -30,7 +30,7 @@ from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import adapt_to_source
 from foveate.training.loop import train
 from foveate.training.presets import preset
-from foveate.training.state import adam
+from foveate.training.state import make_optimiser
 
 CPU = torch.device("cpu")
 
@@ -50,7 +50,7 @@ def test_the_cosine_rises_to_the_peak_and_falls_to_the_floor():
 
 def one_step(config, images, labels, net):
     """The tiny network after one step of the run's optimiser."""
-    optimiser = adam(net, config, CPU)
+    optimiser = make_optimiser(net, config, CPU)
     step = plain_step(net, optimiser, "float32", config.label_smoothing)
     loss = step(Batch(prepare(net, images), labels))
     return net, loss

@@ -100,7 +100,7 @@ def test_on_a_gpu_batches_are_those_of_the_cpu_and_runs_repeat(tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "stopped", device="cuda", workers=0, watch=stop)
+        train(config, tmp_path / "stopped", device="cuda", workers=0, callback=stop)
     again = train(config, tmp_path / "stopped", device="cuda", workers=1)
     assert same_bits(weights(again.path), weights(whole.path))
 
@@ -148,12 +148,12 @@ def test_a_run_has_the_same_bits_with_any_number_of_workers(tmp_path, whole, wor
 
 @pytest.mark.parametrize("stop", [2, STEPS + 1])
 def test_a_run_has_the_same_bits_after_an_interruption(tmp_path, whole, stop):
-    def watch(config, progress, steps):
+    def callback(config, progress, steps):
         if progress.epoch * steps + progress.step == stop:
             signal.raise_signal(signal.SIGINT)  # is held back to the end of the step
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        train(photo_config(), tmp_path, watch=watch, workers=2)
+        train(photo_config(), tmp_path, callback=callback, workers=2)
     assert not multiprocessing.active_children()  # though `caught` has the frames of the run
     del caught
     assert_as_if_nothing_had_been(train(photo_config(), tmp_path, workers=1).path, whole)
@@ -182,7 +182,7 @@ def test_runs_side_by_side_are_what_they_are_alone(tmp_path, whole):
 def test_processes_of_a_run_read_their_parts_of_the_same_batches():
     batches, order = opened(photo_config()), torch.randperm(24)
     whole = [batch.images.inputs[0] for batch in batches(order, 10, (0, 1))]
-    dealt = [Team(rank=rank, count=3).deal(order, 10) for rank in range(3)]
+    dealt = [Team(rank=rank, count=3).split_batches(order, 10) for rank in range(3)]
     hands = [
         [batch.images.inputs[0] for part, size in deal for batch in batches(part, size, (0, 1))]
         for deal in dealt

@@ -52,8 +52,8 @@ def test_every_run_is_in_the_table_with_how_it_was_made(done):
         assert record.validation == folder.metrics()[-1]["validation"]
         assert record.seconds > 0 and record.memory > 10
         assert (record.version, record.hardware) == (
-            folder.about()["version"],
-            folder.about()["hardware"],
+            folder.provenance()["version"],
+            folder.provenance()["hardware"],
         )
 
 
@@ -109,7 +109,7 @@ def test_an_interruption_keeps_what_is_done(tmp_path):
 
     study = Study(jobs(), tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        list(study.run(LocalEngine(watch=stop)))
+        list(study.run(LocalEngine(callback=stop)))
     again = Study(jobs(), tmp_path)
     assert [job.config.seed for job in again.left] == [1, 2]
     assert RunFolder(tmp_path / "row-s1").saved

@@ -177,11 +177,11 @@ from test_shards import config_for
 
 session.SAVE_EVERY = 0.0
 
-def watch(config, progress, steps):
+def callback(config, progress, steps):
     if (progress.epoch, progress.step) == (1, 3):
         os.kill(os.getpid(), signal.SIGKILL)
 
-train(config_for(sys.argv[1]), Path(sys.argv[2]), watch=watch)
+train(config_for(sys.argv[1]), Path(sys.argv[2]), callback=callback)
 """
 
 

@@ -39,12 +39,12 @@ def recorded_batches(config, folder, monkeypatch, stop=None):
 
         return wrapped
 
-    def watch(config, progress, steps):
+    def callback(config, progress, steps):
         if progress.epoch * steps + progress.step == stop:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(session, "make_step", recording)
-    train(config, folder, watch=watch)
+    train(config, folder, callback=callback)
     return seen
 
 

@@ -79,15 +79,16 @@ class Norm(NamedTuple):
     eps: float = 1e-5
 
 
-def batch_norm(*arguments: Any, add_up: Sum, **options: Any) -> Tensor:
-    """Compute `F.batch_norm` in training mode, with statistics that `add_up` sums over processes.
+def batch_norm(*arguments: Any, all_reduce_sum: Sum, **options: Any) -> Tensor:
+    """Compute `F.batch_norm` in training mode, with statistics over all processes.
 
-    `add_up` must be differentiable, except inside `forward_in_groups`, which intercepts this call.
+    `all_reduce_sum` must be differentiable, except inside `forward_in_groups`, which intercepts
+    this call.
     """
     norm = Norm(*arguments, **options)
     if has_torch_function_unary(norm.values):
-        return handle_torch_function(batch_norm, norm[:1], *norm, add_up=add_up)
-    return _normed(norm, statistics(add_up(batch_sums(norm.values))))
+        return handle_torch_function(batch_norm, norm[:1], *norm, all_reduce_sum=all_reduce_sum)
+    return _normed(norm, statistics(all_reduce_sum(batch_sums(norm.values))))
 
 
 def _normed(norm: Norm, found: Statistics) -> Tensor:
@@ -167,8 +168,8 @@ def _cast_as_now(kind: str) -> Callable[[], AbstractContextManager[object]]:
 class _StopAtNorm(BaseException):
     """Stops a pass at a norm and carries the input of the norm."""
 
-    def __init__(self, values: Tensor, add_up: Sum | None) -> None:
-        self.values, self.add_up = values, add_up
+    def __init__(self, values: Tensor, all_reduce_sum: Sum | None) -> None:
+        self.values, self.all_reduce_sum = values, all_reduce_sum
 
 
 class _Passes(TorchFunctionMode):
@@ -238,12 +239,12 @@ class _Passes(TorchFunctionMode):
             raise ConfigError(f"recompute cannot split {name} over groups; {WITHOUT}")
         return func(*args, **kwargs)
 
-    def at_norm(self, *arguments: Any, add_up: Sum | None = None, **options: Any) -> Tensor:
+    def at_norm(self, *arguments: Any, all_reduce_sum: Sum | None = None, **options: Any) -> Tensor:
         """Replace a norm call: stop the pass, or normalise with known statistics."""
         norm = Norm(*arguments, **options)
         at, self.calls = self.calls, self.calls + 1
         if at == self.end:
-            raise _StopAtNorm(norm.values, add_up)
+            raise _StopAtNorm(norm.values, all_reduce_sum)
         return _normed(norm, self.known[at])
 
     def _sums_or_logits(self, patches: Tensor, group: int) -> Tensor:
@@ -271,7 +272,7 @@ class _Passes(TorchFunctionMode):
                         lambda *a: functional_call(self.backbone, buffers, a), part
                     )
             except _StopAtNorm as stop:
-                self.sums += [stop.add_up] if len(self.sums) == end else []
+                self.sums += [stop.all_reduce_sum] if len(self.sums) == end else []
                 return stop.values
             finally:
                 self.used_random = self.used_random or drew()
@@ -293,9 +294,9 @@ class _Passes(TorchFunctionMode):
         return lambda values: _affine(values, 2 * of_variance, shift)
 
 
-def _over_processes(add_up: Sum | None, sums: Tensor) -> Tensor:
+def _over_processes(all_reduce_sum: Sum | None, sums: Tensor) -> Tensor:
     """Sum over the processes that share a norm's statistics, if there are several."""
-    return sums if add_up is None else add_up(sums)
+    return sums if all_reduce_sum is None else all_reduce_sum(sums)
 
 
 def _changed(clone: Tensor) -> bool:
