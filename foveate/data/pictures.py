@@ -84,7 +84,7 @@ class PictureFolder:
         return ExitStack()
 
     def images(self, file: object, split: SplitName, indices: Sequence[int]) -> list[Pixels]:
-        """Read the images, each (C, H, W), at the indices `indices`."""
+        """Read the images, each (C, H, W), at the given `indices`."""
         paths = [self.items[split][index][0] for index in indices]
         return [read_picture(path).transpose(2, 0, 1) for path in paths]
 

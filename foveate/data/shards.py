@@ -54,7 +54,7 @@ class Shard(Protocol):
         """Open the file for `images`; the returned object has a `close` method."""
 
     def images(self, file: Any, split: SplitName, indices: Sequence[int]) -> Sequence[NDArray[Any]]:
-        """Read the images, each (C, H, W), float32 or uint8, at the ascending indices `indices`."""
+        """Read the images, each (C, H, W), float32 or uint8, at the given ascending `indices`."""
 
     def describe_image(self, split: SplitName, index: int) -> str:
         """Return the name of an image for error messages."""
@@ -123,7 +123,7 @@ class TarShard:
         return check_regular(self.path).open("rb")
 
     def images(self, file: Any, split: SplitName, indices: Sequence[int]) -> list[NDArray[Any]]:
-        """Read the images, each (C, H, W), at the indices `indices`."""
+        """Read the images, each (C, H, W), at the given `indices`."""
         found = []
         for index in indices:
             offset, size = map(int, self.places[index])
@@ -214,7 +214,7 @@ class Shards:
         return self._labels[split]
 
     def read_batch(self, split: SplitName, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the images (N, C, H, W) and labels (N,) at the indices `indices`, in their order."""
+        """Read the images (N, C, H, W) and labels (N,) at the given `indices`, in their order."""
         labels, starts = self.labels(split)[indices], self.starts[split]
         owners = np.searchsorted(starts, indices.numpy(), side="right") - 1
         images = np.empty((len(indices), *self.shape), self.first.dtype)

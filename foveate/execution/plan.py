@@ -68,9 +68,9 @@ class Prepared:
     plan: Plan
     inputs: Inputs
 
-    def __getitem__(self, chosen: Tensor) -> "Prepared":
-        """Select images by the indices `chosen` (B,)."""
-        return replace(self, inputs=tuple(tensor[chosen] for tensor in self.inputs))
+    def __getitem__(self, indices: Tensor) -> "Prepared":
+        """Select images by their `indices` (B,)."""
+        return replace(self, inputs=tuple(tensor[indices] for tensor in self.inputs))
 
 
 def choose(net: nn.Module, images: Tensor) -> Plan:
