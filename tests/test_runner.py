@@ -98,7 +98,7 @@ def test_a_failed_run_does_not_stop_the_others(tmp_path):
     study = Study([replace(wrong, name="wrong", rows=(("t", "wrong"),)), good], tmp_path)
     ended = list(study.run(LocalEngine(together=2)))
     assert [type(one) for one in ended] == [Failure, Done]
-    assert "training images" in ended[0].reason
+    assert "the size of the training set" in ended[0].reason
     assert [job.name for job in study.left] == ["wrong"]
 
 
