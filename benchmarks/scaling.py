@@ -36,10 +36,10 @@ from foveate.sweeps.records import write_results
 from foveate.sweeps.runner import Done
 from foveate.training.checkpoint import Progress, RunFolder, hardware
 from foveate.training.config import TrainConfig
-from foveate.training.distributed import Norms, Team, joined
+from foveate.training.distributed import Norms, Team, join_processes
 from foveate.training.loop import train
 from foveate.training.presets import preset
-from foveate.training.state import adam, state_of
+from foveate.training.state import capture_state, make_optimiser
 
 CPU = torch.device("cpu")
 Table = dict[str, float]
@@ -66,7 +66,7 @@ def step_of(model: ModelConfig, count: int = 32) -> Step:
     images, labels = torch.randn(count, 1, 112, 112), torch.randint(0, 10, (count,))
     with torch.no_grad():
         batch = Batch(prepare(net, images), labels)
-    train_on = plain_step(net, adam(net, config, CPU), "float32")
+    train_on = plain_step(net, make_optimiser(net, config, CPU), "float32")
 
     def step() -> None:
         train_on(batch)
@@ -99,14 +99,14 @@ def by_images(counts: Sequence[int] = (500, 1000, 2000, 3500)) -> dict[str, Tabl
         config = replace(preset("fovavg"), source="mnist-5k", samples=count, epochs=1)
         first = list[float]()
 
-        def watch(
+        def callback(
             config: TrainConfig, progress: Progress, steps: int, first: list[float] = first
         ) -> None:
             first.append(time.perf_counter() - progress.seconds)
 
         begun = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:
-            run = train(config, Path(folder), watch=watch)
+            run = train(config, Path(folder), callback=callback)
             epoch = run.metrics()[-1]["seconds"]
         found[str(count)] = {"epoch, s": epoch, "before the first step, s": first[0] - begun}
     return {key: value for key, value in found.items() if key != "32"}
@@ -132,10 +132,10 @@ def as_process(norms: Norms) -> None:
     """Run one of the processes of `by_processes`; the first one prints the result."""
     torch.set_num_threads(1)
     config = replace(preset("fovavg"), source="mnist-5k", samples=1000, epochs=2)
-    with joined("cpu", norms) as team, tempfile.TemporaryDirectory() as folder:
+    with join_processes("cpu", norms) as team, tempfile.TemporaryDirectory() as folder:
         calls = counted_reductions() if team.count > 1 else [0]
         run = train(config, Path(folder), team=team)
-        if not team.leads:
+        if not team.is_main:
             waits(team)
             return
         seconds = [entry["seconds"] for entry in run.metrics()]
@@ -166,7 +166,7 @@ def waits(team: Team, rounds: int = 200) -> Table:
         for turn in range(rounds + 20):
             if turn == 20:
                 start = time.perf_counter()
-            team.add_up(tensor)
+            team.all_reduce_sum(tensor)
         found[name] = 1e3 * (time.perf_counter() - start) / rounds
     return found
 
@@ -175,12 +175,12 @@ def of_a_run() -> Table:
     """Measure the sizes of files and inputs of a run, and the time of a save that reaches disk."""
     config = preset("fovavg")
     net = config.model.build()
-    optimiser = adam(net, config, CPU)
+    optimiser = make_optimiser(net, config, CPU)
     for parameter in net.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimiser.step()
     with tempfile.TemporaryDirectory() as folder:
-        run, state = RunFolder(Path(folder)), state_of(net, optimiser)
+        run, state = RunFolder(Path(folder)), capture_state(net, optimiser)
         saving = medians({"save": lambda: run.save(Progress(), state)})["save"]
         run.finish(Progress(), net.state_dict(), config)
         weights = run.weights.stat().st_size

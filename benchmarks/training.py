@@ -83,7 +83,7 @@ def whole_runs(name: str, seeds: int = 3) -> dict[str, float]:
     """Measure `seeds` concurrent runs of batch 32: seconds per run, and to the first step."""
     epochs, first = EPOCHS[name], list[float]()
 
-    def watch(config: TrainConfig, progress: Progress, steps: int) -> None:
+    def callback(config: TrainConfig, progress: Progress, steps: int) -> None:
         if not first:
             torch.cuda.synchronize()
             first.append(time.perf_counter() - BEGUN)
@@ -91,7 +91,7 @@ def whole_runs(name: str, seeds: int = 3) -> dict[str, float]:
     config = replace(preset(f"{name}-tr2"), precision="bf16", epochs=epochs, batch=32)
     with tempfile.TemporaryDirectory() as folder:
         runs = [(replace(config, seed=s), Path(folder) / str(s)) for s in range(seeds)]
-        folders = train_together(runs, device="cuda", watch=watch)
+        folders = train_together(runs, device="cuda", callback=callback)
         total = time.perf_counter() - BEGUN
         steady = [_per_epoch(f) for f in folders]
         validation = [f.metrics()[-1]["validation"] for f in folders]

@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from foveate.errors import ConfigError
 
-NOTICED = 1 << 28  # bytes; smaller requests are not checked against the free memory
+MIN_CHECKED = 1 << 28  # bytes; smaller requests are not checked against the free memory
 NAMES = {
     int: "a whole number",
     float: "a finite number",
@@ -54,7 +54,7 @@ def check_keys(what: str, values: object, known: set[str]) -> None:
 
 def check_memory(needed: float, what: str, remedy: str) -> None:
     """Raise a ConfigError if `needed` bytes exceed the free memory of this machine."""
-    if needed > NOTICED and needed > (free := free_memory()):
+    if needed > MIN_CHECKED and needed > (free := free_memory()):
         raise ConfigError(
             f"{what} need about {needed / 1e9:.1f} GB of memory, but {free / 1e9:.1f} GB are free; "
             f"{remedy}"

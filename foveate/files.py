@@ -34,7 +34,7 @@ def cache_dir() -> Path:
     return platformdirs.user_cache_path("foveate")
 
 
-def regular(path: Path) -> Path:
+def check_regular(path: Path) -> Path:
     """Return `path`; raise a DataError for a FIFO, socket or device, which could block on open.
 
     Symbolic links are followed. Missing files and folders pass: opening them raises a clear error.
@@ -81,7 +81,7 @@ def write_text(path: Path, text: str) -> None:
 
 def read_text(path: Path) -> str:
     """Read a regular file of UTF-8 text."""
-    return regular(path).read_text(encoding="utf-8")
+    return check_regular(path).read_text(encoding="utf-8")
 
 
 def reason_of(error: BaseException) -> str:
@@ -90,7 +90,7 @@ def reason_of(error: BaseException) -> str:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
+def wrap_read_errors(path: Path) -> Iterator[None]:
     """Convert any error raised in the block into a one-line DataError that names `path`."""
     try:
         yield

@@ -24,10 +24,10 @@ from typing import Any
 from foveate.checks import check_keys
 from foveate.errors import ConfigError
 
-WHOLE = 1e-6  # tolerance in steps when testing for a whole number of steps
+STEP_TOLERANCE = 1e-6  # tolerance in steps when testing for a whole number of steps
 MAX_SCALES = 1000
 """The maximum number of scales, and therefore of scale channels."""
-SMALLEST, LARGEST = 1 / 16, 64.0  # range of scales at which images can be generated
+MIN_SCALE, MAX_SCALE = 1 / 16, 64.0  # range of scales at which images can be generated
 PER_OCTAVE = 4  # density of the paper's grid, and of a range that is expanded to a list
 
 
@@ -80,7 +80,7 @@ class ScaleGrid:
         """Return the number of steps from low to high; raise unless it is whole."""
         steps = (math.log2(self.high) - math.log2(self.low)) * self.per_octave
         _check_count(steps + 1)
-        if abs(steps - round(steps)) > WHOLE:
+        if abs(steps - round(steps)) > STEP_TOLERANCE:
             fitting = self._scale(round(steps))
             raise ConfigError(
                 f"high={self.high:g} is not a whole number of steps above low={self.low:g} "
@@ -149,7 +149,7 @@ class ScaleGrid:
             raise ConfigError(
                 f"largest must be at least smallest, got {low:g} to {high:g}; swap them"
             )
-        steps = math.ceil((math.log2(high) - math.log2(low)) * density - WHOLE)
+        steps = math.ceil((math.log2(high) - math.log2(low)) * density - STEP_TOLERANCE)
         _check_count(steps + 1)
         return cls(low / side, low / side * 2.0 ** (steps / density), per_octave)
 
@@ -240,14 +240,14 @@ class ScaleRange:
         Returns:
             Four scales per octave from ``low`` to ``high``, both included.
         """
-        steps = math.ceil(PER_OCTAVE * math.log2(self.high / self.low) - WHOLE)
+        steps = math.ceil(PER_OCTAVE * math.log2(self.high / self.low) - STEP_TOLERANCE)
         return (*(self.low * 2.0 ** (k / PER_OCTAVE) for k in range(steps)), self.high)
 
 
 def check_scale(scale: float) -> float:
     """Return `scale` if images can be generated at it, otherwise raise a ConfigError."""
-    if not SMALLEST <= scale <= LARGEST:  # also rejects NaN
-        raise ConfigError(f"scale must lie between 1/16 and {LARGEST:g}, got {scale:g}")
+    if not MIN_SCALE <= scale <= MAX_SCALE:  # also rejects NaN
+        raise ConfigError(f"scale must lie between 1/16 and {MAX_SCALE:g}, got {scale:g}")
     return scale
 
 

@@ -15,7 +15,7 @@ def exporting() -> bool:
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
-def watched(tensor: Tensor) -> bool:
+def is_traced(tensor: Tensor) -> bool:
     """Whether PyTorch must see every operation on a tensor, which rules out compiled kernels.
 
     True under a compiler, a transform such as `vmap`, forward-mode differentiation, or a mode that

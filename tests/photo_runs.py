@@ -15,12 +15,12 @@ SETTINGS |= {"recipe.shift": "6", "batch": "10", "epochs": "3", "source": SOURCE
 def photo_config(**changes):
     """Three windows of 16 to 64 pixels in pictures with a short side of 48: 3 steps an epoch."""
     from foveate.data.sources import load_source
-    from foveate.training.data import fitted
+    from foveate.training.data import adapt_to_source
     from foveate.training.presets import preset
 
     changes = {key.replace("__", "."): value for key, value in changes.items()}
     given = {**SETTINGS, **changes}
-    return fitted(preset("fovavg").changed(given), load_source, given)
+    return adapt_to_source(preset("fovavg").changed(given), load_source, given)
 
 
 def backbone(channels, classes):

@@ -18,7 +18,7 @@ from foveate.execution.plan import Prepared
 from foveate.models.channels import ScaleChannels
 from foveate.models.zoo import ModelConfig
 from foveate.training.checkpoint import RunFolder
-from foveate.training.distributed import Team, joined, team_step
+from foveate.training.distributed import Team, join_processes, team_step
 from foveate.training.loop import train
 from foveate.training.shared_norm import running_statistics, share_norms
 
@@ -46,7 +46,7 @@ def steps_of(net, batches, make):
 
 def own_parts(team, batches):
     for images, labels in batches:
-        for part, _ in team.deal(torch.arange(len(labels)), max(len(labels), team.count)):
+        for part, _ in team.split_batches(torch.arange(len(labels)), max(len(labels), team.count)):
             yield images[part], labels[part]
 
 
@@ -144,7 +144,7 @@ def norms_of_every_kind(team):
         shape = (5, 4, *space)
         alone, values = kind(4).double(), 100 + torch.randn(*shape, dtype=torch.float64)
         shared = nn.Sequential(copy.deepcopy(alone))
-        share_norms(shared, team.add_up)
+        share_norms(shared, team.all_reduce_sum)
         assert shared.state_dict().keys() == {f"0.{key}" for key in alone.state_dict()}
         weights = torch.randn_like(values)
         whole, part = values.clone().requires_grad_(), team.part(values).clone().requires_grad_()
@@ -159,15 +159,17 @@ def norms_of_every_kind(team):
 
 
 def words_reach_everyone(team):
-    assert team.tell(7 + team.rank) == 7
-    assert team.share(b"hello" if team.leads else b"") == b"hello"
-    assert team.share(b"") == b""
+    assert team.broadcast_int(7 + team.rank) == 7
+    assert team.broadcast_bytes(b"hello" if team.is_main else b"") == b"hello"
+    assert team.broadcast_bytes(b"") == b""
     order = team.in_turn(lambda: team.store.add("turn", 1))
     assert (order == 1) == (os.environ["LOCAL_RANK"] == "0")
-    assert int(team.add_up(torch.tensor(int(team.may_say())))) == 1
+    assert int(team.all_reduce_sum(torch.tensor(int(team.may_print())))) == 1
     team.seed(1, 2, 3)
     drawn = torch.rand(())
-    assert float(team.add_up(drawn.clone())) != team.count * float(drawn)  # others draw others
+    assert float(team.all_reduce_sum(drawn.clone())) != team.count * float(
+        drawn
+    )  # others draw others
     team.seed(1, 2, 3)
     assert torch.equal(torch.rand(()), drawn)
 
@@ -175,24 +177,24 @@ def words_reach_everyone(team):
 def dropout_goes_on_with_the_same_draws(team, folder):
     """Interrupted in mid-epoch by all processes at once, and gone on."""
 
-    def watch(config, progress, steps):
+    def callback(config, progress, steps):
         bits = torch.get_rng_state().long()
         state = int((bits * torch.arange(len(bits))).sum())
-        assert (team.tell(state) == state) == team.leads  # each draws for itself
+        assert (team.broadcast_int(state) == state) == team.is_main  # each draws for itself
         if (progress.epoch, progress.step) == (1, 2):
             raise KeyboardInterrupt
 
     with suppress(KeyboardInterrupt):
-        train(tiny(), folder / "a", watch=watch, team=team)
-    assert not team.leads or RunFolder(folder / "a").load()[0].step == 2
+        train(tiny(), folder / "a", callback=callback, team=team)
+    assert not team.is_main or RunFolder(folder / "a").load()[0].step == 2
     for name in "ab":
         train(tiny(), folder / name, team=team)
-    team.tell(0)  # the first process has written
+    team.broadcast_int(0)  # the first process has written
     assert same_bits(weights(folder / "a"), weights(folder / "b"))
 
 
 if __name__ == "__main__":
-    with joined("cpu") as team:
+    with join_processes("cpu") as team:
         torch.manual_seed(0)
         still = replace(MODEL, dropout=0.0)
         words_reach_everyone(team)

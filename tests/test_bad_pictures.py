@@ -24,7 +24,7 @@ from foveate.evaluation.test_sets import open_test_set
 from foveate.sweeps.study import read_study
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import build_net
-from foveate.training.data import fitted, is_photo, open_batches
+from foveate.training.data import adapt_to_source, is_photo, open_batches
 from foveate.training.distributed import Team
 from foveate.training.loop import train
 from foveate.training.presets import preset
@@ -96,12 +96,12 @@ def test_a_run_that_skips_is_the_same_for_any_number_of_workers(damaged, whole, 
 
 @pytest.mark.parametrize("stop", [2, 8])
 def test_a_run_that_skips_is_the_same_after_an_interruption(damaged, whole, tmp_path, stop):
-    def watch(config, progress, steps):
+    def callback(config, progress, steps):
         if progress.epoch * steps + progress.step == stop:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train(config_of(damaged), tmp_path, watch=watch, workers=2, bad="skip")
+        train(config_of(damaged), tmp_path, callback=callback, workers=2, bad="skip")
     found = train(config_of(damaged), tmp_path, workers=0, bad="skip")
     assert same_bits(weights(found.path), weights(whole.path))
     assert timeless(found.path) == timeless(whole.path)
@@ -126,14 +126,14 @@ def test_a_batch_of_which_nothing_is_left_is_a_step_that_changes_nothing(damaged
     config = config_of(damaged, batch="1", epochs="2")
     found = train(config, tmp_path / "whole", workers=0, bad="skip")
 
-    def watch(config, progress, steps):
+    def callback(config, progress, steps):
         assert steps == 24
         if progress.epoch * steps + progress.step == stop:
             signal.raise_signal(signal.SIGINT)
 
     if stop is not None:
         with pytest.raises(KeyboardInterrupt):
-            train(config, tmp_path / "run", workers=0, bad="skip", watch=watch)
+            train(config, tmp_path / "run", workers=0, bad="skip", callback=callback)
     again = train(config, tmp_path / "run", workers=2, bad="skip")
     assert same_bits(weights(found.path), weights(again.path))
 
@@ -145,12 +145,12 @@ def test_a_step_without_pictures_does_not_count_in_the_mean_loss(damaged, tmp_pa
     )
     config = config_of(damaged, batch="1", epochs="1")
 
-    def watch(config, progress, steps):
+    def callback(config, progress, steps):
         if progress.step == 20:
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path, workers=0, bad="skip", watch=watch)
+        train(config, tmp_path, workers=0, bad="skip", callback=callback)
     found = train(config, tmp_path, workers=0, bad="skip")
     assert [entry["loss"] for entry in found.metrics()] == [2.0]
 
@@ -290,7 +290,7 @@ def test_a_bad_first_picture_of_a_tar_does_not_decide_the_recipe(tmp_path, grey)
         return
     settings = {**SETTINGS, "source": source}
     del settings["recipe"]
-    config = fitted(preset("fovavg").changed(settings), load_source)
+    config = adapt_to_source(preset("fovavg").changed(settings), load_source)
     assert is_photo(config)
     found = train(config, tmp_path / "run", workers=0, bad="skip")
     assert list(read_skipped(found.path)) == [("train", f"0 of {tmp_path / 'train-0.tar'}")]

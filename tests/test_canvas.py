@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foveate.execution import canvas
-from foveate.execution.canvas import arrange, cut, paint, strongest, windows_at
+from foveate.execution.canvas import argmax_windows, fill_canvas, pack_grids, split_maps, windows_at
 from foveate.models.zoo import create_model
 
 sides = st.lists(st.tuples(st.integers(7, 30), st.integers(7, 30)), min_size=1, max_size=12)
@@ -14,7 +14,7 @@ sides = st.lists(st.tuples(st.integers(7, 30), st.integers(7, 30)), min_size=1, 
 
 @given(sides)
 def test_grids_lie_inside_the_canvas_and_apart(units):
-    layout = arrange([(4 * h, 4 * w) for h, w in units])
+    layout = pack_grids([(4 * h, 4 * w) for h, w in units])
     count = torch.zeros(layout.height, layout.width)
     for (top, left, height, width), (h, w) in zip(layout.places, units, strict=True):
         assert (height, width) == (4 * h, 4 * w)
@@ -27,21 +27,21 @@ def test_grids_lie_inside_the_canvas_and_apart(units):
 
 def test_painting_and_cutting_give_back_the_grids():
     grids = [torch.randn(2, 3, n, n + 4) for n in (28, 44, 36)]
-    layout = arrange([(g.shape[2], g.shape[3]) for g in grids])
-    painted = paint(grids, layout)
-    for grid, part in zip(grids, cut(painted, layout, size=1, stride=1), strict=True):
+    layout = pack_grids([(g.shape[2], g.shape[3]) for g in grids])
+    painted = fill_canvas(grids, layout)
+    for grid, part in zip(grids, split_maps(painted, layout, size=1, stride=1), strict=True):
         assert torch.equal(grid, part)
 
 
 def test_the_strongest_window_lies_within_a_grid_and_is_found_on_the_canvas():
     size, stride = 8, 4
     grids = [torch.randn(3, 2, n, n + 4) for n in (8, 24, 16)]
-    layout = arrange([(g.shape[2], g.shape[3]) for g in grids])
-    painted = paint(grids, layout)
+    layout = pack_grids([(g.shape[2], g.shape[3]) for g in grids])
+    painted = fill_canvas(grids, layout)
     tall, wide = ((n - size) // stride + 1 for n in painted.shape[-2:])
     maps = torch.randn(3, 5, tall, wide)
-    parts = cut(maps, layout, size, stride)
-    chosen = strongest(maps, layout, size, stride)
+    parts = split_maps(maps, layout, size, stride)
+    chosen = argmax_windows(maps, layout, size, stride)
     highest = torch.cat([part.flatten(2) for part in parts], 2).amax(2)
     assert torch.equal(maps.flatten(2).gather(2, chosen[..., None])[..., 0], highest)
     found = windows_at(painted, chosen, size, stride)

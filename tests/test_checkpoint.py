@@ -35,12 +35,12 @@ def finished(tmp_path):
 def stopped(path, **changes):
     """A run that was interrupted in its second epoch."""
 
-    def watch(config, progress, steps):
+    def callback(config, progress, steps):
         if (progress.epoch, progress.step) == (1, 2):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(tiny(**changes), path, watch=watch)
+        train(tiny(**changes), path, callback=callback)
     return RunFolder(path)
 
 
@@ -59,7 +59,7 @@ def test_config_json_says_how_to_repeat_the_run(finished):
     assert "CPU" in content["hardware"] and torch.__version__ in content["hardware"]
     assert "commit" in content
     assert finished.config() == tiny(epochs=1)
-    assert finished.about() == {k: content[k] for k in ("version", "commit", "hardware")}
+    assert finished.provenance() == {k: content[k] for k in ("version", "commit", "hardware")}
 
 
 def test_weights_are_safetensors_of_the_network(finished):
@@ -101,7 +101,7 @@ def test_saving_gives_back_what_was_saved(tmp_path):
 
 def test_a_finished_run_is_not_done_again(finished):
     before = {p.name: p.stat().st_mtime_ns for p in finished.path.iterdir()}
-    train(tiny(epochs=1), finished.path, watch=lambda *progress: pytest.fail("it trains again"))
+    train(tiny(epochs=1), finished.path, callback=lambda *progress: pytest.fail("it trains again"))
     assert {p.name: p.stat().st_mtime_ns for p in finished.path.iterdir()} == before
 
 
@@ -241,17 +241,17 @@ def test_a_run_whose_folder_was_removed_does_not_finish(tmp_path, made_again, ca
     monkeypatch.setattr("foveate.training.session.SAVE_EVERY", 0.0)
     folder = RunFolder(tmp_path / "run")
 
-    def watch(config, progress, steps):
+    def callback(config, progress, steps):
         if (progress.epoch, progress.step) == (1, 2):
             shutil.rmtree(folder.path)
             if made_again:  # by another process, which trains there now
                 folder.path.mkdir()
                 (folder.path / ".lock").touch()
 
-    said = error_of(lambda: train(tiny(), folder.path, watch=watch))
+    said = error_of(lambda: train(tiny(), folder.path, callback=callback))
     assert f"{folder.path} was removed during training" in said
     assert not folder.saved and folder.path.exists() == made_again
-    monkeypatch.setattr("foveate.cli.display.Display.__call__", lambda self, *at: watch(*at))
+    monkeypatch.setattr("foveate.cli.display.Display.__call__", lambda self, *at: callback(*at))
     assert command_line([*AS_TINY, "--out", str(folder.path)]) == 2
     out, err = capsys.readouterr()
     assert "was removed during" in err and err.count("\n") == 1 and "finished" not in out
@@ -261,7 +261,7 @@ def test_a_resumed_run_records_every_version_commit_and_machine(tmp_path, monkey
     monkeypatch.setenv("FOVEATE_COMMIT", "first")
     folder = stopped(tmp_path)
     once = folder.history()
-    assert len(once) == 1 and folder.about() == once[0]
+    assert len(once) == 1 and folder.provenance() == once[0]
     monkeypatch.setenv("FOVEATE_COMMIT", "second")
     monkeypatch.setattr("foveate.training.checkpoint.hardware", lambda device: "a machine")
     for _ in range(2):  # the second start is like the last, and adds nothing
@@ -273,19 +273,19 @@ def test_a_resumed_run_records_every_version_commit_and_machine(tmp_path, monkey
         json.loads(json.dumps(tiny().to_dict())),
     )
     train(tiny(), tmp_path)
-    assert folder.about()["commit"] == "first; second"
-    assert folder.about()["hardware"] == f"{once[0]['hardware']}; a machine"
+    assert folder.provenance()["commit"] == "first; second"
+    assert folder.provenance()["hardware"] == f"{once[0]['hardware']}; a machine"
     monkeypatch.setenv("FOVEATE_COMMIT", "third")
     train(tiny(), tmp_path)  # finished: nothing was computed by it
     assert len(folder.history()) == 2
 
 
 def stopped_at_once(path):
-    def watch(config, progress, steps):
+    def callback(config, progress, steps):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(tiny(), path, watch=watch)
+        train(tiny(), path, callback=callback)
 
 
 def test_older_files_have_no_history(finished):
@@ -293,9 +293,9 @@ def test_older_files_have_no_history(finished):
     content = json.loads(path.read_text())
     (start,) = content.pop("history")
     path.write_text(json.dumps(content))
-    assert finished.history() == [start] and finished.about() == start
+    assert finished.history() == [start] and finished.provenance() == start
     path.write_text(json.dumps({**content, "history": 3}))
-    assert "config.json is damaged ('int' object is not iterable)" in error_of(finished.about)
+    assert "config.json is damaged ('int' object is not iterable)" in error_of(finished.provenance)
 
 
 # Damaged weights

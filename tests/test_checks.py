@@ -189,7 +189,7 @@ def test_memory_is_compared_with_what_is_free(monkeypatch):
 
 
 def test_a_run_that_does_not_fit_in_memory_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(checks, "NOTICED", 0)
+    monkeypatch.setattr(checks, "MIN_CHECKED", 0)
     monkeypatch.setattr(checks, "free_memory", lambda: 400_000)
     with pytest.raises(ConfigError, match=r"96 images of 24 pixels need about .* a smaller size"):
         train(tiny(), tmp_path)

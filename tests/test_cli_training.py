@@ -218,12 +218,12 @@ def test_a_backbone_resumes(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     config = tiny(backbone="mynet2:net")
 
-    def watch(config, progress, steps):
+    def callback(config, progress, steps):
         if progress.epoch == 1 and progress.step == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "a", watch=watch)
+        train(config, tmp_path / "a", callback=callback)
     train(config, tmp_path / "a")
     train(config, tmp_path / "b")
     assert same_bits(weights(tmp_path / "a"), weights(tmp_path / "b"))

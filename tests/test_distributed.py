@@ -23,7 +23,7 @@ from foveate.errors import ConfigError
 from foveate.execution.convnet import features
 from foveate.models.backbone import ConvNet
 from foveate.training.checkpoint import RunFolder
-from foveate.training.distributed import Team, joined
+from foveate.training.distributed import Team, join_processes
 from foveate.training.loop import train
 
 pytestmark = pytest.mark.skipif(
@@ -62,7 +62,7 @@ def said(err):
 def test_each_batch_is_dealt_in_even_parts(length, count):
     order, batch = torch.randperm(length), 5
     hands = [
-        [part for some, size in Team(rank=r, count=count).deal(order, batch) if len(some)
+        [part for some, size in Team(rank=r, count=count).split_batches(order, batch) if len(some)
          for part in some.split(size)]
         for r in range(count)
     ]  # fmt: skip
@@ -78,16 +78,20 @@ def test_each_batch_is_dealt_in_even_parts(length, count):
 
 def test_alone_nothing_changes():
     order, team = torch.arange(7), Team()
-    assert team.leads and team.may_say() and team.may_say()
-    ((same, batch),) = team.deal(order, 3)
+    assert team.is_main and team.may_print() and team.may_print()
+    ((same, batch),) = team.split_batches(order, 3)
     assert same is order and batch == 3
-    assert team.device("cuda") == "cuda" and team.tell(5) == 5 and team.share(b"x") == b"x"
+    assert (
+        team.device("cuda") == "cuda"
+        and team.broadcast_int(5) == 5
+        and team.broadcast_bytes(b"x") == b"x"
+    )
     before = torch.get_rng_state()
     team.seed(1, 2)
     assert torch.equal(torch.get_rng_state(), before)
-    assert team.words == ""
-    with joined("cpu") as other:
-        assert (other.count, other.leads) == (1, True)
+    assert team.description == ""
+    with join_processes("cpu") as other:
+        assert (other.count, other.is_main) == (1, True)
 
 
 def test_a_batch_norm_of_another_kind_is_not_left_out():
@@ -178,13 +182,13 @@ RECORD = """
 import json, sys
 from pathlib import Path
 import torch
-from foveate.training.distributed import joined
+from foveate.training.distributed import join_processes
 from test_distributed import CONFIG, recorded
 from tiny_runs import threads_left
 
-with joined("cpu") as team:
+with join_processes("cpu") as team:
     losses = recorded(Path(sys.argv[1]), team)
-    if team.leads:
+    if team.is_main:
         print(json.dumps(losses))
     cycle = [torch.distributed.group.WORLD]
     cycle.append(cycle)
@@ -197,15 +201,15 @@ def recorded(folder, team=session.ALONE):
     """Train, and give the loss of every step."""
     losses, total = [], 0.0
 
-    def watch(config, progress, steps):
+    def callback(config, progress, steps):
         nonlocal total
         if progress.step:
             losses.append(progress.loss - (total if progress.step > 1 else 0.0))
             total = progress.loss
 
-    before, session.LOOK_EVERY = session.LOOK_EVERY, -1.0
-    train(CONFIG, folder, watch=watch, team=team)
-    session.LOOK_EVERY = before
+    before, session.READ_LOSSES_EVERY = session.READ_LOSSES_EVERY, -1.0
+    train(CONFIG, folder, callback=callback, team=team)
+    session.READ_LOSSES_EVERY = before
     return losses
 
 
@@ -229,7 +233,7 @@ def rounding(tmp_path_factory, one):
     """How far rounding alone takes the losses: the same batches, images in another order."""
 
     class Shuffled(Team):
-        def deal(self, order, batch):
+        def split_batches(self, order, batch):
             return [(torch.cat([b[torch.randperm(len(b))] for b in order.split(batch)]), batch)]
 
     runs = [recorded(tmp_path_factory.mktemp("shuffled"), Shuffled()) for _ in range(3)]

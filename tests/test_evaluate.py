@@ -152,7 +152,7 @@ def test_results_json_has_everything(runs, evaluated):
     for entry, path in zip(content["runs"], runs, strict=True):
         config = RunFolder(path).config()
         assert entry["config"] == json.loads(json.dumps(config.to_dict()))
-        assert entry["made_with"] == RunFolder(path).about()
+        assert entry["made_with"] == RunFolder(path).provenance()
         for at in entry["scales"]:
             assert np.array(at["confusion"]).sum(1).tolist() == [100] * 10
             assert len(at["per_class"]) == 10 and sum(at["winners"]) == 1000
@@ -274,11 +274,11 @@ def test_one_run_gets_its_results_in_its_folder_and_at_17_scales(tmp_path, capsy
 
 
 def unfinished(folder):
-    def watch(config, progress, steps):
+    def callback(config, progress, steps):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(tiny(), folder, watch=watch)
+        train(tiny(), folder, callback=callback)
 
 
 def test_errors_are_one_line_and_nothing_is_written(runs, tmp_path, capsys):

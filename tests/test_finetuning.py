@@ -27,10 +27,10 @@ from foveate.execution.plan import prepare
 from foveate.training.backbones import load_backbone, make_backbone
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig, build_net
-from foveate.training.data import fitted
+from foveate.training.data import adapt_to_source
 from foveate.training.loop import train
 from foveate.training.presets import preset
-from foveate.training.state import adam
+from foveate.training.state import make_optimiser
 
 CPU = torch.device("cpu")
 
@@ -50,7 +50,7 @@ def test_the_cosine_rises_to_the_peak_and_falls_to_the_floor():
 
 def one_step(config, images, labels, net):
     """The tiny network after one step of the run's optimiser."""
-    optimiser = adam(net, config, CPU)
+    optimiser = make_optimiser(net, config, CPU)
     step = plain_step(net, optimiser, "float32", config.label_smoothing)
     loss = step(Batch(prepare(net, images), labels))
     return net, loss
@@ -243,22 +243,24 @@ def test_windows_follow_the_pictures_unless_they_are_given(tmp_path):
         Image.new("RGB", shape, (number, 0, 9)).save(path)
     plain = replace(preset("finetune"), source=f"folder:{tmp_path}")
     assert windows_of(plain) == [56, 79, 112, 158, 224, 317, 448]
-    found = fitted(plain, load_source)
+    found = adapt_to_source(plain, load_source)
     assert windows_of(found) == [56, 79, 112, 158, 224, 317, 448, 634, 896]  # 2 x 2 x 224
-    half = fitted(plain.changed({"recipe.base": "112"}), load_source, {"recipe.base"})
+    half = adapt_to_source(plain.changed({"recipe.base": "112"}), load_source, {"recipe.base"})
     assert windows_of(half) == [28, 40, 56, 79, 112, 158, 224, 317, 448]
-    assert fitted(plain, load_source, {"model.scales"}).model.scales == plain.model.scales
-    assert fitted(replace(plain, backbone=""), load_source).model.scales == plain.model.scales
+    assert adapt_to_source(plain, load_source, {"model.scales"}).model.scales == plain.model.scales
+    assert (
+        adapt_to_source(replace(plain, backbone=""), load_source).model.scales == plain.model.scales
+    )
 
 
 def test_the_preset_has_the_normalisation_of_its_backbone(tmp_path):
     source = f"folder:{Path(__file__).parent / 'data' / 'photographs'}"
-    config = fitted(replace(preset("finetune"), source=source), load_source)
+    config = adapt_to_source(replace(preset("finetune"), source=source), load_source)
     assert config.model.classes == 3 and config.model.antialias
     assert config.recipe.mean == config.recipe.std == (0.5, 0.5, 0.5)
-    own = fitted(replace(config, backbone=""), load_source, {"recipe.mean": ""})
+    own = adapt_to_source(replace(config, backbone=""), load_source, {"recipe.mean": ""})
     assert own.recipe == config.recipe
-    resnet = fitted(replace(config, backbone="timm:resnet10t"), load_source)
+    resnet = adapt_to_source(replace(config, backbone="timm:resnet10t"), load_source)
     assert resnet.recipe.mean == tuple(timm.get_pretrained_cfg("resnet10t").mean)
 
 

@@ -8,7 +8,7 @@ import pytest
 from made_sources import error_of
 from PIL import Image
 
-from foveate.data.pictures import PictureFolder, fraction
+from foveate.data.pictures import PictureFolder, split_fraction
 from foveate.data.sources import load_source
 from foveate.errors import DataError
 
@@ -86,9 +86,9 @@ def test_adding_and_removing_files_moves_no_other(tmp_path):
 
 
 def test_composed_and_decomposed_names_fall_into_the_same_split():
-    assert fraction("caf\u00e9", "\u00fc.png") == fraction("cafe\u0301", "u\u0308.png")
-    assert fraction("caf\u00e9", "\u00fc.png") == share("caf\u00e9/\u00fc.png")
-    assert 0 <= fraction("a", "\udcff.png") < 1  # a name that is not UTF-8
+    assert split_fraction("caf\u00e9", "\u00fc.png") == split_fraction("cafe\u0301", "u\u0308.png")
+    assert split_fraction("caf\u00e9", "\u00fc.png") == share("caf\u00e9/\u00fc.png")
+    assert 0 <= split_fraction("a", "\udcff.png") < 1  # a name that is not UTF-8
 
 
 def write_splits(folder, counts, classes=("a", "b")):

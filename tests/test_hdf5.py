@@ -59,7 +59,7 @@ def test_every_real_dtype_of_whole_labels_is_taken(tmp_path):
         path = made(tmp_path / f"{number}.h5", labels=LABELS.astype(dtype))
         assert ScaledFile(path).read("train")[1].tolist() == [0, 1, 2]
     path = made(tmp_path / "column.h5", labels=LABELS[:, None])
-    assert open_shards(str(path)).pick("train", torch.tensor([2, 0]))[1].tolist() == [2, 0]
+    assert open_shards(str(path)).read_batch("train", torch.tensor([2, 0]))[1].tolist() == [2, 0]
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
@@ -71,8 +71,10 @@ def test_pixels_that_are_not_finite_are_refused_when_read(tmp_path, value):
     chosen = torch.tensor([2, 0])
     assert words in error_of(path, lambda path: ScaledFile(path).read("train"))
     assert words in error_of(path, lambda path: ScaledFile(path).read("train", slice(1, 3)))
-    assert words in error_of(path, lambda path: open_shards(str(path)).pick("train", chosen))
-    assert words in error_of(path, lambda path: open_shards(f"shards:{path}").pick("train", chosen))
+    assert words in error_of(path, lambda path: open_shards(str(path)).read_batch("train", chosen))
+    assert words in error_of(
+        path, lambda path: open_shards(f"shards:{path}").read_batch("train", chosen)
+    )
     assert ScaledFile(path).read("train", slice(2))[0].shape == (2, 1, 4, 4)
 
 

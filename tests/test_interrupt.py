@@ -20,7 +20,7 @@ from tiny_runs import (
 import foveate.training.session as session
 from foveate.cli.app import run as command_line
 from foveate.training.checkpoint import RunFolder
-from foveate.training.interrupt import Terminated, held_back
+from foveate.training.interrupt import Terminated, deferred_signals
 from foveate.training.loop import train, train_together
 
 
@@ -228,12 +228,12 @@ def test_a_handler_set_while_signals_wait_stays():
     """One who knows that the process ends lets nothing interrupt it any more."""
     before = signal.getsignal(signal.SIGINT)
     try:
-        with held_back():
+        with deferred_signals():
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
-    with held_back():
+    with deferred_signals():
         assert signal.getsignal(signal.SIGINT) is not before
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -271,14 +271,14 @@ def test_interrupted_many_times(tmp_path, whole):
     for _ in range(3 * STEPS):
         count = 0
 
-        def watch(config, progress, steps):
+        def callback(config, progress, steps):
             nonlocal count
             count += 1
             if count == 2:
                 raise KeyboardInterrupt
 
         try:
-            train(tiny(), tmp_path, watch=watch)
+            train(tiny(), tmp_path, callback=callback)
             break
         except KeyboardInterrupt:
             continue
@@ -290,7 +290,7 @@ def test_ctrl_c_saves_all_runs_side_by_side(tmp_path, whole, monkeypatch):
     runs = [(tiny(), tmp_path / "a"), (tiny(seed=1), tmp_path / "b")]
     with monkeypatch.context() as patch:
         patch.setattr(session, "make_step", _interrupted_between_weights(STEPS + 2))
-        patch.setattr(session, "TURN", 0.0)  # a step of each in turn
+        patch.setattr(session, "TIME_SLICE", 0.0)  # a step of each in turn
         with pytest.raises(KeyboardInterrupt):
             train_together(runs)
     reached = [RunFolder(path).load()[0] for _, path in runs]

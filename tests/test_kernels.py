@@ -5,7 +5,7 @@ import torch
 
 from foveate.models.zoo import create_model
 from foveate.resampling import foveate, foveate_plain
-from foveate.resampling.definition import View, spread_plain
+from foveate.resampling.definition import PatchSpec, scatter_plain
 from foveate.scales import ScaleGrid
 
 pytestmark = [
@@ -59,13 +59,13 @@ def test_gradients_equal_those_of_the_definition(padding, shape, centred, antial
     centres = None
     if not centred:
         centres = torch.rand(shape[0], 2, device="cuda") * torch.tensor(shape[2:], device="cuda")
-    view = View(GRID.values, 28, padding, antialias, centres)
+    spec = PatchSpec(GRID.values, 28, padding, antialias, centres)
     options = {"padding": padding, "centres": centres, "antialias": antialias}
     patches = foveate(images, GRID, 28, **options)
     slopes = torch.randn_like(patches)
     (found,) = torch.autograd.grad(patches, images, slopes)
-    exact = spread_plain(slopes.double(), images.shape, view)
-    size = spread_plain(slopes.double().abs(), images.shape, view)
+    exact = scatter_plain(slopes.double(), images.shape, spec)
+    size = scatter_plain(slopes.double().abs(), images.shape, spec)
     # Chunks of 16 columns and rows that hold up to 28, at 17 scales, and two rounded weights: so
     # many terms are added, each with a rounding of the sum of absolute terms.
     assert ((found - exact).abs() <= (17 * (32 + 32) + 2) * EPS / 2 * size).all()
@@ -89,7 +89,7 @@ def test_half_precision_gradients_are_rounded_once(dtype):
     patches = foveate(images, GRID, 28, antialias=True)
     slopes = torch.randn_like(patches)
     (found,) = torch.autograd.grad(patches, images, slopes)
-    exact = spread_plain(slopes.double(), images.shape, View(GRID.values, 28, antialias=True))
+    exact = scatter_plain(slopes.double(), images.shape, PatchSpec(GRID.values, 28, antialias=True))
     torch.testing.assert_close(found.double(), exact, atol=1e-4, rtol=torch.finfo(dtype).eps)
 
 

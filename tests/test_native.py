@@ -199,15 +199,17 @@ def test_the_buffers_kept_are_bounded(monkeypatch):
     monkeypatch.setattr(native_stages.Buffers, "_store", {})
     for size in range(1, 60):
         for _ in range(3):
-            native_stages.Buffers().take(size * (native_stages.KEPT // 64))
+            native_stages.Buffers().allocate(size * (native_stages.MAX_BUFFER // 64))
     kept = native_stages.Buffers._store
     total = sum(flat.numel() for flats in kept.values() for flat in flats)
-    assert 0 < total <= native_stages.MOST
+    assert 0 < total <= native_stages.MAX_CACHED
     held = native_stages.Buffers()
     for _ in range(9):
-        held.take(native_stages.KEPT)
+        held.allocate(native_stages.MAX_BUFFER)
     del held
-    assert sum(flat.numel() for flats in kept.values() for flat in flats) <= native_stages.MOST
+    assert (
+        sum(flat.numel() for flats in kept.values() for flat in flats) <= native_stages.MAX_CACHED
+    )
     for size in range(1, 60):
-        native_stages.Buffers().take(size)
+        native_stages.Buffers().allocate(size)
     assert len(kept) <= native_stages.SIZES + 1

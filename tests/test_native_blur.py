@@ -14,33 +14,33 @@ from resampling_cases import LAYOUTS, PADDINGS, PAPER
 
 from foveate.native import build, calls
 from foveate.resampling import c_kernel, foveate, foveate_plain
-from foveate.resampling.c_kernel import gather_patches, spread_patches
-from foveate.resampling.definition import View, spread_plain
+from foveate.resampling.c_kernel import gather_patches, scatter_patches
+from foveate.resampling.definition import PatchSpec, scatter_plain
 
 _needs_a_compiler = native_trunks._needs_a_compiler  # a fixture for every test
 UNIT = torch.finfo(torch.float32).eps / 2  # the most that one rounding changes
 PHOTO = tuple(56 / 112 * 2 ** (i / 2) for i in range(7))  # windows of 56 to 448 pixels
 
 
-def assert_patches_right(images, view):
-    found = gather_patches(images, view)
-    scales, size, *_ = view
-    options = {name: getattr(view, name) for name in ("padding", "antialias", "centres")}
+def assert_patches_right(images, spec):
+    found = gather_patches(images, spec)
+    scales, size, *_ = spec
+    options = {name: getattr(spec, name) for name in ("padding", "antialias", "centres")}
     exact = foveate_plain(images.double(), scales, size, **options)
     assert found.is_contiguous() and found.dtype == torch.float32
     # Values up to 1 with weights that sum to 1. On each axis a weight is rounded and each term
     # added; a constant costs 3 more roundings.
-    terms = sum(min(2 * math.ceil(max(*view.scales, 1)), length) for length in images.shape[2:])
+    terms = sum(min(2 * math.ceil(max(*spec.scales, 1)), length) for length in images.shape[2:])
     torch.testing.assert_close(found.double(), exact, atol=(terms + 5) * UNIT, rtol=0)
 
 
-def assert_gradient_right(gradient, shape, view):
-    found = spread_patches(gradient, torch.Size(shape), view)
-    exact = spread_plain(gradient.double(), torch.Size(shape), view)
-    size = spread_plain(gradient.double().abs(), torch.Size(shape), view)
+def assert_gradient_right(gradient, shape, spec):
+    found = scatter_patches(gradient, torch.Size(shape), spec)
+    exact = scatter_plain(gradient.double(), torch.Size(shape), spec)
+    size = scatter_plain(gradient.double().abs(), torch.Size(shape), spec)
     # P patch columns at most add to a pixel of a patch row, then P rows of each scale to the image
     # pixel; both weights are rounded. So many roundings of the sum of absolute terms:
-    terms = view.size * (len(view.scales) + 1) + 2
+    terms = spec.size * (len(spec.scales) + 1) + 2
     # Positions, below 1,000 pixels, differ by some roundings of float64, and so do weights.
     moved = 1e-12 * float(gradient.double().abs().sum())
     assert found.dtype == torch.float32
@@ -57,52 +57,52 @@ def cases(draw):
         pair = st.tuples(st.floats(-9 * H, 9 * H), st.floats(-9 * W, 9 * W))
         centres = torch.tensor([draw(pair) for _ in range(B)], dtype=torch.float64)
     padding, size = draw(st.sampled_from(PADDINGS)), draw(st.integers(1, 20))
-    return (B, C, H, W), View(tuple(scales), size, padding, True, centres)
+    return (B, C, H, W), PatchSpec(tuple(scales), size, padding, True, centres)
 
 
 @settings(max_examples=200)
 @given(case=cases(), layout=st.sampled_from([*LAYOUTS]), seed=st.integers(0, 99))
 def test_antialiased_patches_equal_the_definition(case, layout, seed):
-    shape, view = case
-    assert_patches_right(LAYOUTS[layout](random_images(*shape, seed=seed)), view)
+    shape, spec = case
+    assert_patches_right(LAYOUTS[layout](random_images(*shape, seed=seed)), spec)
 
 
 @settings(max_examples=200)
 @given(case=cases(), antialias=st.booleans(), seed=st.integers(0, 99))
 def test_gradients_equal_the_transposed_definition(case, antialias, seed):
-    shape, view = case
-    gradient = random_images(shape[0], len(view.scales), shape[1], view.size, view.size, seed=seed)
-    assert_gradient_right(gradient, shape, view._replace(antialias=antialias))
+    shape, spec = case
+    gradient = random_images(shape[0], len(spec.scales), shape[1], spec.size, spec.size, seed=seed)
+    assert_gradient_right(gradient, shape, spec._replace(antialias=antialias))
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("shape", [(5, 3, 448, 300), (1, 3, 91, 460), (2, 1, 5, 4), (3, 1, 1, 1)])
 @pytest.mark.parametrize("size", [1, 33, 112])
 def test_both_are_right_for_photographs(padding, shape, size):
-    view = View(PHOTO, size, padding, True)
-    assert_patches_right(random_images(*shape), view)
-    assert_gradient_right(random_images(*shape[:1], len(PHOTO), shape[1], size, size), shape, view)
+    spec = PatchSpec(PHOTO, size, padding, True)
+    assert_patches_right(random_images(*shape), spec)
+    assert_gradient_right(random_images(*shape[:1], len(PHOTO), shape[1], size, size), shape, spec)
 
 
 def test_both_are_right_on_a_simple_processor(monkeypatch, tmp_path):
     monkeypatch.setenv("FOVEATE_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "TARGETS", ("-march=x86-64", *build.TARGETS))
-    view = View(tuple(PAPER), 9, "reflect", True)
+    spec = PatchSpec(tuple(PAPER), 9, "reflect", True)
     with forgotten():
-        assert_patches_right(random_images(3, 2, 30, 41), view)
-        assert_gradient_right(random_images(3, len(PAPER), 2, 9, 9), (3, 2, 30, 41), view)
+        assert_patches_right(random_images(3, 2, 30, 41), spec)
+        assert_gradient_right(random_images(3, len(PAPER), 2, 9, 9), (3, 2, 30, 41), spec)
 
 
 def test_the_same_bits_for_any_number_of_threads(monkeypatch):
-    images, view = random_images(9, 2, 30, 41), View(tuple(PAPER), 11, -0.7, True)
+    images, spec = random_images(9, 2, 30, 41), PatchSpec(tuple(PAPER), 11, -0.7, True)
     gradient, before, runs = random_images(9, len(PAPER), 2, 11, 11), torch.get_num_threads(), []
     try:
         for threads, team in ((1, True), (2, True), (5, True), (3, False)):
             if not team:
                 monkeypatch.setattr(calls, "_team", lambda: None)
             torch.set_num_threads(threads)
-            patches = gather_patches(images, view)
-            runs.append((patches, spread_patches(gradient, images.shape, view)))
+            patches = gather_patches(images, spec)
+            runs.append((patches, scatter_patches(gradient, images.shape, spec)))
     finally:
         torch.set_num_threads(before)
     for patches, slopes in runs:
@@ -110,11 +110,11 @@ def test_the_same_bits_for_any_number_of_threads(monkeypatch):
 
 
 def test_no_images_or_channels_give_none():
-    view = View((0.5, 2.0), 4, antialias=True)
+    spec = PatchSpec((0.5, 2.0), 4, antialias=True)
     for shape in ((0, 3, 8, 8), (2, 0, 8, 8)):
-        patches = gather_patches(torch.zeros(shape), view)
+        patches = gather_patches(torch.zeros(shape), spec)
         assert patches.shape == (shape[0], 2, shape[1], 4, 4)
-        assert spread_patches(patches, torch.Size(shape), view).shape == shape
+        assert scatter_patches(patches, torch.Size(shape), spec).shape == shape
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -155,7 +155,7 @@ def test_gradients_of_a_loss_equal_those_of_the_definition(options, layout, monk
 
     calls = []
     monkeypatch.setattr(
-        c_kernel, "spread_patches", lambda *given: calls.append(1) or spread_patches(*given)
+        c_kernel, "scatter_patches", lambda *given: calls.append(1) or scatter_patches(*given)
     )
     found, exact = derivatives(foveate, torch.float32), derivatives(foveate_plain, torch.float64)
     assert len(calls) == 2

@@ -18,14 +18,14 @@ from foveate.native import build, calls
 from foveate.resampling import c_kernel as patches
 from foveate.resampling import foveate, foveate_plain
 from foveate.resampling.c_kernel import gather_patches
-from foveate.resampling.definition import View
+from foveate.resampling.definition import PatchSpec
 
 _needs_a_compiler = native_trunks._needs_a_compiler  # a fixture for every test
 EPS = torch.finfo(torch.float32).eps
 
 
 def assert_right(images, scales, size, padding="border", centres=None):
-    found = gather_patches(images, View(tuple(scales), size, padding, False, centres))
+    found = gather_patches(images, PatchSpec(tuple(scales), size, padding, False, centres))
     exact = foveate_plain(images.double(), scales, size, padding=padding, centres=centres)
     assert found.is_contiguous() and found.dtype == torch.float32
     # Values up to 1; per axis a rounded weight, a product and a sum; then the padding: 8 roundings.
@@ -67,15 +67,15 @@ def test_the_same_bits_for_any_number_of_threads(monkeypatch):
             if not team:
                 monkeypatch.setattr(calls, "_team", lambda: None)
             torch.set_num_threads(threads)
-            runs.append(gather_patches(images, View(tuple(PAPER), 11, -0.7)))
+            runs.append(gather_patches(images, PatchSpec(tuple(PAPER), 11, -0.7)))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(run, runs[0]) for run in runs)
 
 
 def test_no_images_or_channels_give_no_patches():
-    assert gather_patches(torch.zeros(0, 3, 8, 8), View((1.0,), 4)).shape[0] == 0
-    assert gather_patches(torch.zeros(2, 0, 8, 8), View((1.0,), 4)).shape[2] == 0
+    assert gather_patches(torch.zeros(0, 3, 8, 8), PatchSpec((1.0,), 4)).shape[0] == 0
+    assert gather_patches(torch.zeros(2, 0, 8, 8), PatchSpec((1.0,), 4)).shape[2] == 0
 
 
 @pytest.mark.parametrize("padding", PADDINGS)

@@ -23,7 +23,7 @@ from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.execution import patches
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import build_net
-from foveate.training.data import fitted, open_batches
+from foveate.training.data import adapt_to_source, open_batches
 from foveate.training.distributed import Team
 from foveate.training.loop import train, train_together
 from foveate.training.photos import PhotoBatches, default_workers
@@ -100,7 +100,7 @@ def test_on_a_gpu_batches_are_those_of_the_cpu_and_runs_repeat(tmp_path):
             signal.raise_signal(signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "stopped", device="cuda", workers=0, watch=stop)
+        train(config, tmp_path / "stopped", device="cuda", workers=0, callback=stop)
     again = train(config, tmp_path / "stopped", device="cuda", workers=1)
     assert same_bits(weights(again.path), weights(whole.path))
 
@@ -148,12 +148,12 @@ def test_a_run_has_the_same_bits_with_any_number_of_workers(tmp_path, whole, wor
 
 @pytest.mark.parametrize("stop", [2, STEPS + 1])
 def test_a_run_has_the_same_bits_after_an_interruption(tmp_path, whole, stop):
-    def watch(config, progress, steps):
+    def callback(config, progress, steps):
         if progress.epoch * steps + progress.step == stop:
             signal.raise_signal(signal.SIGINT)  # is held back to the end of the step
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        train(photo_config(), tmp_path, watch=watch, workers=2)
+        train(photo_config(), tmp_path, callback=callback, workers=2)
     assert not multiprocessing.active_children()  # though `caught` has the frames of the run
     del caught
     assert_as_if_nothing_had_been(train(photo_config(), tmp_path, workers=1).path, whole)
@@ -182,7 +182,7 @@ def test_runs_side_by_side_are_what_they_are_alone(tmp_path, whole):
 def test_processes_of_a_run_read_their_parts_of_the_same_batches():
     batches, order = opened(photo_config()), torch.randperm(24)
     whole = [batch.images.inputs[0] for batch in batches(order, 10, (0, 1))]
-    dealt = [Team(rank=rank, count=3).deal(order, 10) for rank in range(3)]
+    dealt = [Team(rank=rank, count=3).split_batches(order, 10) for rank in range(3)]
     hands = [
         [batch.images.inputs[0] for part, size in deal for batch in batches(part, size, (0, 1))]
         for deal in dealt
@@ -283,7 +283,7 @@ def test_what_cannot_be_trained_is_said_before(tmp_path, changes, words):
     asked = {key.replace("__", ".") for key in changes}
     usual = photo_config()
     config = usual.changed({key.replace("__", "."): value for key, value in changes.items()})
-    assert fitted(config, load_source, given=asked) == config
+    assert adapt_to_source(config, load_source, explicit_fields=asked) == config
     with pytest.raises(ConfigError, match=words):
         train(config, tmp_path, workers=0)
 
@@ -305,7 +305,7 @@ def test_an_unknown_split_folder_is_named(copied):
 
 
 def test_colour_pictures_are_photographs_unless_said_otherwise(tmp_path):
-    config = fitted(preset("fovavg").changed({"source": SOURCE}), load_source)
+    config = adapt_to_source(preset("fovavg").changed({"source": SOURCE}), load_source)
     assert config.recipe is not None and config.recipe.name == "photo"
     assert (config.model.channels, config.model.classes, config.model.antialias) == (3, 3, True)
     undecided = replace(config, recipe=None, model=replace(config.model, size=16))
@@ -317,7 +317,7 @@ def test_colour_pictures_are_photographs_unless_said_otherwise(tmp_path):
     undecided = replace(undecided, source=f"folder:{same}")
     with pytest.raises(ConfigError, match="has colour images; set recipe to photo"):
         train(undecided, tmp_path / "a")
-    stretched = fitted(undecided.changed({"recipe": "mnist-large-scale"}), load_source)
+    stretched = adapt_to_source(undecided.changed({"recipe": "mnist-large-scale"}), load_source)
     assert stretched.recipe is not None and stretched.recipe.name == "mnist-large-scale"
     (batch,) = opened(stretched)(torch.arange(4), 4)
     assert batch.images.inputs[0].shape[0] == 24  # all of them are held, as before
@@ -329,7 +329,7 @@ def test_grey_pictures_and_digits_keep_the_recipe_of_the_paper(copied):
     for source in (f"folder:{copied}", "mnist-5k"):
         for changes in ({}, {"recipe": "mnist-large-scale"}):
             config = preset("fovavg").changed({"source": source, **changes})
-            assert fitted(config, load_source).recipe is None
+            assert adapt_to_source(config, load_source).recipe is None
     grey = photo_config(source=f"folder:{copied}")  # as asked
     assert cut(opened(grey), torch.arange(24), 10)[0].shape[2] == 3
 

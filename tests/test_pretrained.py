@@ -54,7 +54,7 @@ def results(tmp_path_factory):
             run=str(run.path),
             config=config,
             scales=tuple(accuracy_over_scale(run.net(), some, SCALES, size=24)),
-            made_with=run.about(),
+            made_with=run.provenance(),
         )
         for run, config in zip(runs, configs, strict=True)
     ]

@@ -209,7 +209,7 @@ def test_a_run_that_was_interrupted_goes_on_from_its_checkpoint(connected, tmp_p
 
     chosen = jobs(tiny())
     with pytest.raises(KeyboardInterrupt):
-        ended(LocalEngine(watch=stop, cpus=1), chosen, tmp_path)
+        ended(LocalEngine(callback=stop, cpus=1), chosen, tmp_path)
     before = metrics(tmp_path / "run0-s0")
     assert isinstance(ended(RayEngine(cpus=1), chosen, tmp_path)["run0"], Done)
     assert metrics(tmp_path / "run0-s0")[:1] == before

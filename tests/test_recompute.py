@@ -262,7 +262,7 @@ def test_what_cannot_be_recomputed_is_said(tmp_path, capsys):
         ScaleChannels(conv_net()(), SCALES, SIZE, recompute=-1)
     options = ["--source", "mnist-5k", "--device", "cpu", "--out"]
     assert run(["train", "cnn", "--recompute", "1", *options, str(tmp_path / "a")]) == 2
-    assert "only fovmax, fovavg and fovconc have channels" in capsys.readouterr().err
+    assert "use fovmax, fovavg or fovconc" in capsys.readouterr().err
     assert run(["train", "fovavg", "--recompute", "-1", *options, str(tmp_path / "b")]) == 2
     assert "recompute must be a number of channels" in capsys.readouterr().err
     wrong = ScaleChannels(nn.Flatten(), SCALES, SIZE, recompute=1)

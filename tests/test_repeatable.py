@@ -51,7 +51,7 @@ def test_a_resumed_run_ends_as_an_undisturbed_one(tmp_path, device, monkeypatch)
             raise StopError
 
     with pytest.raises(StopError):
-        train(tiny(), tmp_path / "stopped", device=device, watch=stop)
+        train(tiny(), tmp_path / "stopped", device=device, callback=stop)
     assert (tmp_path / "stopped" / "resume.safetensors").exists()
     assert same_bits(weights(train(tiny(), tmp_path / "stopped", device=device).path), whole)
 

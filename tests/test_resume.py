@@ -37,7 +37,7 @@ def pass_by():
     if passed == at:
         os.kill(os.getpid(), signal.SIGKILL)
 
-def watch(config, progress, steps):
+def callback(config, progress, steps):
     if how in ("step", "saved step") and progress.step:
         pass_by()
     if how == "epoch" and not progress.step:
@@ -63,7 +63,7 @@ def dying_write(self, data):
 os.replace, Path.write_bytes = dying_replace, dying_write
 if how == "saved step":
     session.SAVE_EVERY = 0.0
-train(tiny(), folder, watch=watch)
+train(tiny(), folder, callback=callback)
 """
 
 KILLS = [
@@ -100,7 +100,7 @@ import foveate.training.session as session
 from foveate.training.loop import train
 from tiny_runs import tiny
 session.SAVE_EVERY = 0.0
-train(tiny(), Path(sys.argv[1]), watch=lambda *progress: time.sleep(0.5))
+train(tiny(), Path(sys.argv[1]), callback=lambda *progress: time.sleep(0.5))
 """
 
 
@@ -146,13 +146,13 @@ def full_disk(limit):
 def test_a_disk_that_fills_up_in_mid_run(tmp_path, whole):
     with full_disk(2**30):
 
-        def watch(config, progress, steps):
+        def callback(config, progress, steps):
             if progress.epoch == 1:
                 limits = resource.getrlimit(resource.RLIMIT_FSIZE)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
 
         with pytest.raises(DataError) as caught:
-            train(tiny(), tmp_path, watch=watch)
+            train(tiny(), tmp_path, callback=callback)
     said = str(caught.value)
     assert (
         "cannot write in" in said

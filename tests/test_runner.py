@@ -52,8 +52,8 @@ def test_every_run_is_in_the_table_with_how_it_was_made(done):
         assert record.validation == folder.metrics()[-1]["validation"]
         assert record.seconds > 0 and record.memory > 10
         assert (record.version, record.hardware) == (
-            folder.about()["version"],
-            folder.about()["hardware"],
+            folder.provenance()["version"],
+            folder.provenance()["hardware"],
         )
 
 
@@ -98,7 +98,7 @@ def test_a_failed_run_does_not_stop_the_others(tmp_path):
     study = Study([replace(wrong, name="wrong", rows=(("t", "wrong"),)), good], tmp_path)
     ended = list(study.run(LocalEngine(together=2)))
     assert [type(one) for one in ended] == [Failure, Done]
-    assert "training images" in ended[0].reason
+    assert "the size of the training set" in ended[0].reason
     assert [job.name for job in study.left] == ["wrong"]
 
 
@@ -109,7 +109,7 @@ def test_an_interruption_keeps_what_is_done(tmp_path):
 
     study = Study(jobs(), tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        list(study.run(LocalEngine(watch=stop)))
+        list(study.run(LocalEngine(callback=stop)))
     again = Study(jobs(), tmp_path)
     assert [job.config.seed for job in again.left] == [1, 2]
     assert RunFolder(tmp_path / "row-s1").saved

@@ -22,7 +22,7 @@ from foveate.data.store import FileSpec, ScaledFile, write
 from foveate.errors import ConfigError, DataError
 from foveate.scales import ScaleRange
 from foveate.training.checkpoint import RunFolder
-from foveate.training.data import fitted, made_from, open_batches
+from foveate.training.data import adapt_to_source, generated_from, open_batches
 from foveate.training.loop import train
 
 SIDE = 24
@@ -85,7 +85,7 @@ def test_hdf5_shards_read_as_one_set_in_any_order(h5_folder):
     assert torch.equal(shards.labels("train"), labels)
     chosen = torch.randperm(96)[:70]
     chosen[3] = chosen[50]  # an image twice
-    picked, tags = shards.pick("train", chosen)
+    picked, tags = shards.read_batch("train", chosen)
     assert torch.equal(picked, images[chosen]) and torch.equal(tags, labels[chosen])
 
 
@@ -93,7 +93,7 @@ def test_tars_hold_what_was_put_in(tar_folder):
     shards, digits = open_shards(f"shards:{tar_folder}/*.tar"), load_source("mnist-5k")
     assert shards.counts == {"train": 96, "val": 30}
     chosen = torch.tensor([95, 0, 50, 49, 51])
-    picked, tags = shards.pick("train", chosen)
+    picked, tags = shards.read_batch("train", chosen)
     assert picked.dtype == torch.uint8
     assert torch.equal(picked, digits.train.images[chosen])
     assert torch.equal(tags, digits.train.labels[chosen])
@@ -104,7 +104,7 @@ def test_grey_pictures_become_rgb_where_the_first_is(tmp_path):
     grey, colour = np.full((4, 5), 7, np.uint8), np.zeros((4, 5, 3), np.uint8)
     members = [("a.png", png(colour)), ("a.cls", b"0"), ("b.png", png(grey)), ("b.cls", b"1")]
     write_tar(tmp_path / "train.tar", members)
-    images, _ = open_shards(f"shards:{tmp_path}").pick("train", torch.tensor([1, 0]))
+    images, _ = open_shards(f"shards:{tmp_path}").read_batch("train", torch.tensor([1, 0]))
     assert images.shape == (2, 3, 4, 5)
     assert images[0].eq(7).all() and images[1].eq(0).all()
 
@@ -113,11 +113,11 @@ def test_only_so_many_files_are_open(h5_folder, monkeypatch):
     monkeypatch.setattr(shards_module, "OPEN", 2)
     shards = open_shards(f"shards:{h5_folder}")
     for index in (0, 95, 40, 0, 95):
-        shards.pick("train", torch.tensor([index]))
+        shards.read_batch("train", torch.tensor([index]))
         assert len(shards.files) <= 2
     assert list(shards.files) == [0, 2]  # the last ones used
     shards.close()
-    assert shards.pick("val", torch.tensor([29]))[0].shape == (1, 1, SIDE, SIDE)
+    assert shards.read_batch("val", torch.tensor([29]))[0].shape == (1, 1, SIDE, SIDE)
 
 
 def test_changed_files_are_read_anew(h5_folder):
@@ -161,7 +161,7 @@ def test_tars_are_shown_as_the_same_pictures_from_memory(tar_folder, scales):
     streamed = open_batches(config, *rest)(order, 16)
     resident = open_batches(replace(config, source="mnist-5k"), *rest)(order, 16)
     for one, other in zip(streamed, resident, strict=True):
-        (some, tags), (same, labels) = one.pick(), other.pick()
+        (some, tags), (same, labels) = one.select(), other.select()
         # Values of 0 to 255 pass four products of at most 28 or 24 terms; 0.02 (2 / pi) scales
         # them down: 4 · 28 · 255 · 2^-24 · 0.013 is the largest error of rounding in either.
         torch.testing.assert_close(some.inputs[0], same.inputs[0], atol=5e-5, rtol=0)
@@ -177,11 +177,11 @@ from test_shards import config_for
 
 session.SAVE_EVERY = 0.0
 
-def watch(config, progress, steps):
+def callback(config, progress, steps):
     if (progress.epoch, progress.step) == (1, 3):
         os.kill(os.getpid(), signal.SIGKILL)
 
-train(config_for(sys.argv[1]), Path(sys.argv[2]), watch=watch)
+train(config_for(sys.argv[1]), Path(sys.argv[2]), callback=callback)
 """
 
 
@@ -251,16 +251,16 @@ def test_a_config_follows_its_shards(tmp_path):
     for low, high in ((1, 1), (2, 4)):
         spec = FileSpec(train=ScaleRange(low, high), test=ScaleRange(1, 1), size=16)
         write(spec, source, tmp_path)
-    config = fitted(tiny(source=f"shards:{tmp_path}"), load_source)
+    config = adapt_to_source(tiny(source=f"shards:{tmp_path}"), load_source)
     assert (config.size, config.scales, config.border) == (16, "1,2-4", "replicate")
-    assert made_from(config.source) == "mnist-5k"
+    assert generated_from(config.source) == "mnist-5k"
     with pytest.raises(ConfigError, match="has images of 16 pixels, not 24; set size=16"):
         train(tiny(source=f"shards:{tmp_path}"), tmp_path / "run")
 
 
 def read_all(source):
     shards = open_shards(source)
-    return shards.pick("train", torch.arange(shards.counts["train"]))
+    return shards.read_batch("train", torch.arange(shards.counts["train"]))
 
 
 def test_what_cannot_be_read_is_said_in_one_line(tmp_path, h5_folder):
@@ -291,7 +291,7 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path, h5_folder):
     (h5_folder / "train-1.h5").unlink()
     assert "of one kind" in error(f"shards:{tmp_path}/**/*")
     with pytest.raises(DataError, match="h5 has no test images, only train, val"):
-        open_shards(f"shards:{h5_folder}").pick("test", torch.arange(1))
+        open_shards(f"shards:{h5_folder}").read_batch("test", torch.arange(1))
 
 
 def test_shards_without_validation_images_are_refused(tmp_path):

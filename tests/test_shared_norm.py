@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from foveate.errors import ConfigError
-from foveate.training.shared_norm import set_apart, share_norms
+from foveate.training.shared_norm import set_local_statistics, share_norms
 
 
 class Active(nn.BatchNorm2d):
@@ -33,7 +33,7 @@ class Meeting:
     def __init__(self):
         self.barrier, self.given = threading.Barrier(2, timeout=20), {}
 
-    def add_up(self, tensor):
+    def all_reduce_sum(self, tensor):
         self.given[threading.get_ident()] = tensor.clone()
         self.barrier.wait()
         tensor.copy_(sum(self.given.values()))
@@ -53,7 +53,7 @@ def test_two_halves_are_normed_as_the_whole(kind):
         (half(part) ** 2 * weight).sum().backward()
 
     for half in halves:
-        share_norms(half, meeting.add_up)
+        share_norms(half, meeting.all_reduce_sum)
         assert isinstance(half[0], kind) and half.state_dict().keys() == alone.state_dict().keys()
     given = zip(halves, parts, weights.split([4, 2]), strict=True)
     threads = [threading.Thread(target=step, args=args) for args in given]
@@ -65,7 +65,7 @@ def test_two_halves_are_normed_as_the_whole(kind):
     for half in halves:
         for key, value in alone.state_dict().items():
             torch.testing.assert_close(half.state_dict()[key], value)
-        set_apart(half, True)
+        set_local_statistics(half, True)
     with torch.no_grad():
         torch.testing.assert_close(halves[0](values), alone(values))
 

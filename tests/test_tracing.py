@@ -6,7 +6,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
-from foveate.tracing import exporting, watched
+from foveate.tracing import exporting, is_traced
 
 
 class Marked(nn.Module):
@@ -26,7 +26,7 @@ def test_whoever_must_see_each_operation_is_noticed():
     values, seen = torch.zeros(2, 3), []
 
     def look(values):
-        seen.append(watched(values))
+        seen.append(is_traced(values))
         return values + 1
 
     look(values)
@@ -47,7 +47,7 @@ def test_whoever_must_see_each_operation_is_noticed():
 def test_a_compiler_is_noticed():
     class Net(nn.Module):
         def forward(self, values):
-            return values + 1 if watched(values) else values - 1
+            return values + 1 if is_traced(values) else values - 1
 
     values = torch.zeros(2)
     assert torch.equal(Net()(values), values - 1)

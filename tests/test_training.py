@@ -78,11 +78,11 @@ def test_every_step_has_random_numbers_of_its_own(tmp_path):
     """Each step draws its dropout where the one before stopped, beside other runs too."""
     states = {0: [], 1: []}
 
-    def watch(config, progress, steps):
+    def callback(config, progress, steps):
         if progress.step:
             states[config.seed].append(torch.get_rng_state().numpy().tobytes())
 
-    train_together([(tiny(seed=seed), tmp_path / str(seed)) for seed in states], watch=watch)
+    train_together([(tiny(seed=seed), tmp_path / str(seed)) for seed in states], callback=callback)
     assert len(set(states[0]) | set(states[1])) == 2 * 3 * STEPS
 
 
@@ -99,7 +99,9 @@ def test_the_loss_of_an_epoch_is_the_mean_over_its_steps(tmp_path, monkeypatch):
         return wrapped
 
     monkeypatch.setattr(session, "make_step", recording)
-    monkeypatch.setattr(session, "LOOK_EVERY", 0.0)  # added up after each step, as at a slower pace
+    monkeypatch.setattr(
+        session, "READ_LOSSES_EVERY", 0.0
+    )  # added up after each step, as at a slower pace
     metrics = train(tiny(), tmp_path).metrics()
     means = torch.stack(losses).double().view(3, STEPS).mean(1).tolist()
     assert [entry["loss"] for entry in metrics] == pytest.approx(means, rel=1e-12)
@@ -187,10 +189,10 @@ def test_the_last_good_state_is_kept(tmp_path, monkeypatch):
 
 
 def test_ctrl_c_does_not_save_a_loss_that_is_no_number(tmp_path):
-    def watch(config, progress, steps):
+    def callback(config, progress, steps):
         if progress.step == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(FoveateError, match="the loss is not finite"):
-        train(tiny(learning_rate=1e30), tmp_path, watch=watch)
+        train(tiny(learning_rate=1e30), tmp_path, callback=callback)
     assert not RunFolder(tmp_path).saved

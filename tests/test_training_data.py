@@ -18,8 +18,8 @@ from foveate.execution.plan import prepare
 from foveate.scales import ScaleRange
 from foveate.training.data import (
     Batches,
-    draw_scales,
-    fitted,
+    adapt_to_source,
+    draw_training_scales,
     open_batches,
 )
 from foveate.training.loop import train
@@ -34,17 +34,17 @@ def recorded_batches(config, folder, monkeypatch, stop=None):
         step = make(*arguments, **options)
 
         def wrapped(batch):
-            seen.append(batch.pick()[1].tolist())
+            seen.append(batch.select()[1].tolist())
             return step(batch)
 
         return wrapped
 
-    def watch(config, progress, steps):
+    def callback(config, progress, steps):
         if progress.epoch * steps + progress.step == stop:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(session, "make_step", recording)
-    train(config, folder, watch=watch)
+    train(config, folder, callback=callback)
     return seen
 
 
@@ -85,17 +85,19 @@ def test_samples_are_the_first_images():
 
 def test_a_range_of_scales_is_drawn_once_for_all_seeds_and_samples():
     config = tiny(scales="1-4", samples=0)
-    scales = draw_scales(config, 3500, "train")
+    scales = draw_training_scales(config, 3500, "train")
     assert 1 <= float(scales.min()) < 1.01 < 3.9 < float(scales.max()) <= 4
-    assert torch.equal(scales, draw_scales(replace(config, seed=3), 3500, "train"))
-    assert not torch.equal(scales, draw_scales(replace(config, data_seed=3), 3500, "train"))
+    assert torch.equal(scales, draw_training_scales(replace(config, seed=3), 3500, "train"))
+    assert not torch.equal(
+        scales, draw_training_scales(replace(config, data_seed=3), 3500, "train")
+    )
     (few,) = batches_of(replace(config, samples=20), "train")(torch.arange(20), 20)
     images = rescale(load_source("mnist-5k").train.images[:20], scales[:20], size=24)
     assert torch.equal(few.images.inputs[0], prepare(MODEL.build(), images).inputs[0])
 
 
 def test_a_list_of_scales_gives_each_image_one_of_them():
-    scales = draw_scales(tiny(scales="1,2,3-4"), 3000, "train")
+    scales = draw_training_scales(tiny(scales="1,2,3-4"), 3000, "train")
     shares = [(scales == 1).sum(), (scales == 2).sum(), ((scales >= 3) & (scales <= 4)).sum()]
     assert sum(map(int, shares)) == 3000
     # Each share is binomial with p = 1/3: four standard deviations are 4 sqrt(3000 · 2/9) = 103.
@@ -154,7 +156,9 @@ def test_a_folder_streams_the_images_that_a_resident_run_has(tmp_path, picture_f
     opened = []
     read = folder.read_picture
     monkeypatch.setattr(folder, "read_picture", lambda path: opened.append(path) or read(path))
-    config = fitted(tiny(source=f"folder:{picture_folder}", samples=50), load_source, stream=True)
+    config = adapt_to_source(
+        tiny(source=f"folder:{picture_folder}", samples=50), load_source, stream=True
+    )
     assert (config.model.channels, config.model.classes) == (1, 3)
     assert len(opened) == 1
     for scales in ("1", "1-2"):
@@ -166,7 +170,7 @@ def test_a_folder_streams_the_images_that_a_resident_run_has(tmp_path, picture_f
             resident = open_batches(config, split, *rest, False, load_source)
             assert len(streamed) == len(resident) == count
             for one, other in zip(streamed(order, 16), resident(order, 16), strict=True):
-                (some, tags), (same, labels) = one.pick(), other.pick()
+                (some, tags), (same, labels) = one.select(), other.select()
                 assert torch.equal(tags, labels)
                 torch.testing.assert_close(some.inputs[0], same.inputs[0], atol=5e-5, rtol=0)
     opened.clear()
@@ -176,7 +180,9 @@ def test_a_folder_streams_the_images_that_a_resident_run_has(tmp_path, picture_f
 
 
 def test_a_folder_whose_pictures_differ_is_said_when_it_is_read(tmp_path, picture_folder):
-    config = fitted(tiny(source=f"folder:{picture_folder}", samples=50), load_source, stream=True)
+    config = adapt_to_source(
+        tiny(source=f"folder:{picture_folder}", samples=50), load_source, stream=True
+    )
     Image.new("RGB", (28, 28)).save(picture_folder / "1" / "005.png")
     with pytest.raises(DataError, match=r"005\.png has shape \(3, 28, 28\), but the first image"):
         train(config, tmp_path / "run", stream=True)
@@ -192,7 +198,7 @@ def test_streaming_reads_ahead_by_one_batch_only(data_file):
 
 
 def test_a_config_follows_its_file(data_file):
-    config = fitted(tiny(source=str(data_file), size=112), load_source)
+    config = adapt_to_source(tiny(source=str(data_file), size=112), load_source)
     assert (config.size, config.scales, config.border) == (24, "1.5", "replicate")
     assert (config.model.channels, config.model.classes) == (1, 10)
 
@@ -206,10 +212,10 @@ def test_official_names_say_the_scales(data_file, tmp_path):
         for split in ("train", "val", "test"):
             file[f"x_{split}"] = np.zeros((5, 8, 8, 3), np.float32)
             file[f"y_{split}"] = np.arange(5.0)
-    config = fitted(tiny(source=str(path)), load_source)
+    config = adapt_to_source(tiny(source=str(path)), load_source)
     assert (config.scales, config.size) == ("1-4", 8)
     assert (config.model.channels, config.model.classes) == (3, 5)
-    kept = fitted(tiny(source=str(path)), load_source, given={"model.classes"})
+    kept = adapt_to_source(tiny(source=str(path)), load_source, explicit_fields={"model.classes"})
     assert kept.model.classes == 10
 
 

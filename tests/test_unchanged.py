@@ -47,11 +47,11 @@ def config_for(source, **changes):
 def interrupted(config, folder, **options):
     """A run that was stopped after its first step."""
 
-    def watch(*progress):
+    def callback(*progress):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(config, folder, watch=watch, **options)
+        train(config, folder, callback=callback, **options)
     assert RunFolder(folder).saved
     return folder
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from types import FrameType
 
-from foveate.training.interrupt import SIGNALS, stop
+from foveate.training.interrupt import SIGNALS, raise_interrupt
 
 USUAL = (signal.default_int_handler, signal.SIG_DFL)  # the handlers that Python starts with
 
@@ -31,7 +31,7 @@ def guarded(command: Callable[[], int]) -> int:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    """Handle a signal: raise as `stop` does inside a command, and exit at once anywhere else.
+    """Handle a signal: call `raise_interrupt` inside a command, and exit at once anywhere else.
 
     A signal during an import inside a command exits at once too: some packages catch or print an
     exception that is raised while they are imported.
@@ -41,7 +41,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
         raises = raises or frame.f_code is guarded.__code__
         frame = frame.f_back
     if raises and frame is None:
-        stop(number, None)
+        raise_interrupt(number, None)
     terminated = number == signal.SIGTERM
     if os.environ.get("RANK", "0") == "0":  # torchrun: the first process prints for all
         word = "terminated" if terminated else "interrupted"

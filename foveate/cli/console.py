@@ -20,7 +20,7 @@ from rich.progress import (
 )
 from rich.status import Status
 
-from foveate.training.interrupt import Terminated, arrived
+from foveate.training.interrupt import Terminated, received_signals
 
 OUTPUT = Console(highlight=False, soft_wrap=True)
 ERRORS = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -92,7 +92,7 @@ def interruptible(words: Callable[[], str]) -> Iterator[None]:
 
 def interrupted(error: BaseException, words: str) -> int:
     """Print one line for Ctrl-C or SIGTERM that ends with `words`, and return the exit code."""
-    terminated = isinstance(error, Terminated) or signal.SIGTERM in arrived
+    terminated = isinstance(error, Terminated) or signal.SIGTERM in received_signals
     signal_name, code = ("terminated", 143) if terminated else ("interrupted", 130)
     if words and os.environ.get("RANK", "0") == "0":  # torchrun: the first process prints for all
         ERRORS.print(f"{signal_name}: {words}", markup=False)

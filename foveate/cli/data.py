@@ -81,7 +81,9 @@ def generate(
     specs = _plan(train_scales, test_scales, size, seed, border)
     check_folder(out)
     data = _load(source)
-    _check_space(out, sum(s.bytes(data) for s in specs if not (out / s.name(data)).exists()))
+    _check_space(
+        out, sum(s.size_in_bytes(data) for s in specs if not (out / s.name(data)).exists())
+    )
     with progress("images", sum(spec.count(data) for spec in specs)) as advance:
         for spec in specs:
             OUTPUT.print(write(spec, data, out, workers=workers, advance=advance))

@@ -83,7 +83,7 @@ def evaluate(
                 run=str(folder.path),
                 config=config,
                 scales=test.measure(net.to(place), factors, advance),
-                made_with=folder.about(),
+                made_with=folder.provenance(),
             )
             for folder, (net, config), test in zip(folders, made, tests, strict=True)
         ]

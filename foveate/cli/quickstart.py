@@ -11,7 +11,7 @@ from foveate.cli.options import OUT_FOLDER, SEED
 
 if TYPE_CHECKING:
     from foveate.evaluation.results import RunResult
-    from foveate.training.session import Watch
+    from foveate.training.session import Callback
 
 
 def quickstart(
@@ -40,7 +40,7 @@ def quickstart(
 
 
 @contextmanager
-def _shown(name: str, path: Path) -> "Iterator[Watch]":
+def _shown(name: str, path: Path) -> "Iterator[Callback]":
     from foveate.cli.display import Display
 
     display = Display(f"training {name} in {path}")

@@ -91,7 +91,7 @@ def run_study(study: "Study", labels: Labels, *, dry_run: bool, **engine: Any) -
     from foveate.sweeps.runner import make_engine
 
     live = _Live(study)
-    workers = make_engine(watch=live.watch, **engine)
+    workers = make_engine(callback=live.watch, **engine)
     workers.check()
     total, left = len(study.jobs), len(study.left)
     OUTPUT.print(f"{total} runs: {total - left} finished, {left} remaining", markup=False)

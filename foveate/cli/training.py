@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from foveate.training.config import TrainConfig
     from foveate.training.data import Load
     from foveate.training.distributed import Team
-    from foveate.training.session import Watch
+    from foveate.training.session import Callback
 
 NETWORK_HELP = "cnn, fovmax, fovavg, fovconc, swmax, or a preset such as fovavg-tr2 or finetune."
 EPOCHS = shared("N", "Number of training epochs.", TRAINING)
@@ -106,7 +106,7 @@ def train(
     again. Training is deterministic, on a GPU too, unless --no-deterministic is given. The
     random seed determines the initial weights, the order of the images and dropout.
     """
-    from foveate.training.distributed import LostProcessError, joined
+    from foveate.training.distributed import LostProcessError, join_processes
 
     changes = {
         "source": source,
@@ -126,7 +126,7 @@ def train(
     options = {"device": device, "stream": stream, "recompute": recompute, "bad": bad}
     options |= {"changed_data": changed_data, "workers": workers}
     options |= {"deterministic": not no_deterministic}
-    with joined(device, norms) as team:
+    with join_processes(device, norms) as team:
         try:
             _train(model, given | _settings(change or []), out, options, team)
         except typer.Exit:
@@ -134,11 +134,11 @@ def train(
         except LostProcessError as error:
             # Printed here: when this process leaves the team, torchrun terminates it before
             # `run` can print the message.
-            if team.may_say():
+            if team.may_print():
                 complain(str(error))
             raise typer.Exit(2) from None
         except Exception:
-            if not team.may_say():  # another process printed the message
+            if not team.may_print():  # another process printed the message
                 raise typer.Exit(2) from None
             raise
 
@@ -163,24 +163,24 @@ def _train(
     folder = RunFolder(path)
     state = "was already finished" if folder.finished else "is finished"
     device = "cpu" if folder.finished else team.device(options["device"])
-    if is_photo(config) and team.leads and not folder.finished:
+    if is_photo(config) and team.is_main and not folder.finished:
         tell(describe_photos(config))
     with (
-        interruptible(lambda: _saved(folder) if team.may_say() else ""),
-        _shown(f"training {model} in {path}", team) as watch,
+        interruptible(lambda: _saved(folder) if team.may_print() else ""),
+        _shown(f"training {model} in {path}", team) as callback,
     ):
-        run(config, path, load=load, watch=watch, team=team, **{**options, "device": device})
-    if team.leads:
+        run(config, path, load=load, callback=callback, team=team, **{**options, "device": device})
+    if team.is_main:
         OUTPUT.print(f"{path} {state}: {_score(folder)}", markup=False)
         _warn_of_skipped(len(read_skipped(path)), path / TABLE)
 
 
 @contextmanager
-def _shown(greeting: str, team: "Team") -> "Iterator[Watch]":
+def _shown(greeting: str, team: "Team") -> "Iterator[Callback]":
     """Show the progress of the run; of several processes only the first one does."""
     from foveate.cli.display import Display
 
-    if not team.leads:
+    if not team.is_main:
         yield lambda config, progress, steps: None
         return
     with Display(greeting) as display:
@@ -208,7 +208,7 @@ def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) ->
     """
     from foveate.errors import ConfigError
     from foveate.scales import parse_windows
-    from foveate.training.data import fitted, is_made, is_photo
+    from foveate.training.data import adapt_to_source, is_generated, is_photo
     from foveate.training.presets import preset
 
     windows = given.pop("windows", None)
@@ -220,11 +220,11 @@ def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) ->
         config = replace(config, model=replace(config.model, scales=scales))
         given["model.scales"] = windows
     for key in ("scales", "size", "border"):
-        if key in given and is_made(config.source):
+        if key in given and is_generated(config.source):
             raise ConfigError(
                 f"the images in {config.source} are already rescaled; leave out {key}"
             )
-    config = fitted(config, load, given, stream)
+    config = adapt_to_source(config, load, given, stream)
     for key in ("scales", "size", "border"):
         if key in given and is_photo(config):
             raise ConfigError(f"the recipe photo has no {key}; set recipe.base, the short side")
@@ -251,4 +251,4 @@ def _saved(folder: "RunFolder") -> str:
     found = folder.load()
     if found is None:
         return f"{folder.path} has no checkpoint yet; run the same command to start again"
-    return f"saved in {folder.path} at {found[0].reached}; run the same command to resume"
+    return f"saved in {folder.path} at {found[0].position}; run the same command to resume"

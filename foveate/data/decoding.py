@@ -12,10 +12,10 @@ import numpy.typing as npt
 from PIL import ExifTags, Image, ImageOps, ImageStat
 
 from foveate.errors import DataError
-from foveate.files import regular
+from foveate.files import check_regular
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
-Behind: TypeAlias = Literal["black", "contrast"]
+Background: TypeAlias = Literal["black", "contrast"]
 
 
 class Header(NamedTuple):
@@ -26,17 +26,17 @@ class Header(NamedTuple):
     width: int
 
 
-def read_picture(path: Path | BinaryIO, behind: Behind = "black") -> Pixels:
+def read_picture(path: Path | BinaryIO, background: Background = "black") -> Pixels:
     """Read an image as uint8 (H, W, C), where C is 1 or 3.
 
     EXIF orientation is applied. An image with a palette, such as a GIF, is grey if all its pixels
     are. 16-bit grey is reduced to its upper 8 bits. An animation yields its first frame.
-    Transparency is flattened over a background: black, or with `behind="contrast"` white if the
+    Transparency is flattened over a background: black, or with `background="contrast"` white if the
     visible pixels are dark on average and black otherwise.
     """
     with _opened(path) as image:
         ImageOps.exif_transpose(image, in_place=True)  # otherwise Pillow copies every image
-        pixels = _pixels(image, behind)
+        pixels = _pixels(image, background)
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
@@ -63,7 +63,7 @@ def is_colour(path: Path) -> bool:
 def _opened(path: Path | BinaryIO) -> Iterator[Image.Image]:
     """Open an image, and turn every error within the block into a DataError with the file name."""
     if isinstance(path, Path):
-        regular(path)
+        check_regular(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of damaged tags that affect no pixel
@@ -84,12 +84,12 @@ def _opened(path: Path | BinaryIO) -> Iterator[Image.Image]:
         raise DataError(f"cannot read image {path} ({reason}); replace or remove it") from error
 
 
-def _pixels(image: Image.Image, behind: Behind) -> Pixels:
+def _pixels(image: Image.Image, background: Background) -> Pixels:
     if image.mode.startswith("I"):
         return _upper_byte(np.asarray(image))
     if image.mode == "F":
         raise DataError("has floating-point pixels of unknown range; save it with 8 or 16 bits")
-    flat = _flatten(image, behind) if image.has_transparency_data else image
+    flat = _flatten(image, background) if image.has_transparency_data else image
     if image.mode in ("1", "L", "LA"):
         return np.asarray(_converted(flat, "L"))
     pixels = np.asarray(_converted(flat, "RGB"))
@@ -109,9 +109,9 @@ def _upper_byte(values: npt.NDArray[np.integer]) -> Pixels:
     return (values >> 8).astype(np.uint8)
 
 
-def _flatten(image: Image.Image, behind: Behind) -> Image.Image:
+def _flatten(image: Image.Image, background: Background) -> Image.Image:
     drawn = image.convert("RGBA")
-    white = behind == "contrast" and _is_dark(drawn)
+    white = background == "contrast" and _is_dark(drawn)
     ground = Image.new("RGBA", image.size, (255, 255, 255, 255) if white else (0, 0, 0, 255))
     return Image.alpha_composite(ground, drawn)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foveate.errors import DataError
-from foveate.files import regular
+from foveate.files import check_regular
 
 FILES = (
     "train-images-idx3-ubyte",
@@ -53,7 +53,7 @@ def read_idx(data: bytes, name: str) -> Tensor:
 def decode(path: Path, limit: int = MAX_DECODED) -> bytes:
     """Return the content of `path`, decompressed if it is gzip data, whatever the extension."""
     try:
-        data = regular(path).read_bytes()
+        data = check_regular(path).read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}; check the path") from error
     return gunzip(data, str(path), limit)

@@ -29,8 +29,8 @@ from torch import Tensor
 from foveate.checks import check_memory
 from foveate.errors import ConfigError, DataError
 from foveate.scale_space import discrete_gaussian, gaussian_radius
-from foveate.scales import LARGEST as LARGEST
-from foveate.scales import SMALLEST as SMALLEST
+from foveate.scales import MAX_SCALE as MAX_SCALE
+from foveate.scales import MIN_SCALE as MIN_SCALE
 from foveate.scales import check_scale as check_scale
 
 RECIPE = 1  # increase this number whenever the same options produce different pixels
@@ -110,11 +110,11 @@ def bicubic_matrices(scales: Tensor, source: int, size: int, margin: int = 0) ->
     width = (1 / scales).clamp_min(1)[:, None, None]
     beyond = math.ceil(2 * float(width.max()))
     pixel = torch.arange(-beyond, source + beyond, dtype=torch.float64, device=scales.device)
-    weights = keys((position[:, :, None] - (pixel + 0.5)) / width)
+    weights = keys_kernel((position[:, :, None] - (pixel + 0.5)) / width)
     weights = weights / weights.sum(-1, keepdim=True).clamp_min(0.5)
     # Both ends count as inside, so that the weights are mirror-symmetric.
     inside = (position - source / 2).abs() <= source / 2 + 1e-9
-    return fold(weights * inside[:, :, None], pixel.long(), source, "replicate")
+    return fold_border(weights * inside[:, :, None], pixel.long(), source, "replicate")
 
 
 def smoothing_matrices(scales: Tensor, size: int, border: Border) -> Tensor:
@@ -126,7 +126,7 @@ def smoothing_matrices(scales: Tensor, size: int, border: Border) -> Tensor:
     offset = pixel - torch.arange(size, device=scales.device)[:, None] + radius
     weights = kernel[:, offset.clamp(0, 2 * radius)]
     weights = weights * ((offset >= 0) & (offset <= 2 * radius))
-    return weights if border == "whole" else fold(weights, pixel, size, border)
+    return weights if border == "whole" else fold_border(weights, pixel, size, border)
 
 
 def _check(images: Tensor, scales: float | Tensor, size: int, border: str) -> Tensor:
@@ -162,7 +162,7 @@ def _reach(scales: Tensor, border: Border) -> int:
     return gaussian_radius(float(((7 / 8 * scales) ** 2).max())) if border == "whole" else 0
 
 
-def keys(x: Tensor) -> Tensor:
+def keys_kernel(x: Tensor) -> Tensor:
     """Evaluate Keys' cubic kernel with a = -1/2."""
     x = x.abs()
     near = (1.5 * x - 2.5) * x * x + 1
@@ -170,7 +170,7 @@ def keys(x: Tensor) -> Tensor:
     return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
 
 
-def fold(weights: Tensor, pixel: Tensor, length: int, border: Border) -> Tensor:
+def fold_border(weights: Tensor, pixel: Tensor, length: int, border: Border) -> Tensor:
     """Add the weights of pixels outside [0, length) to the inside pixels that replace them."""
     if border == "zero":
         return weights[..., (pixel >= 0) & (pixel < length)]

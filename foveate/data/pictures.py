@@ -38,8 +38,8 @@ def read_folder(name: str, folder: Path) -> Source:
     Classes and files are sorted by name. The subfolders `train`, `val` (or `validation`) and `test`
     are the splits. Without `val`, one sixth of `train` is the validation set. Without such
     subfolders, one fifth of all files is the test set and one tenth the validation set. A hash of
-    class and file name assigns the files (see `fraction`), so adding or removing a file does not
-    move any other. Near-duplicates, such as the frames of a video, can then end up in different
+    class and file name assigns the files (see `split_fraction`), so adding or removing a file does
+    not move any other. Near-duplicates, such as the frames of a video, can then end up in different
     splits; create the subfolders yourself for such data. The images of each split alternate between
     the classes, so its first images are balanced. Hidden files and files with other extensions are
     ignored.
@@ -83,9 +83,9 @@ class PictureFolder:
         """Return an empty context: no file stays open between two images."""
         return ExitStack()
 
-    def images(self, file: object, split: SplitName, chosen: Sequence[int]) -> list[Pixels]:
-        """Read the images, each (C, H, W), at the indices `chosen`."""
-        paths = [self.items[split][index][0] for index in chosen]
+    def images(self, file: object, split: SplitName, indices: Sequence[int]) -> list[Pixels]:
+        """Read the images, each (C, H, W), at the given `indices`."""
+        paths = [self.items[split][index][0] for index in indices]
         return [read_picture(path).transpose(2, 0, 1) for path in paths]
 
     @cached_property
@@ -100,7 +100,7 @@ class PictureFolder:
                     return True
         return False
 
-    def where(self, split: SplitName, index: int) -> str:
+    def describe_image(self, split: SplitName, index: int) -> str:
         """Return the name of an image for error messages."""
         return f"image {self.items[split][index][0]}"
 
@@ -118,7 +118,7 @@ class PictureFolder:
             yield [name, size]
 
 
-def folder_state(folder: Path) -> tuple[tuple[int, int, int], ...]:
+def folder_fingerprint(folder: Path) -> tuple[tuple[int, int, int], ...]:
     """Return device, inode and modification time of a folder and its subfolders, two levels deep.
 
     The result changes when an image or class is added, removed or renamed.
@@ -139,7 +139,7 @@ def has_splits(folder: Path) -> bool:
     return {"train", "test"} <= {path.name for path in _entries(folder) if path.is_dir()}
 
 
-def fraction(label: str, name: str) -> float:
+def split_fraction(label: str, name: str) -> float:
     """Map the class and the name of a file to a number from 0 to 1 by their sha256.
 
     Names are normalised to Unicode's composed form (NFC), because some file systems decompose them.
@@ -195,9 +195,9 @@ def _refuse_unknown_splits(folder: Path, names: set[str]) -> None:
 
 
 def _part(classes: Classes, low: float, high: float) -> Classes:
-    """Return the files of each class whose `fraction` is at least `low` and below `high`."""
+    """Return the files of each class whose `split_fraction` is at least `low` and below `high`."""
     return {
-        label: [path for path in files if low <= fraction(label, path.name) < high]
+        label: [path for path in files if low <= split_fraction(label, path.name) < high]
         for label, files in classes.items()
     }
 

@@ -32,11 +32,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foveate.data.pictures import EXTENSIONS, PictureFolder, folder_state, read_picture
+from foveate.data.pictures import EXTENSIONS, PictureFolder, folder_fingerprint, read_picture
 from foveate.data.splits import SPLITS, Labels, SplitName, checked_labels, digest
 from foveate.data.store import ScaledFile
 from foveate.errors import DataError
-from foveate.files import reading, regular
+from foveate.files import check_regular, wrap_read_errors
 
 PREFIX = "shards:"
 OPEN = 32  # largest number of open files
@@ -53,10 +53,10 @@ class Shard(Protocol):
     def open(self) -> Any:
         """Open the file for `images`; the returned object has a `close` method."""
 
-    def images(self, file: Any, split: SplitName, chosen: Sequence[int]) -> Sequence[NDArray[Any]]:
-        """Read the images, each (C, H, W), float32 or uint8, at the ascending indices `chosen`."""
+    def images(self, file: Any, split: SplitName, indices: Sequence[int]) -> Sequence[NDArray[Any]]:
+        """Read the images, each (C, H, W), float32 or uint8, at the given ascending `indices`."""
 
-    def where(self, split: SplitName, index: int) -> str:
+    def describe_image(self, split: SplitName, index: int) -> str:
         """Return the name of an image for error messages."""
 
     def listing(self) -> Iterator[list[Any]]:
@@ -93,7 +93,7 @@ def _open_files(files: tuple[tuple[str, int], ...]) -> "Shards":
 def open_folder(folder: Path) -> "Shards":
     """Open a folder of images; it is listed once, and again only after it changed."""
     try:
-        state = folder_state(folder)
+        state = folder_fingerprint(folder)
     except OSError:
         state = ()  # opening the folder reports the reason
     last = max((changed for _, _, changed in state), default=0)
@@ -112,27 +112,27 @@ class TarShard:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with reading(path):
-            found = list(_samples(regular(path)))
+        with wrap_read_errors(path):
+            found = list(_samples(check_regular(path)))
         labels = np.array([sample[2] for sample in found], np.float64)  # int64 overflows at 2^63
         self.labels: Labels = {_split_of(path): checked_labels(labels, str(path))}
         self.places = np.array([sample[:2] for sample in found], np.int64)
 
     def open(self) -> Any:
         """Open the file for `images`."""
-        return regular(self.path).open("rb")
+        return check_regular(self.path).open("rb")
 
-    def images(self, file: Any, split: SplitName, chosen: Sequence[int]) -> list[NDArray[Any]]:
-        """Read the images, each (C, H, W), at the indices `chosen`."""
+    def images(self, file: Any, split: SplitName, indices: Sequence[int]) -> list[NDArray[Any]]:
+        """Read the images, each (C, H, W), at the given `indices`."""
         found = []
-        for index in chosen:
+        for index in indices:
             offset, size = map(int, self.places[index])
             content = _Picture(os.pread(file.fileno(), size, offset))
             content.name = f"{index} of {self.path}"
             found.append(read_picture(content).transpose(2, 0, 1))
         return found
 
-    def where(self, split: SplitName, index: int) -> str:
+    def describe_image(self, split: SplitName, index: int) -> str:
         """Return the name of an image for error messages."""
         return f"image {index} of {self.path}"
 
@@ -213,20 +213,20 @@ class Shards:
             )
         return self._labels[split]
 
-    def pick(self, split: SplitName, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the images (N, C, H, W) and labels (N,) at the indices `chosen`, in their order."""
-        labels, starts = self.labels(split)[chosen], self.starts[split]
-        owners = np.searchsorted(starts, chosen.numpy(), side="right") - 1
-        images = np.empty((len(chosen), *self.shape), self.first.dtype)
+    def read_batch(self, split: SplitName, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Read the images (N, C, H, W) and labels (N,) at the given `indices`, in their order."""
+        labels, starts = self.labels(split)[indices], self.starts[split]
+        owners = np.searchsorted(starts, indices.numpy(), side="right") - 1
+        images = np.empty((len(indices), *self.shape), self.first.dtype)
         for at in np.unique(owners).tolist():
             places = np.flatnonzero(owners == at)
-            inside, back = np.unique(chosen.numpy()[places] - starts[at], return_inverse=True)
+            inside, back = np.unique(indices.numpy()[places] - starts[at], return_inverse=True)
             found = self._read(at, split, inside.tolist())
             for place, number in zip(places, back, strict=True):
                 image = found[number]
                 if image.shape not in (self.shape, (1, *self.shape[1:])):
                     raise DataError(
-                        f"{self.shards[at].where(split, int(inside[number]))} has shape "
+                        f"{self.shards[at].describe_image(split, int(inside[number]))} has shape "
                         f"{image.shape}, but the first image has {self.shape}; "
                         "convert them to one shape"
                     )
@@ -238,10 +238,10 @@ class Shards:
         at, inside = self._place(split, index)
         return self._read(at, split, [inside])[0]
 
-    def where(self, split: SplitName, index: int) -> str:
+    def describe_image(self, split: SplitName, index: int) -> str:
         """Return the name of an image for error messages."""
         at, inside = self._place(split, index)
-        return self.shards[at].where(split, inside)
+        return self.shards[at].describe_image(split, inside)
 
     def listing(self) -> Iterator[list[Any]]:
         """Yield the properties of each file that a checksum covers, without reading pixels."""
@@ -267,14 +267,14 @@ class Shards:
         at = int(np.searchsorted(self.starts[split], index, side="right")) - 1
         return at, index - int(self.starts[split][at])
 
-    def _read(self, at: int, split: SplitName, chosen: list[int]) -> Sequence[NDArray[Any]]:
+    def _read(self, at: int, split: SplitName, indices: list[int]) -> Sequence[NDArray[Any]]:
         shard = self.shards[at]
-        with reading(shard.path), self.lock:
+        with wrap_read_errors(shard.path), self.lock:
             file = self.files.pop(at, None) or shard.open()
             self.files[at] = file  # moves it to the end: the order is least recently used first
             if len(self.files) > OPEN:
                 self.files.pop(next(iter(self.files))).close()
-            return shard.images(file, split, chosen)
+            return shard.images(file, split, indices)
 
 
 def _split_of(path: Path) -> SplitName:

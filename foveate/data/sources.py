@@ -14,7 +14,7 @@ from foveate.data.pictures import read_folder
 from foveate.data.shards import Shards, open_folder, open_shards
 from foveate.data.splits import Source as Source
 from foveate.data.splits import Split as Split
-from foveate.data.splits import kind_of
+from foveate.data.splits import describe_tensor
 from foveate.errors import DataError
 
 Load = Callable[[str], Source]
@@ -123,8 +123,9 @@ def _read_idx_folder(name: str, report: Report | None) -> Source:
     tensors = [read_idx(decode(paths[0]), str(paths[0])) for paths in found.values()]
     if tensors[0].shape[1:] != tensors[2].shape[1:]:
         raise DataError(
-            f"training and test images in {folder} differ in shape: {kind_of(tensors[0])} and "
-            f"{kind_of(tensors[2])}; resize them to one size"
+            f"training and test images in {folder} differ in shape: "
+            f"{describe_tensor(tensors[0])} and {describe_tensor(tensors[2])}; "
+            "resize them to one size"
         )
     count = int(max(tensors[1].max(), tensors[3].max())) + 1
     return _from_tensors(name, tensors, tuple(str(label) for label in range(count)))
@@ -160,8 +161,9 @@ def _split(images: Tensor, labels: Tensor, what: str) -> Split:
     """Return a split of grey images (N, H, W) and labels (N,), the shapes in IDX files."""
     if images.ndim != 3 or labels.ndim != 1:
         raise DataError(
-            f"the {what} must have images (N, H, W) and labels (N,), got {kind_of(images)} and "
-            f"{kind_of(labels)}; check whether the files are swapped"
+            f"the {what} must have images (N, H, W) and labels (N,), "
+            f"got {describe_tensor(images)} and {describe_tensor(labels)}; "
+            "check whether the files are swapped"
         )
     if len(images) != len(labels):
         raise DataError(
@@ -176,30 +178,25 @@ class Kind:
     """A kind of source.
 
     Attributes:
-        about: One-line description.
         load: Function that loads the source into memory, if the kind supports it.
         open: Function that opens the source for streaming, if the kind supports it.
     """
 
-    about: str
     load: Callable[[str, Report | None], Source] | None = None
     open: Callable[[str], Shards] | None = None
 
 
 SOURCES = {
-    "mnist": Kind("60,000 training and 10,000 test digits; downloaded once", _fetched),
-    "fashion-mnist": Kind(
-        "60,000 training and 10,000 test images of clothes; downloaded once", _fetched
-    ),
-    "mnist-5k": Kind("5,000 of MNIST's training digits, included in the package", _read_embedded),
-    "idx:DIR": Kind("the four IDX files in the folder DIR, plain or .gz", _read_idx_folder),
+    "mnist": Kind(_fetched),
+    "fashion-mnist": Kind(_fetched),
+    "mnist-5k": Kind(_read_embedded),
+    "idx:DIR": Kind(_read_idx_folder),
     "folder:DIR": Kind(
-        "images in the folder DIR, one subfolder per class, or train/ and test/ first",
         lambda name, report: read_folder(name, _place(name)),
         lambda name: open_folder(_place(name)),
     ),
-    "shards:DIR": Kind("the .h5 or .tar files in the folder DIR", open=open_shards),
-    "FILE.h5": Kind("a file from 'foveate generate', or an official one", open=open_shards),
+    "shards:DIR": Kind(open=open_shards),
+    "FILE.h5": Kind(open=open_shards),
 }
 """Every kind of source, keyed by the form of its name."""
 

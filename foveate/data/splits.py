@@ -45,11 +45,13 @@ class Split:
 
     def __post_init__(self) -> None:
         if self.images.ndim != 4 or self.images.dtype != torch.uint8:
-            raise DataError(f"images must be (N, C, H, W) uint8, got {kind_of(self.images)}")
+            raise DataError(
+                f"images must be (N, C, H, W) uint8, got {describe_tensor(self.images)}"
+            )
         if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
             raise DataError(
                 f"labels must be int64, one for each of {len(self.images)} images, "
-                f"got {kind_of(self.labels)}"
+                f"got {describe_tensor(self.labels)}"
             )
 
     def __len__(self) -> int:
@@ -83,7 +85,7 @@ class Source:
         >>> source = Source.of("own", (split, split, split), classes=("cat", "dog"))
         >>> source.num_classes, source.shape
         (2, (1, 28, 28))
-        >>> batch, labels = source.pick("train", torch.tensor([2, 0]))
+        >>> batch, labels = source.read_batch("train", torch.tensor([2, 0]))
         >>> batch.shape, labels
         (torch.Size([2, 1, 28, 28]), tensor([1, 0]))
     """
@@ -147,18 +149,18 @@ class Source:
         labels: Tensor = getattr(self, split).labels
         return labels
 
-    def pick(self, split: SplitName, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    def read_batch(self, split: SplitName, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return the images and labels at given indices.
 
         Args:
             split: ``train``, ``val`` or ``test``.
-            chosen: Indices of the images, shape ``(B,)``.
+            indices: Indices of the images, shape ``(B,)``.
 
         Returns:
             Images of dtype uint8, shape ``(B, C, H, W)``, and class indices, shape ``(B,)``.
         """
         data: Split = getattr(self, split)
-        return data.images[chosen], data.labels[chosen]
+        return data.images[indices], data.labels[indices]
 
 
 def checked_labels(
@@ -213,7 +215,7 @@ def digest(values: NDArray[Any]) -> str:
     return hashlib.sha256(values.tobytes()).hexdigest()
 
 
-def kind_of(tensor: Tensor) -> str:
+def describe_tensor(tensor: Tensor) -> str:
     """Return the shape and dtype of a tensor as text, for an error message."""
     return f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
 

@@ -32,7 +32,7 @@ from foveate.data.splits import (
     digest,
 )
 from foveate.errors import ConfigError, DataError
-from foveate.files import reading, reason_of, regular, replacing
+from foveate.files import check_regular, reason_of, replacing, wrap_read_errors
 from foveate.scales import ScaleRange
 
 # Matrix products round differently for other shapes and thread counts. Images are therefore always
@@ -43,7 +43,7 @@ MAX_UNSTORED = 1 << 30  # bytes that a data set may declare without having them 
 MAX_RATIO = 1_100  # declared bytes per byte of the file beyond that; gzip reaches 1,032
 
 
-def draw(scales: ScaleRange, count: int, seed: int, split: SplitName) -> Tensor:
+def draw_scales(scales: ScaleRange, count: int, seed: int, split: SplitName) -> Tensor:
     """Draw a scale for each of `count` images; each split has its own random stream."""
     random = np.random.default_rng([seed, SPLITS.index(split)]).random(count)
     return torch.from_numpy(scales.low * (scales.high / scales.low) ** random)
@@ -139,7 +139,7 @@ class FileSpec:
         """
         return sum(source.counts[split] for split in self.splits())
 
-    def bytes(self, source: Source) -> int:
+    def size_in_bytes(self, source: Source) -> int:
         """Estimate the size of the file.
 
         Args:
@@ -289,7 +289,7 @@ class ScaledFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with reading(self.path), self.open() as file:
+        with wrap_read_errors(self.path), self.open() as file:
             self.manifest: dict[str, Any] | None = _manifest(file)
             self.labels = _read_labels(file)
         self.counts = {split: len(labels) for split, labels in self.labels.items()}
@@ -307,15 +307,15 @@ class ScaledFile:
         Raises:
             DataError: If the file does not have this split, or cannot be read.
         """
-        with reading(self.path), self.open() as file:
+        with wrap_read_errors(self.path), self.open() as file:
             if split not in self.counts:
                 holds = ", ".join(self.counts)
                 raise DataError(
                     f"{self.path.name} has no {split} images, only {holds}; "
                     "use a source that has them"
                 )
-            chosen = range(self.counts[split])[part]
-            images = np.ascontiguousarray(self.images(file, split, chosen))
+            indices = range(self.counts[split])[part]
+            images = np.ascontiguousarray(self.images(file, split, indices))
         return torch.from_numpy(images), torch.from_numpy(self.labels[split][part].copy())
 
     def open(self) -> Any:
@@ -324,30 +324,32 @@ class ScaledFile:
         Returns:
             An h5py file, to be closed by the caller.
         """
-        return h5py.File(regular(self.path))
+        return h5py.File(check_regular(self.path))
 
-    def images(self, file: Any, split: SplitName, chosen: Sequence[int]) -> Any:
+    def images(self, file: Any, split: SplitName, indices: Sequence[int]) -> Any:
         """Read the images at given indices.
 
         Args:
             file: The file that `open` returned.
             split: ``train``, ``val`` or ``test``.
-            chosen: Indices in ascending order.
+            indices: Indices in ascending order.
 
         Returns:
             Images of dtype float32, shape ``(N, C, F, F)``.
         """
         stored = _own_dataset(file, f"x_{split}")
-        if not len(chosen) or stored.ndim == 3:
-            pixels = stored[()].reshape(-1, *stored.shape[-3:])[list(chosen)]
-        elif chosen[-1] - chosen[0] == len(chosen) - 1:  # h5py reads slices much faster than lists
-            pixels = stored[chosen[0] : chosen[-1] + 1]
+        if not len(indices) or stored.ndim == 3:
+            pixels = stored[()].reshape(-1, *stored.shape[-3:])[list(indices)]
+        elif (
+            indices[-1] - indices[0] == len(indices) - 1
+        ):  # h5py reads slices much faster than lists
+            pixels = stored[indices[0] : indices[-1] + 1]
         else:
-            pixels = stored[list(chosen)]
-        pixels = checked_pixels(pixels, f"x_{split} of {self.path}", chosen)
+            pixels = stored[list(indices)]
+        pixels = checked_pixels(pixels, f"x_{split} of {self.path}", indices)
         return np.moveaxis(pixels, -1, 1)
 
-    def where(self, split: SplitName, index: int) -> str:
+    def describe_image(self, split: SplitName, index: int) -> str:
         """Return the name of an image for error messages.
 
         Args:
@@ -449,7 +451,7 @@ def _write_split(
     target = file.create_dataset(f"x_{split}", (len(data), *shape), "f4")
     file[f"y_{split}"] = data.labels.numpy()
     wanted = spec.scales(split)
-    scales = draw(wanted, len(data), spec.seed, split)
+    scales = draw_scales(wanted, len(data), spec.seed, split)
     if wanted.low < wanted.high:
         file[f"scale_{split}"] = scales.numpy()
 

@@ -35,7 +35,7 @@ from foveate.models.pretrained import load_weights, pretrained_info, pretrained_
 from foveate.models.zoo import ZOO, ModelConfig, create_model, model_config
 from foveate.training.backbones import timm_model
 from foveate.training.checkpoint import RunFolder
-from foveate.training.data import is_photo, made_from
+from foveate.training.data import generated_from, is_photo
 from foveate.training.tensors import read_tensors
 
 TIMM = "timm:"
@@ -282,7 +282,7 @@ def _from_run(path: Path, trust: bool) -> Model:
     config, net = folder.config(), folder.net(trust)
     source = config.source
     if os.path.exists(source):  # a dataset file stores the name of its source
-        source = made_from(source) or source
+        source = generated_from(source) or source
     known: dict[str, Any] = {"source": source, "trained_on": config.scales}
     known |= {"border": config.border, "class_names": folder.classes()}
     if not is_photo(config):

@@ -36,8 +36,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from foveate.data.decoding import Behind
-from foveate.data.large_scale import SMALLEST, check_scale, check_size, rescale
+from foveate.data.decoding import Background
+from foveate.data.large_scale import MIN_SCALE, check_scale, check_size, rescale
 from foveate.data.pictures import Pixels, read_picture
 from foveate.data.recipes import Recipe
 from foveate.errors import ConfigError, DataError
@@ -163,7 +163,7 @@ def predict(
     return _in_picture(model, prediction, (height / 2 + y, width / 2 + x), zooms)
 
 
-def background_of(model: Model) -> Behind:
+def background_of(model: Model) -> Background:
     """Return the background that replaces the transparent pixels of an image."""
     return "contrast" if model.recipe is None else "black"
 
@@ -203,7 +203,7 @@ def prepare(
     if model.recipe is not None:
         return _photo(pixels, model.recipe, scale), False
     side = model.size
-    blocks = 1 if scale else math.ceil(max(pixels.shape[:2]) * SMALLEST / side)
+    blocks = 1 if scale else math.ceil(max(pixels.shape[:2]) * MIN_SCALE / side)
     values, invert = _values(pixels, model, blocks, invert)
     factor = side / max(values.shape[1:]) if scale is None else scale
     padded = torch.from_numpy(_padded(values, side / factor))

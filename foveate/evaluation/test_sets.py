@@ -19,7 +19,7 @@ from foveate.models.pooling import Pool
 from foveate.scales import parse_windows
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
-from foveate.training.data import is_photo, made_from, open_pictures
+from foveate.training.data import generated_from, is_photo, open_pictures
 from foveate.training.photos import PhotoBatches, default_workers
 from foveate.training.skipped import Bad, Skipped, check_bad
 from foveate.training.unchanged import check_unchanged, source_checksum
@@ -80,7 +80,7 @@ class TestSet:
         )
         try:
             for batch in batches(torch.arange(len(self)), config.batch):
-                yield batch.pick()
+                yield batch.select()
         finally:
             batches.close()
 
@@ -147,7 +147,7 @@ def open_test_set(
     name = source_of_tests(config) if source is None else source
     if not changed_data:
         check_unchanged(folder, name, load)
-    if name == "mnist-5k" and made_from(config.source) == "mnist":
+    if name == "mnist-5k" and generated_from(config.source) == "mnist":
         raise ConfigError("mnist-5k is a subset of the training images of mnist; evaluate on mnist")
     if is_photo(config):
         images: Source | Shards = open_pictures(name)
@@ -166,7 +166,7 @@ def open_test_set(
 
 def source_of_tests(config: TrainConfig) -> str:
     """Return the name of the source of a run or of its dataset file."""
-    name = made_from(config.source)
+    name = generated_from(config.source)
     if name is None or (is_shards(name) and not is_photo(config)):
         raise ConfigError(
             f"{config.source} does not name the source of its images, so the network cannot be "

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from foveate.execution import convnet
-from foveate.execution.exact import exact_convnet, unchanged_convnet
+from foveate.execution.exact import exact_convnet, require_convnet
 from foveate.models.outputs import Outputs
 from foveate.models.sliding import SlidingChannels, extent
 
@@ -41,7 +41,7 @@ def fits(net: nn.Module, images: Tensor) -> bool:
 def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Fill the canvas; an empty tensor (B, 0, H, W) carries the image size in its shape."""
     assert isinstance(net, SlidingChannels)
-    canvas = paint(list(net.grids(images)), layout_of(net, *images.shape[-2:]))
+    canvas = fill_canvas(list(net.grids(images)), layout_of(net, *images.shape[-2:]))
     size = images.new_empty(len(images), 0, *images.shape[2:])
     return canvas.to(dtype) if images.is_cuda else canvas, size
 
@@ -49,16 +49,18 @@ def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor,
 def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
     """Run the network over the canvas."""
     assert isinstance(net, SlidingChannels)
-    backbone, (canvas, size) = unchanged_convnet(net), inputs
+    backbone, (canvas, size) = require_convnet(net), inputs
     layout, mask = layout_of(net, *size.shape[2:]), backbone.draw_mask(canvas)
     if net.pool == "max" and torch.is_grad_enabled():
-        return Outputs(_winners(net, canvas, layout, mask))
+        return Outputs(_max_logits(net, canvas, layout, mask))
     maps = convnet.dense(backbone, canvas, mask)
-    channels = net.pool_space(cut(maps, layout, backbone.size, backbone.stride))
+    channels = net.pool_space(split_maps(maps, layout, backbone.size, backbone.stride))
     return Outputs(net.combine(channels), channels)
 
 
-def _winners(net: SlidingChannels, canvas: Tensor, layout: "Layout", mask: Tensor | None) -> Tensor:
+def _max_logits(
+    net: SlidingChannels, canvas: Tensor, layout: "Layout", mask: Tensor | None
+) -> Tensor:
     """Return the logits (B, K), with gradients at almost no extra cost.
 
     A maximum over space and scale is the logit of one window and has the gradient of that window.
@@ -68,10 +70,10 @@ def _winners(net: SlidingChannels, canvas: Tensor, layout: "Layout", mask: Tenso
     backbone = net.backbone
     size, stride = backbone.size, backbone.stride
     with torch.no_grad():
-        chosen = strongest(convnet.dense(backbone, canvas, mask), layout, size, stride)
-    windows = windows_at(canvas, chosen, size, stride)
+        positions = argmax_windows(convnet.dense(backbone, canvas, mask), layout, size, stride)
+    windows = windows_at(canvas, positions, size, stride)
     logits = backbone.classify(convnet.features(backbone, windows.flatten(0, 1)), mask)
-    return logits.unflatten(0, chosen.shape).diagonal(dim1=1, dim2=2)  # type: ignore[no-any-return]
+    return logits.unflatten(0, positions.shape).diagonal(dim1=1, dim2=2)  # type: ignore[no-any-return]
 
 
 class Place(NamedTuple):
@@ -103,11 +105,11 @@ def layout_of(net: SlidingChannels, height: int, width: int) -> Layout:
         if len(_layouts) >= MOST_LAYOUTS:
             _layouts.clear()
         tall, wide = ([extent(n / s, size, stride) for s in net.scales] for n in sides)
-        _layouts[key] = arrange(list(zip(tall, wide, strict=True)))
+        _layouts[key] = pack_grids(list(zip(tall, wide, strict=True)))
     return _layouts[key]
 
 
-def arrange(sides: Sequence[tuple[int, int]]) -> Layout:
+def pack_grids(sides: Sequence[tuple[int, int]]) -> Layout:
     """Arrange grids of (height, width) in columns, small ones below each other.
 
     Grids are placed largest first, each at the bottom of the first column with enough space. If all
@@ -129,7 +131,7 @@ def arrange(sides: Sequence[tuple[int, int]]) -> Layout:
     return Layout(canvas, total, tuple(places[k] for k in range(len(sides))))
 
 
-def paint(grids: Sequence[Tensor], layout: Layout) -> Tensor:
+def fill_canvas(grids: Sequence[Tensor], layout: Layout) -> Tensor:
     """Copy grids (B, C, height, width) onto one canvas, with zeros between them."""
     canvas = grids[0].new_zeros(*grids[0].shape[:2], layout.height, layout.width)
     for grid, (top, left, height, width) in zip(grids, layout.places, strict=True):
@@ -137,12 +139,12 @@ def paint(grids: Sequence[Tensor], layout: Layout) -> Tensor:
     return canvas
 
 
-def cut(maps: Tensor, layout: Layout, size: int, stride: int) -> list[Tensor]:
+def split_maps(maps: Tensor, layout: Layout, size: int, stride: int) -> list[Tensor]:
     """Return the part (B, K, h, w) of the canvas maps that belongs to each grid."""
     return [maps[..., rows, columns] for rows, columns in _positions(layout, size, stride)]
 
 
-def strongest(maps: Tensor, layout: Layout, size: int, stride: int) -> Tensor:
+def argmax_windows(maps: Tensor, layout: Layout, size: int, stride: int) -> Tensor:
     """Return the position (B, K), in h · w, of the window with the largest value of each map."""
     row, column = (torch.arange(n, device=maps.device) for n in maps.shape[-2:])
     inside = torch.zeros(maps.shape[-2:], dtype=torch.bool, device=maps.device)
@@ -153,17 +155,17 @@ def strongest(maps: Tensor, layout: Layout, size: int, stride: int) -> Tensor:
     return maps.masked_fill(~inside, -torch.inf).flatten(2).argmax(2)
 
 
-def windows_at(canvas: Tensor, chosen: Tensor, size: int, stride: int) -> Tensor:
+def windows_at(canvas: Tensor, positions: Tensor, size: int, stride: int) -> Tensor:
     """Cut windows (B, K, C, P, P) from a canvas at positions (B, K) of its maps."""
     width = canvas.shape[-1]
     across = (width - size) // stride + 1
-    corner = (chosen // across) * stride * width + (chosen % across) * stride
+    corner = (positions // across) * stride * width + (positions % across) * stride
     pixel = torch.arange(size, device=canvas.device)
     offset = pixel[:, None] * width + pixel
     at = (corner[..., None, None] + offset)[:, :, None]  # (B, K, 1, P, P)
     at = at.expand(-1, -1, canvas.shape[1], -1, -1).transpose(1, 2).flatten(2)
     found = canvas.flatten(2).gather(2, at)
-    return found.unflatten(2, (chosen.shape[1], size, size)).transpose(1, 2)  # type: ignore[no-any-return]
+    return found.unflatten(2, (positions.shape[1], size, size)).transpose(1, 2)  # type: ignore[no-any-return]
 
 
 def _positions(layout: Layout, size: int, stride: int) -> list[tuple[slice, slice]]:

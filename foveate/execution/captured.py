@@ -32,17 +32,17 @@ def loss_of(
 
 
 class Batch(NamedTuple):
-    """Prepared images and labels; `chosen` (B,) selects a batch, None means all images."""
+    """Prepared images and labels; `indices` (B,) selects a batch, None means all images."""
 
     images: Prepared
     labels: Tensor
-    chosen: Tensor | None = None
+    indices: Tensor | None = None
 
-    def pick(self) -> tuple[Prepared, Tensor]:
+    def select(self) -> tuple[Prepared, Tensor]:
         """Return the selected images and labels."""
-        if self.chosen is None:
+        if self.indices is None:
             return self.images, self.labels
-        return self.images[self.chosen], self.labels[self.chosen]
+        return self.images[self.indices], self.labels[self.indices]
 
 
 class Step(Protocol):
@@ -62,7 +62,7 @@ def plain_step(
 
     def step(batch: Batch) -> Tensor:
         optimiser.zero_grad(set_to_none=True)
-        loss = loss_of(net, *batch.pick(), precision, smoothing)
+        loss = loss_of(net, *batch.select(), precision, smoothing)
         loss.backward()
         optimiser.step()
         return loss.detach()
@@ -74,7 +74,7 @@ class Recording(NamedTuple):
     """A captured step: the graph, its input tensors (copied to for each batch) and its loss."""
 
     graph: torch.cuda.CUDAGraph
-    held: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
     loss: Tensor
 
 
@@ -104,25 +104,25 @@ class CapturedStep:
 
     def __call__(self, batch: Batch) -> Tensor:
         """Copy the batch to the graph's inputs and replay the graph."""
-        images, labels, chosen = batch
-        if len(labels if chosen is None else chosen) != self.batch:
+        images, labels, indices = batch
+        if len(labels if indices is None else indices) != self.batch:
             return self.plain(batch)
         if self.recorded is None:
             self.recorded = self._capture(batch)
-        given = (*images.inputs, labels) if chosen is None else (chosen,)
-        for held, new in zip(self.recorded.held, given, strict=True):
-            held.copy_(new)
+        given = (*images.inputs, labels) if indices is None else (indices,)
+        for target, new in zip(self.recorded.inputs, given, strict=True):
+            target.copy_(new)
         self.recorded.graph.replay()
         return self.recorded.loss
 
     def _capture(self, batch: Batch) -> Recording:
-        if batch.chosen is None:
+        if batch.indices is None:
             *inputs, labels = (t.clone() for t in (*batch.images.inputs, batch.labels))
             images = replace(batch.images, inputs=tuple(inputs))
-            batch, held = Batch(images, labels), (*inputs, labels)
+            batch, static_inputs = Batch(images, labels), (*inputs, labels)
         else:
-            held = (batch.chosen.clone(),)
-            batch = batch._replace(chosen=held[0])
+            static_inputs = (batch.indices.clone(),)
+            batch = batch._replace(indices=static_inputs[0])
         before, drawn = [t.detach().clone() for t in self._state()], torch.cuda.get_rng_state()
         with _compiling():
             for _ in range(3):
@@ -139,13 +139,13 @@ class CapturedStep:
         for tensor, value in zip(self._state(), before, strict=True):
             tensor.data.copy_(value)
         torch.cuda.set_rng_state(drawn)
-        return Recording(graph, held, loss)
+        return Recording(graph, static_inputs, loss)
 
     def _step(self, batch: Batch) -> Tensor:
         self.optimiser.zero_grad(set_to_none=True)
-        given = (*batch.pick(), self.precision, self.smoothing)
+        given = (*batch.select(), self.precision, self.smoothing)
         loss: Tensor = self.loss_of(self.net, *given)
-        with _short_products(self.precision):
+        with _allow_tf32(self.precision):
             loss.backward()
         self.optimiser.step()
         return loss.detach()
@@ -159,7 +159,7 @@ class CapturedStep:
             yield from (value for value in state.values() if isinstance(value, Tensor))
 
 
-def wake_compiler() -> None:
+def warm_up_compiler() -> None:
     """Start the worker processes of torch.compile in advance, because they take seconds to start.
 
     This is optional: versions of torch without this function start the workers on first use.
@@ -188,7 +188,7 @@ def _compiling() -> Iterator[None]:
 
 
 @contextmanager
-def _short_products(precision: Precision) -> Iterator[None]:
+def _allow_tf32(precision: Precision) -> Iterator[None]:
     """With bf16, allow TF32 for float32 products, which keeps 10 mantissa bits against 7."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = before or precision == "bf16"

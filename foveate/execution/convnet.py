@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foveate.execution import windows
-from foveate.execution.exact import accepts, unchanged_convnet
+from foveate.execution.exact import matching_convnet, require_convnet
 from foveate.execution.native import trunk as native
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
@@ -24,7 +24,7 @@ Channels: TypeAlias = ScaleChannels | SlidingChannels
 
 def fits(net: nn.Module, images: Tensor) -> bool:
     """Whether the network has an unmodified `ConvNet` and accepts these images."""
-    return accepts(net, images) is not None
+    return matching_convnet(net, images) is not None
 
 
 def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor]:
@@ -34,7 +34,7 @@ def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor]
 
 def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
     """Run the network on prepared inputs."""
-    backbone, (images,) = unchanged_convnet(net), inputs
+    backbone, (images,) = require_convnet(net), inputs
     if isinstance(net, ScaleChannels):
         logits = backbone.classify(features(backbone, images.flatten(0, 1)), net.draw_mask(images))
         channels = logits.unflatten(0, images.shape[:2])

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from foveate.execution.exact import untouched
+from foveate.execution.exact import all_unmodified
 from foveate.models.channels import ScaleChannels
 from foveate.models.outputs import Outputs, plain_outputs
 from foveate.models.sliding import SlidingChannels
@@ -23,5 +23,5 @@ def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor]
 
 def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
     """Call the network; channels are None if `forward` is overridden or has hooks."""
-    own = type(net) in (ScaleChannels, SlidingChannels) and untouched([net])
+    own = type(net) in (ScaleChannels, SlidingChannels) and all_unmodified([net])
     return plain_outputs(net, *inputs) if own else Outputs(net(*inputs))

@@ -19,14 +19,14 @@ from foveate.models.sliding import SlidingChannels
 Block: TypeAlias = tuple[nn.Conv2d, nn.BatchNorm2d | None]
 
 
-def untouched(modules: Iterable[nn.Module]) -> bool:
+def all_unmodified(modules: Iterable[nn.Module]) -> bool:
     """Whether each module runs the `forward` of its class on plain tensors, without hooks."""
     if _has_any_global_hook():
         return False
-    return all(map(_untouched, modules))
+    return all(map(_is_unmodified, modules))
 
 
-def _untouched(module: nn.Module) -> bool:
+def _is_unmodified(module: nn.Module) -> bool:
     before = module._forward_pre_hooks or module._backward_pre_hooks
     hooked = before or module._forward_hooks or module._backward_hooks or "forward" in vars(module)
     parameters = module.parameters(recurse=False)
@@ -35,17 +35,17 @@ def _untouched(module: nn.Module) -> bool:
 
 def exact_convnet(net: nn.Module) -> ConvNet | None:
     """Return the `ConvNet` of a network if all modules are unmodified, otherwise None."""
-    if type(net) not in (ConvNet, ScaleChannels, SlidingChannels) or not untouched([net]):
+    if type(net) not in (ConvNet, ScaleChannels, SlidingChannels) or not all_unmodified([net]):
         return None
     backbone = convnet_of(net)
-    if type(backbone) is not ConvNet or not untouched([backbone]):
+    if type(backbone) is not ConvNet or not all_unmodified([backbone]):
         return None
     head = (backbone.hidden, backbone.dropout, backbone.head)
-    usual = [*map(type, head)] == [nn.Linear, nn.Dropout, nn.Linear] and untouched(head)
+    usual = [*map(type, head)] == [nn.Linear, nn.Dropout, nn.Linear] and all_unmodified(head)
     return backbone if usual and len(plain_blocks(backbone.trunk)) > 0 else None
 
 
-def accepts(net: nn.Module, images: Tensor) -> ConvNet | None:
+def matching_convnet(net: nn.Module, images: Tensor) -> ConvNet | None:
     """Return the unmodified `ConvNet` of a network if it accepts these images (B, C, H, W)."""
     backbone = exact_convnet(net)
     if backbone is None or images.shape[1] != backbone.trunk[0].in_channels:
@@ -58,7 +58,7 @@ def accepts(net: nn.Module, images: Tensor) -> ConvNet | None:
     return backbone if fixed else None
 
 
-def unchanged_convnet(net: nn.Module) -> ConvNet:
+def require_convnet(net: nn.Module) -> ConvNet:
     """Return the `ConvNet` of a network with prepared inputs; raise if it was modified since."""
     if not torch.compiler.is_compiling() and exact_convnet(net) is None:
         raise ConfigError(
@@ -79,7 +79,7 @@ def plain_blocks(trunk: nn.Module) -> tuple[Block, ...]:
     The result is empty unless the trunk is a sequence of blocks of exactly this form: an unpadded
     3 × 3 convolution of stride 1 or 2, an optional batch norm with running statistics, and a ReLU.
     """
-    if type(trunk) is not nn.Sequential or not untouched(trunk.modules()):
+    if type(trunk) is not nn.Sequential or not all_unmodified(trunk.modules()):
         return ()
     layers: list[Any] = list(trunk)
     found: list[Block] = []
@@ -88,19 +88,23 @@ def plain_blocks(trunk: nn.Module) -> tuple[Block, ...]:
         norm = layers.pop(0) if layers and type(layers[0]) is nn.BatchNorm2d else None
         if not layers or type(layers.pop(0)) is not nn.ReLU:
             return ()
-        if type(conv) is not nn.Conv2d or not _usual(conv) or not _tracks(norm):
+        if (
+            type(conv) is not nn.Conv2d
+            or not _is_supported_conv(conv)
+            or not _has_running_stats(norm)
+        ):
             return ()
         found.append((conv, norm))
     return tuple(found)
 
 
-def _usual(conv: nn.Conv2d) -> bool:
+def _is_supported_conv(conv: nn.Conv2d) -> bool:
     shape = (conv.kernel_size, conv.padding, conv.dilation, conv.groups)
     usual = shape == ((3, 3), (0, 0), (1, 1), 1) and conv.stride in ((1, 1), (2, 2))
     return usual and conv.bias is not None
 
 
-def _tracks(norm: nn.BatchNorm2d | None) -> bool:
+def _has_running_stats(norm: nn.BatchNorm2d | None) -> bool:
     if norm is None:
         return True
     own = (norm.momentum, norm.weight, norm.bias, norm.running_mean, norm.running_var)

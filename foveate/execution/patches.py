@@ -4,7 +4,7 @@
 import torch
 from torch import Tensor, nn
 
-from foveate.execution.exact import untouched
+from foveate.execution.exact import all_unmodified
 from foveate.models.channels import ScaleChannels
 from foveate.models.outputs import Outputs
 
@@ -13,7 +13,7 @@ DEVICES: tuple[str, ...] = ("cpu", "cuda")
 
 def fits(net: nn.Module, images: Tensor) -> bool:
     """Whether `forward` is that of `ScaleChannels`; every backbone is supported."""
-    return type(net) is ScaleChannels and untouched([net])
+    return type(net) is ScaleChannels and all_unmodified([net])
 
 
 def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor]:

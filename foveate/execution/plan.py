@@ -20,7 +20,7 @@ from foveate.models.search import SearchResult
 from foveate.models.search import search as plain_search
 from foveate.models.sliding import LocalMaps
 from foveate.models.sliding import local_maps as plain_local_maps
-from foveate.tracing import watched
+from foveate.tracing import is_traced
 
 Inputs = tuple[Tensor, ...]
 
@@ -68,9 +68,9 @@ class Prepared:
     plan: Plan
     inputs: Inputs
 
-    def __getitem__(self, chosen: Tensor) -> "Prepared":
-        """Select images by the indices `chosen` (B,)."""
-        return replace(self, inputs=tuple(tensor[chosen] for tensor in self.inputs))
+    def __getitem__(self, indices: Tensor) -> "Prepared":
+        """Select images by their `indices` (B,)."""
+        return replace(self, inputs=tuple(tensor[indices] for tensor in self.inputs))
 
 
 def choose(net: nn.Module, images: Tensor) -> Plan:
@@ -79,7 +79,7 @@ def choose(net: nn.Module, images: Tensor) -> Plan:
     The plan is `definition` for images that require a gradient, and under tracers and transforms.
     """
     wanted = images.requires_grad and torch.is_grad_enabled()
-    if wanted or watched(images) or images.ndim != 4:
+    if wanted or is_traced(images) or images.ndim != 4:
         return definition
     kind = images.device.type
     found = (plan for plan in PLANS if kind in plan.DEVICES and plan.fits(net, images))
@@ -171,7 +171,7 @@ def predict(net: nn.Module, images: Tensor, precision: Precision = "float32") ->
 @torch.no_grad()
 def local_maps(net: convnet.Channels, images: Tensor, step: int = 4) -> LocalMaps:
     """Compute `foveate.local_maps` without gradients, by the fastest implementation."""
-    fast = exact_convnet(net) is not None and not watched(images)
+    fast = exact_convnet(net) is not None and not is_traced(images)
     return plain_local_maps(net, images, step, dense=convnet.dense if fast else None)
 
 
@@ -186,5 +186,5 @@ def search(net: ScaleChannels, images: Tensor, step: float | None = None) -> Sea
         assert channels is not None
         return channels
 
-    fast = type(net) is ScaleChannels and not watched(images) and convnet.fits(net, images)
+    fast = type(net) is ScaleChannels and not is_traced(images) and convnet.fits(net, images)
     return plain_search(net, images, step, forward=forward if fast else None)

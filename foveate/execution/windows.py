@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.grad import conv2d_input
 
-from foveate.execution.exact import accepts, plain_blocks, unchanged_convnet
+from foveate.execution.exact import matching_convnet, plain_blocks, require_convnet
 from foveate.models.channels import ScaleChannels
 from foveate.models.outputs import Outputs
 from foveate.models.sliding import SlidingChannels
@@ -43,7 +43,7 @@ DEVICES: tuple[str, ...] = ("cuda",)
 
 def fits(net: nn.Module, images: Tensor) -> bool:
     """Whether the network applies an unmodified `ConvNet` to images or patches of even size."""
-    backbone = accepts(net, images)
+    backbone = matching_convnet(net, images)
     if backbone is None or isinstance(net, SlidingChannels):
         return False
     return backbone.size % 2 == 0 and backbone.size > 6 and _begins(backbone.trunk)
@@ -67,7 +67,7 @@ def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor,
 
 def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
     """Run the network on the windows."""
-    backbone, (cut, *statistics) = unchanged_convnet(net), inputs
+    backbone, (cut, *statistics) = require_convnet(net), inputs
     moments = None
     if statistics:
         mean, square = (values.mean(0) for values in statistics)

@@ -10,11 +10,11 @@ from torch.func import functional_call
 
 from foveate.errors import ConfigError
 from foveate.models.pooling import Mixing, Pool, check_pool, pool_scales
-from foveate.models.recompute import answer_in_groups, by_batch
+from foveate.models.recompute import forward_in_groups, uses_batch_statistics
 from foveate.models.search import SearchResult, search
 from foveate.resampling import Padding, check_window, foveate
 from foveate.scales import MAX_SCALES, ScaleGrid, as_scales
-from foveate.tracing import watched
+from foveate.tracing import is_traced
 
 PAPER_SCALES = ScaleGrid(0.5, 8, per_octave=4)
 CACHED = 1 << 19  # patch values that a CPU evaluates at a time
@@ -165,14 +165,14 @@ class ScaleChannels(nn.Module):
             ConfigError: If the backbone rejects the patches or does not return logits ``(N, K)``.
         """
         mask, flat = self.draw_mask(patches), patches.flatten(0, 1)
-        ask = partial(self._ask, mask=mask)
+        run_backbone = partial(self._run_backbone, mask=mask)
         if mask is None and self._is_separable(patches):
             parts = flat.split(self._at_once(patches))
-            outputs = torch.cat([ask(self.backbone, part) for part in parts])
+            outputs = torch.cat([run_backbone(self.backbone, part) for part in parts])
         elif self.recompute and not torch.compiler.is_compiling():
-            return answer_in_groups(self.backbone, ask, patches, self.recompute)
+            return forward_in_groups(self.backbone, run_backbone, patches, self.recompute)
         else:
-            outputs = ask(self.backbone, flat)
+            outputs = run_backbone(self.backbone, flat)
         return outputs.unflatten(0, patches.shape[:2])  # type: ignore[no-any-return]
 
     def draw_mask(self, images: Tensor) -> Tensor | None:
@@ -316,9 +316,11 @@ class ScaleChannels(nn.Module):
 
     def _is_separable(self, patches: Tensor) -> bool:
         """Whether patches can be evaluated separately: no gradient and no batch statistics."""
-        if torch.is_grad_enabled() or watched(patches):
+        if torch.is_grad_enabled() or is_traced(patches):
             return False
-        return not any(module.training or by_batch(module) for module in self.backbone.modules())
+        return not any(
+            module.training or uses_batch_statistics(module) for module in self.backbone.modules()
+        )
 
     def _at_once(self, patches: Tensor) -> int:
         """Return the number of patches to evaluate at a time; on a CPU they must fit the cache."""
@@ -326,7 +328,9 @@ class ScaleChannels(nn.Module):
             return max(1, CACHED // max(1, patches.shape[2:].numel()))
         return max(1, patches.shape[0] * (self.recompute or patches.shape[1]))
 
-    def _ask(self, backbone: Callable[..., Tensor], patches: Tensor, mask: Tensor | None) -> Tensor:
+    def _run_backbone(
+        self, backbone: Callable[..., Tensor], patches: Tensor, mask: Tensor | None
+    ) -> Tensor:
         """Run the backbone on patches (N, C, P, P) and check that it returns (N, K)."""
         given = (patches,) if mask is None else (patches, mask)
         try:

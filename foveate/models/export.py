@@ -27,7 +27,7 @@ NOTE = "foveate.json"
 """Key of the metadata in the file: version, scales of the channels, and the caller's `about`."""
 BATCHES = (1, 3)  # batch sizes for the comparison; the network is traced with 2
 
-Ask: TypeAlias = Callable[[Tensor], Sequence[Tensor]]
+ForwardFunction: TypeAlias = Callable[[Tensor], Sequence[Tensor]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +101,8 @@ def export(
     kind = _format(path, format)
     if kind == "onnx":
         _check_packages()
-    asked = _Asked(net).eval()
-    program = _trace(asked, shape)
+    plain = _PlainOutputs(net).eval()
+    program = _trace(plain, shape)
     names = ("logits", "channels")[: len(program.graph_signature.user_outputs)]
     note = json.dumps({"version": __version__, **_channels(net), **(about or {})})
     data = _to_onnx(program, names, note) if kind == "onnx" else _to_torch(program, note)
@@ -110,13 +110,13 @@ def export(
     try:
         with replacing(path) as temporary:
             temporary.write_bytes(data)
-            difference, allowed = _compare(asked, load(temporary.read_bytes()), shape)
+            difference, allowed = _compare(plain, load(temporary.read_bytes()), shape)
     except OSError as error:
         raise DataError(f"cannot write {path}: {error.strerror}") from None
     return Exported(path=path, outputs=names, difference=difference, allowed=allowed)
 
 
-class _Asked(nn.Module):
+class _PlainOutputs(nn.Module):
     """A copy of the network that returns all its outputs as a plain tuple."""
 
     def __init__(self, net: nn.Module) -> None:
@@ -124,7 +124,7 @@ class _Asked(nn.Module):
         self.net = copy.deepcopy(net).cpu().float()
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
-        return tuple(answer for answer in plain_outputs(self.net, images) if answer is not None)
+        return tuple(output for output in plain_outputs(self.net, images) if output is not None)
 
 
 def _format(path: Path, format: str | None) -> Format:
@@ -152,12 +152,12 @@ def _channels(net: nn.Module) -> dict[str, Any]:
     return {} if scales is None else {"scales": list(scales)}
 
 
-def _trace(asked: _Asked, shape: tuple[int, int, int]) -> torch.export.ExportedProgram:
+def _trace(plain: _PlainOutputs, shape: tuple[int, int, int]) -> torch.export.ExportedProgram:
     images = torch.zeros(2, *shape)
     try:
         with torch.no_grad():
-            asked(images)
-            return torch.export.export(asked, (images,), dynamic_shapes=_dynamic())
+            plain(images)
+            return torch.export.export(plain, (images,), dynamic_shapes=_dynamic())
     except FoveateError:
         raise
     except Exception as error:  # a custom backbone can raise anything
@@ -177,7 +177,7 @@ def _to_torch(program: torch.export.ExportedProgram, note: str) -> bytes:
     return file.getvalue()
 
 
-def _load_torch(data: bytes) -> Ask:
+def _load_torch(data: bytes) -> ForwardFunction:
     with _quiet():  # torch 2.11 warns about an internal buffer
         return torch.export.load(io.BytesIO(data)).module()
 
@@ -200,15 +200,15 @@ def _to_onnx(program: torch.export.ExportedProgram, names: Sequence[str], note: 
     return model.SerializeToString()  # type: ignore[no-any-return]
 
 
-def _load_onnx(data: bytes) -> Ask:
+def _load_onnx(data: bytes) -> ForwardFunction:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
 
-    def ask(images: Tensor) -> list[Tensor]:
+    def forward(images: Tensor) -> list[Tensor]:
         return [torch.from_numpy(part) for part in session.run(None, {"images": images.numpy()})]
 
-    return ask
+    return forward
 
 
 @contextmanager
@@ -226,7 +226,9 @@ def _quiet() -> Iterator[None]:
 
 
 @torch.no_grad()
-def _compare(asked: _Asked, ask: Ask, shape: tuple[int, int, int]) -> tuple[float, float]:
+def _compare(
+    plain: _PlainOutputs, forward: ForwardFunction, shape: tuple[int, int, int]
+) -> tuple[float, float]:
     """Return the largest difference between file and network, and the limit due to rounding.
 
     Both round the same sums. PyTorch adds in blocks, which is nearly exact. In a runtime that adds
@@ -234,7 +236,7 @@ def _compare(asked: _Asked, ask: Ask, shape: tuple[int, int, int]) -> tuple[floa
     large. The error of PyTorch is measured against float64, and n is the length of the longest sum
     over the weights. (Measured for SWMax in onnxruntime: 4 to 8 times the error, with √n = 23.)
     """
-    exact = copy.deepcopy(asked).double()
+    exact = copy.deepcopy(plain).double()
     random = torch.Generator()
     random.seed()  # different images in every call
     apart: list[Tensor] = []
@@ -242,7 +244,7 @@ def _compare(asked: _Asked, ask: Ask, shape: tuple[int, int, int]) -> tuple[floa
     for batch in BATCHES:
         images = torch.randn(batch, *shape, generator=random)
         for ours, theirs, right in zip(
-            asked(images), ask(images), exact(images.double()), strict=True
+            plain(images), forward(images), exact(images.double()), strict=True
         ):
             if theirs.shape != ours.shape:
                 raise DataError(
@@ -252,7 +254,7 @@ def _compare(asked: _Asked, ask: Ask, shape: tuple[int, int, int]) -> tuple[floa
             rounding += [ulp, (ours - right).abs().max()]
             apart.append((ours - theirs).abs().max())
     difference = float(torch.stack(apart).max())  # unlike Python's max, this propagates NaN
-    longest = max((p[0].numel() for p in asked.parameters() if p.ndim), default=1)
+    longest = max((p[0].numel() for p in plain.parameters() if p.ndim), default=1)
     allowed = (1 + longest**0.5) * float(torch.stack(rounding).max())
     if not difference <= allowed:
         raise DataError(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from foveate.checks import check_fields
 from foveate.errors import ConfigError, DataError
-from foveate.files import parse_json, read_text, regular
+from foveate.files import check_regular, parse_json, read_text
 from foveate.models.zoo import ModelConfig
 
 WEIGHTS = Path(__file__).with_name("weights")
@@ -203,7 +203,7 @@ def read_index(folder: Path = WEIGHTS) -> dict[str, PretrainedInfo]:
 
 def _verified(path: Path, sha256: str) -> bytes:
     try:
-        data = regular(path).read_bytes()
+        data = check_regular(path).read_bytes()
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}; {AGAIN}") from None
     found = hashlib.sha256(data).hexdigest()

@@ -33,7 +33,7 @@ from foveate.errors import ConfigError
 
 Sum = Callable[[Tensor], Tensor]
 """Sums a tensor over all processes."""
-Ask = Callable[[Callable[..., Tensor], Tensor], Tensor]
+RunBackbone = Callable[[Callable[..., Tensor], Tensor], Tensor]
 """Runs the first argument, a backbone, on patches (N, ...) and returns (N, K)."""
 EXACT = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 WITHOUT = "train without recompute"
@@ -79,15 +79,16 @@ class Norm(NamedTuple):
     eps: float = 1e-5
 
 
-def batch_norm(*arguments: Any, add_up: Sum, **options: Any) -> Tensor:
-    """Compute `F.batch_norm` in training mode, with statistics that `add_up` sums over processes.
+def batch_norm(*arguments: Any, all_reduce_sum: Sum, **options: Any) -> Tensor:
+    """Compute `F.batch_norm` in training mode, with statistics over all processes.
 
-    `add_up` must be differentiable, except inside `answer_in_groups`, which intercepts this call.
+    `all_reduce_sum` must be differentiable, except inside `forward_in_groups`, which intercepts
+    this call.
     """
     norm = Norm(*arguments, **options)
     if has_torch_function_unary(norm.values):
-        return handle_torch_function(batch_norm, norm[:1], *norm, add_up=add_up)
-    return _normed(norm, statistics(add_up(batch_sums(norm.values))))
+        return handle_torch_function(batch_norm, norm[:1], *norm, all_reduce_sum=all_reduce_sum)
+    return _normed(norm, statistics(all_reduce_sum(batch_sums(norm.values))))
 
 
 def _normed(norm: Norm, found: Statistics) -> Tensor:
@@ -109,12 +110,14 @@ def _affine(values: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
     return (values * gain.to(wide).view(shape) + shift.to(wide).view(shape)).to(values.dtype)
 
 
-def by_batch(module: nn.Module) -> bool:
+def uses_batch_statistics(module: nn.Module) -> bool:
     """Whether a module is a batch norm that uses the statistics of the batch."""
     return isinstance(module, _BatchNorm) and (module.training or module.running_mean is None)
 
 
-def answer_in_groups(backbone: nn.Module, ask: Ask, patches: Tensor, size: int) -> Tensor:
+def forward_in_groups(
+    backbone: nn.Module, run_backbone: RunBackbone, patches: Tensor, size: int
+) -> Tensor:
     """Map patches (B, S, ...) to logits (B, S, K), in groups of `size` channels to save memory.
 
     Dropout is independent for each group, with seeds drawn from PyTorch's random state. The random
@@ -127,9 +130,9 @@ def answer_in_groups(backbone: nn.Module, ask: Ask, patches: Tensor, size: int) 
     with torch.random.fork_rng([]):
         seeds = torch.randint(2**62, (groups,)).tolist()
     parameters = [p for p in backbone.parameters() if p.requires_grad]
-    passes = _Passes(backbone, ask, size, seeds)
+    passes = _Passes(backbone, run_backbone, size, seeds)
     outputs: Tensor = _Grouped.apply(patches, passes, *parameters)  # type: ignore[no-untyped-call]
-    if passes.drew:
+    if passes.used_random:
         torch.randint(2**62, (groups,))
     return outputs
 
@@ -162,11 +165,11 @@ def _cast_as_now(kind: str) -> Callable[[], AbstractContextManager[object]]:
     return lambda: torch.autocast(kind, dtype, enabled=enabled, cache_enabled=False)
 
 
-class _Reached(BaseException):
+class _StopAtNorm(BaseException):
     """Stops a pass at a norm and carries the input of the norm."""
 
-    def __init__(self, values: Tensor, add_up: Sum | None) -> None:
-        self.values, self.add_up = values, add_up
+    def __init__(self, values: Tensor, all_reduce_sum: Sum | None) -> None:
+        self.values, self.all_reduce_sum = values, all_reduce_sum
 
 
 class _Passes(TorchFunctionMode):
@@ -175,28 +178,35 @@ class _Passes(TorchFunctionMode):
     Norm calls are identified by their order: `known[k]` and `sums[k]` belong to call k.
     """
 
-    def __init__(self, backbone: nn.Module, ask: Ask, size: int, seeds: list[int]) -> None:
+    def __init__(
+        self, backbone: nn.Module, run_backbone: RunBackbone, size: int, seeds: list[int]
+    ) -> None:
         super().__init__()
-        self.backbone, self.ask, self.size, self.seeds = backbone, ask, size, seeds
-        self.begun = {name: buffer.clone() for name, buffer in backbone.named_buffers()}
+        self.backbone, self.run_backbone, self.size, self.seeds = (
+            backbone,
+            run_backbone,
+            size,
+            seeds,
+        )
+        self.buffers_before = {name: buffer.clone() for name, buffer in backbone.named_buffers()}
         self.known: list[Statistics] = []
         self.sums: list[Sum | None] = []
         self.calls = self.end = 0
-        self.drew = False
+        self.used_random = False
 
     def forward(self, patches: Tensor) -> Tensor:
         """Compute the statistics of one norm after the other, then the logits (B, S, K)."""
         with _all_intercepted(self.backbone, lambda: self.calls):
             while True:
-                found = [self._look(patches, group) for group in range(len(self.seeds))]
+                found = [self._sums_or_logits(patches, group) for group in range(len(self.seeds))]
                 if len(self.sums) == len(self.known):
                     break
                 known = statistics(_over_processes(self.sums[-1], torch.stack(found).sum(0)))
                 mean, variance = (t.requires_grad_() for t in known[:2])
                 self.known.append(Statistics(mean, variance, known.number))
         for name, buffer in self.backbone.named_buffers():
-            if _changed(self.ended[name]):
-                buffer.copy_(self.ended[name])
+            if _changed(self.buffers_after[name]):
+                buffer.copy_(self.buffers_after[name])
         return torch.cat(found, 1)
 
     def backward(
@@ -208,11 +218,11 @@ class _Passes(TorchFunctionMode):
         for end in reversed(range(len(self.known) + 1)):
             at = 1 + len(parameters) + 2 * end
             above = self._statistics_slope(end, gradients[at : at + 2])
-            for group, answers in enumerate(slope.split(self.size, 1)):
+            for group, part in enumerate(slope.split(self.size, 1)):
                 with torch.enable_grad():
                     values = self._run(patches, group, end)
                 if values.requires_grad:
-                    slope_here = answers.flatten(0, 1) if above is None else above(values.detach())
+                    slope_here = part.flatten(0, 1) if above is None else above(values.detach())
                     _add_gradients(values, slope_here, leaves, gradients)
         return gradients[: 1 + len(parameters)]
 
@@ -229,15 +239,15 @@ class _Passes(TorchFunctionMode):
             raise ConfigError(f"recompute cannot split {name} over groups; {WITHOUT}")
         return func(*args, **kwargs)
 
-    def at_norm(self, *arguments: Any, add_up: Sum | None = None, **options: Any) -> Tensor:
+    def at_norm(self, *arguments: Any, all_reduce_sum: Sum | None = None, **options: Any) -> Tensor:
         """Replace a norm call: stop the pass, or normalise with known statistics."""
         norm = Norm(*arguments, **options)
         at, self.calls = self.calls, self.calls + 1
         if at == self.end:
-            raise _Reached(norm.values, add_up)
+            raise _StopAtNorm(norm.values, all_reduce_sum)
         return _normed(norm, self.known[at])
 
-    def _look(self, patches: Tensor, group: int) -> Tensor:
+    def _sums_or_logits(self, patches: Tensor, group: int) -> Tensor:
         """Return the sums at the first norm without known statistics, or else logits (B, S, K)."""
         end = len(self.known)
         values = self._run(patches, group, end)
@@ -249,21 +259,23 @@ class _Passes(TorchFunctionMode):
         """Run a group up to norm call `end`; return the input of that norm, or the logits."""
         part = patches.split(self.size, 1)[group].flatten(0, 1)
         self.calls, self.end = 0, end
-        buffers = {name: value.clone() for name, value in self.begun.items()}
+        buffers = {name: value.clone() for name, value in self.buffers_before.items()}
         if group == 0:
-            self.ended = buffers
+            self.buffers_after = buffers
         with (
             _seeded(self.seeds[group], part.device) as drew,
             torch.compiler.set_stance("force_eager"),
         ):
             try:
                 with self:
-                    return self.ask(lambda *a: functional_call(self.backbone, buffers, a), part)
-            except _Reached as reached:
-                self.sums += [reached.add_up] if len(self.sums) == end else []
-                return reached.values
+                    return self.run_backbone(
+                        lambda *a: functional_call(self.backbone, buffers, a), part
+                    )
+            except _StopAtNorm as stop:
+                self.sums += [stop.all_reduce_sum] if len(self.sums) == end else []
+                return stop.values
             finally:
-                self.drew = self.drew or drew()
+                self.used_random = self.used_random or drew()
 
     def _statistics_slope(
         self, end: int, gradients: Sequence[Tensor | None]
@@ -282,9 +294,9 @@ class _Passes(TorchFunctionMode):
         return lambda values: _affine(values, 2 * of_variance, shift)
 
 
-def _over_processes(add_up: Sum | None, sums: Tensor) -> Tensor:
+def _over_processes(all_reduce_sum: Sum | None, sums: Tensor) -> Tensor:
     """Sum over the processes that share a norm's statistics, if there are several."""
-    return sums if add_up is None else add_up(sums)
+    return sums if all_reduce_sum is None else all_reduce_sum(sums)
 
 
 def _changed(clone: Tensor) -> bool:
@@ -312,7 +324,11 @@ def _seeded(seed: int, device: torch.device) -> Iterator[Callable[[], bool]]:
 @contextmanager
 def _all_intercepted(backbone: nn.Module, calls: Callable[[], int]) -> Iterator[None]:
     """Raise if a custom batch norm runs without calling `F.batch_norm`."""
-    names = {m: n for n, m in backbone.named_modules() if by_batch(m) and type(m) not in EXACT}
+    names = {
+        m: n
+        for n, m in backbone.named_modules()
+        if uses_batch_statistics(m) and type(m) not in EXACT
+    }
     before: dict[nn.Module, int] = {}
 
     def begin(norm: nn.Module, _: Any) -> None:

@@ -1,9 +1,9 @@
 /* Cut patches from images with antialiasing (`blur`), and compute image gradients from patch
-   gradients, with or without antialiasing (`spread`).
+   gradients, with or without antialiasing (`scatter`).
 
    Kernels are separable. `blur` sums weighted image rows, then columns, for LANES patch rows at a
    time. In between the rows are transposed to (columns, LANES), so that both sums work on vectors
-   without gather instructions. Squares of LANES x LANES are transposed in registers. `spread`
+   without gather instructions. Squares of LANES x LANES are transposed in registers. `scatter`
    applies the transpose of each step in reverse order. */
 #include <string.h>
 
@@ -191,8 +191,8 @@ static void blur_some(const struct view *v, int64_t begin, int64_t end, struct s
 }
 
 /* The transpose of `blur_columns`. */
-static void spread_columns(const struct view *v, int64_t lines, const float *patch,
-                           struct scratch *m) {
+static void scatter_columns(const struct view *v, int64_t lines, const float *patch,
+                            struct scratch *m) {
     const struct axis *x = &m->x;
     memset(m->turned, 0, (size_t)(x->end - x->begin) * LANES * sizeof(float));
     for (int64_t q = 0; q < v->size; q++) {
@@ -205,8 +205,8 @@ static void spread_columns(const struct view *v, int64_t lines, const float *pat
 }
 
 /* The transpose of `blur_rows`; the columns of a gradient are contiguous. */
-static void spread_rows(const struct view *v, int64_t p, int64_t lines, struct scratch *m,
-                        float *image) {
+static void scatter_rows(const struct view *v, int64_t p, int64_t lines, struct scratch *m,
+                         float *image) {
     const struct axis *y = &m->y, *x = &m->x;
     for (int64_t line = 0; line < lines; line++, p++) {
         for (int64_t i = 0; i < x->end - x->begin; i++) m->row[i] = m->turned[i * LANES + line];
@@ -218,7 +218,7 @@ static void spread_rows(const struct view *v, int64_t p, int64_t lines, struct s
 
 /* Accumulate the gradients of some image planes scale by scale, so that sums have the same order
    in any thread. */
-static void spread_some(const struct view *v, int64_t begin, int64_t end, struct scratch *m) {
+static void scatter_some(const struct view *v, int64_t begin, int64_t end, struct scratch *m) {
     for (int64_t i = begin; i < end; i++) {
         int64_t n = i / v->colours, c = i % v->colours;
         float *image = v->images + n * v->image_step + c * v->colour_step;
@@ -227,8 +227,8 @@ static void spread_some(const struct view *v, int64_t begin, int64_t end, struct
             place_both(v, n, s, m);
             for (int64_t p = 0; p < v->size; p += LANES) {
                 int64_t lines = v->size - p < LANES ? v->size - p : LANES;
-                spread_columns(v, lines, patch + p * v->size, m);
-                spread_rows(v, p, lines, m, image);
+                scatter_columns(v, lines, patch + p * v->size, m);
+                scatter_rows(v, p, lines, m, image);
             }
         }
     }
@@ -273,4 +273,4 @@ static void share(struct view *v, int64_t total,
 
 void blur(struct view *v) { share(v, steps(v), blur_some); }
 
-void spread(struct view *v) { share(v, v->count * v->colours, spread_some); }
+void scatter(struct view *v) { share(v, v->count * v->colours, scatter_some); }

@@ -95,7 +95,7 @@ static void settle(const struct job *j, int64_t c, int64_t width, double mean, d
         mean = 0;
     } else {
         float *own_mean = j->running_mean + c, *own_variance = j->running_variance + c;
-        if (j->moving) {
+        if (j->training) {
             double unbiased = variance * values / (values - 1);
             *own_mean = (float)(*own_mean + j->momentum * (mean - *own_mean));
             *own_variance = (float)(*own_variance + j->momentum * (unbiased - *own_variance));
@@ -132,7 +132,7 @@ static void make_unnorm(const struct job *j) {
     const float *mean = j->below_norm, *gain = mean + j->from, *spread = mean + 3 * j->from;
     double values = (double)(j->count * j->height * j->width);
     for (int64_t c = 0; c < j->from; c++) {
-        double total = 0, product = 0, share = j->moving ? gain[c] / values : 0;
+        double total = 0, product = 0, share = j->training ? gain[c] / values : 0;
         for (int64_t part = 0; part < j->parts; part++) {
             total += j->sums[part * j->from + c];
             product += j->squares[part * j->from + c];
@@ -188,7 +188,7 @@ static void fold(const struct job *j) {
     for (int64_t o = 0; o < j->from; o++) {
         const float *weight = j->weight + o * taps;
         double mean = j->bias[o], variance = 0;
-        for (int64_t t = 0; t < taps && j->moving; t++) {
+        for (int64_t t = 0; t < taps && j->training; t++) {
             mean += weight[t] * j->moments[t];
             variance += weight[t] * spread_of(j, weight, t);
         }
@@ -207,13 +207,13 @@ static void unfold(const struct job *j) {
         double mean = j->norm[o], gain = j->norm[j->from + o], spread = j->norm[3 * j->from + o];
         double lean = j->first_bias_sums[o], product = (j->bias[o] - mean) * lean;
         for (int64_t t = 0; t < taps; t++) product += weight[t] * slope[t * j->from];
-        double pull = j->moving ? -product * gain * spread * spread : 0;
+        double pull = j->training ? -product * gain * spread * spread : 0;
         for (int64_t t = 0; t < taps; t++) {
             double own = slope[t * j->from] * gain;
-            if (j->moving) own += pull * spread_of(j, weight, t) - lean * gain * j->moments[t];
+            if (j->training) own += pull * spread_of(j, weight, t) - lean * gain * j->moments[t];
             j->weight_gradient[o * taps + t] = (float)own;
         }
-        j->bias_gradient[o] = j->moving ? 0 : (float)(lean * gain);
+        j->bias_gradient[o] = j->training ? 0 : (float)(lean * gain);
         if (j->norm_weight_gradient != NULL) {
             j->norm_weight_gradient[o] = (float)(product * spread);
             j->norm_bias_gradient[o] = (float)lean;

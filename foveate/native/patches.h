@@ -1,4 +1,4 @@
-/* Shared by `cut`, `blur` and `spread`: the job, the order of work, and padding.
+/* Shared by `cut`, `blur` and `scatter`: the job, the order of work, and padding.
 
    The conventions are those of resampling/definition.py. Work is split into `parts`, which any
    number of threads can process; no two parts write to the same memory. */
@@ -15,8 +15,8 @@ enum padding { BORDER, REFLECT, CONSTANT };
 struct view {
     int64_t parts, count, colours, height, width, scales, size, padding, antialias;
     int64_t image_step, colour_step, row_step, column_step; /* strides in floats */
-    float *images;         /* output of `spread`, input of the others */
-    float *patches;        /* (count, scales, colours, size, size), input of `spread` */
+    float *images;         /* output of `scatter`, input of the others */
+    float *patches;        /* (count, scales, colours, size, size), input of `scatter` */
     const double *scale;   /* (scales,) */
     const double *centres; /* (count, 2), or NULL for the image centre */
     double fill;           /* value outside the image for CONSTANT */

@@ -53,7 +53,7 @@ struct job {
     float *norm_weight_gradient, *norm_bias_gradient;
     float *running_mean, *running_variance;
     double momentum, eps;
-    int64_t moving; /* whether the norm uses the statistics of the batch */
+    int64_t training; /* whether the norm uses the statistics of the batch */
     _Atomic int64_t next, failed;
 };
 

@@ -17,13 +17,13 @@ from foveate.training.checkpoint import RunFolder, hardware
 from foveate.training.config import TrainConfig
 from foveate.training.loop import train
 from foveate.training.presets import preset
-from foveate.training.session import Watch
+from foveate.training.session import Callback
 
 NETWORKS = ("cnn", "fovavg", "fovmax")
 SOURCE = "mnist-5k"
 EPOCHS = 6
 Runs = Mapping[str, TrainConfig]
-Shown = Callable[[str], AbstractContextManager[Watch]]
+Shown = Callable[[str], AbstractContextManager[Callback]]
 """Function from the name of a run to a context manager that displays its training."""
 
 
@@ -47,8 +47,8 @@ def train_runs(
 ) -> None:
     """Train the runs one after another in subfolders of `folder`; skip finished runs."""
     for name, config in runs.items():
-        with shown(name) as watch:
-            train(config, folder / name, watch=watch)
+        with shown(name) as callback:
+            train(config, folder / name, callback=callback)
 
 
 def score_runs(
@@ -89,7 +89,9 @@ def _tested(run: RunFolder, scales: Sequence[float], advance: Callable[[int], No
     found = accuracy_over_scale(
         run.net(), data, scales, size=config.size, border=config.border, advance=advance
     )
-    result = RunResult(run=str(run.path), config=config, scales=tuple(found), made_with=run.about())
+    result = RunResult(
+        run=str(run.path), config=config, scales=tuple(found), made_with=run.provenance()
+    )
     save_results([result], run.path, _about([result]))
     return result
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from foveate.native.build import library
 from foveate.native.calls import PARTS, call
-from foveate.resampling.definition import View
+from foveate.resampling.definition import PatchSpec
 
 PADDINGS = {"border": 0, "reflect": 1, "constant": 2}
 CLOSE = 4  # largest column stride read in place: channels-last images with up to 4 channels
@@ -29,33 +29,33 @@ class Arguments(ctypes.Structure):
     )
 
 
-def gather_patches(images: Tensor, view: View) -> Tensor:
+def gather_patches(images: Tensor, spec: PatchSpec) -> Tensor:
     """Cut (B, C, H, W) images into patches (B, S, C, P, P); see `foveate`.
 
     Images must be float32 on the CPU, with any strides. `library` must not return None.
     """
     count, colours = images.shape[:2]
-    patches = images.new_empty(count, len(view.scales), colours, view.size, view.size)
-    if not view.blurs:
-        _call("cut", images, patches, view)
+    patches = images.new_empty(count, len(spec.scales), colours, spec.size, spec.size)
+    if not spec.blurs:
+        _call("cut", images, patches, spec)
     else:
         near = images.stride(3) in range(1, CLOSE + 1)
-        _call("blur", images if near else images.contiguous(), patches, view)
+        _call("blur", images if near else images.contiguous(), patches, spec)
     return patches
 
 
-def spread_patches(gradient: Tensor, shape: torch.Size, view: View) -> Tensor:
+def scatter_patches(gradient: Tensor, shape: torch.Size, spec: PatchSpec) -> Tensor:
     """Compute image gradients from patch gradients: the transpose of `gather_patches`.
 
     The result is bitwise the same for any number of threads.
     """
     images = gradient.new_zeros(shape)
-    _call("spread", images, gradient.contiguous(), view)
+    _call("scatter", images, gradient.contiguous(), spec)
     return images
 
 
-def _call(function: str, images: Tensor, patches: Tensor, view: View) -> None:
-    scales, size, padding, antialias, centres = view
+def _call(function: str, images: Tensor, patches: Tensor, spec: PatchSpec) -> None:
+    scales, size, padding, antialias, centres = spec
     lib = library()
     assert lib is not None
     table = torch.tensor(scales, dtype=torch.float64, device="cpu")

@@ -29,7 +29,7 @@ from torch import Tensor
 from foveate.errors import ConfigError
 from foveate.native.build import library
 from foveate.scales import ScaleGrid, as_scales
-from foveate.tracing import exporting, watched
+from foveate.tracing import exporting, is_traced
 
 Padding: TypeAlias = Literal["border", "reflect"] | float
 # The largest scale that compiled code antialiases: its loops grow with the kernel width, and on a
@@ -99,19 +99,19 @@ def foveate(
         tensor([[ 5.,  6.],
                 [ 9., 10.]])
     """
-    view = View(as_scales(scales), size, padding, antialias, centres)
-    _check(images, view)
-    return resample(images, view)
+    spec = PatchSpec(as_scales(scales), size, padding, antialias, centres)
+    _check(images, spec)
+    return resample(images, spec)
 
 
-def resample(images: Tensor, view: View) -> Tensor:
+def resample(images: Tensor, spec: PatchSpec) -> Tensor:
     """Compute `foveate` for validated arguments."""
-    if _can_gather(images, view):
+    if _can_gather(images, spec):
         from foveate.resampling.compiled import gather
 
-        return gather(images, view)
+        return gather(images, spec)
     with _full_precision(images):
-        return _resample(images, view)
+        return _resample(images, spec)
 
 
 def foveate_plain(
@@ -121,25 +121,25 @@ def foveate_plain(
 
     It accepts the options of `foveate`.
     """
-    view = View(as_scales(scales), size, **options)
-    _check(images, view)
-    axes = "sph,bchw,sqw->bscpq" if view.centres is None else "bsph,bchw,bsqw->bscpq"
+    spec = PatchSpec(as_scales(scales), size, **options)
+    _check(images, spec)
+    axes = "sph,bchw,sqw->bscpq" if spec.centres is None else "bsph,bchw,bsqw->bscpq"
     with _full_precision(images):
         pixels = images.to(_working_dtype(images))
-        rows, columns, frame = _matrices(pixels, pixels.shape, view)
+        rows, columns, frame = _matrices(pixels, pixels.shape, spec)
         patches = torch.einsum(axes, rows, pixels, columns)
         return (patches if frame is None else patches + frame.unsqueeze(-3)).to(images.dtype)
 
 
-def spread_plain(gradient: Tensor, shape: torch.Size, view: View) -> Tensor:
+def scatter_plain(gradient: Tensor, shape: torch.Size, spec: PatchSpec) -> Tensor:
     """Apply the transpose of `foveate_plain`: from (B, S, C, P, P) to the `shape` of the images."""
     with _full_precision(gradient):
         slopes = gradient.to(_working_dtype(gradient))
-        rows, columns, _ = _matrices(slopes, shape, view)
+        rows, columns, _ = _matrices(slopes, shape, spec)
         # Matrix products, because batched gradients do not support einsum.
         parts = [
             rows[..., i, None, :, :].mT @ slopes[:, i] @ columns[..., i, None, :, :]
-            for i in range(len(view.scales))
+            for i in range(len(spec.scales))
         ]
         return torch.stack(parts).sum(0).to(gradient.dtype)
 
@@ -161,16 +161,16 @@ def sampling_matrices(
     constant padding the weight outside the image is left out, so rows can sum to less than one.
     The weights are computed in float64 and then rounded to `dtype`.
     """
-    view = View(as_scales(scales), size, padding, antialias)
+    spec = PatchSpec(as_scales(scales), size, padding, antialias)
     check_window(size, padding)
     if length < 1:
         raise ConfigError(f"length must be at least 1 pixel, got {length}")
     if centres is not None and centres.ndim != 1:
         raise ConfigError(f"centres of one axis must have shape (B,), got {tuple(centres.shape)}")
-    return axis_matrices(length, view, centres, device).to(device=device, dtype=dtype)
+    return axis_matrices(length, spec, centres, device).to(device=device, dtype=dtype)
 
 
-class View(NamedTuple):
+class PatchSpec(NamedTuple):
     """The arguments of `foveate` except the images."""
 
     scales: tuple[float, ...]
@@ -185,7 +185,7 @@ class View(NamedTuple):
         return self.antialias and max(self.scales) > 1
 
 
-def _resample(images: Tensor, view: View) -> Tensor:
+def _resample(images: Tensor, spec: PatchSpec) -> Tensor:
     """Compute `foveate` as two matrix products per scale, on the pixels inside its window."""
     # Measured for (32, 1, 112, 112), 17 scales, size 28 on 2 idle cores: products 1.9 ms, one
     # grid_sample per scale 3.4 ms, one einsum 2.5 ms, whole images instead of windows 2.9 ms,
@@ -193,51 +193,51 @@ def _resample(images: Tensor, view: View) -> Tensor:
     # Building the matrices adds 0.2 to 0.4 ms.
     pixels = images.to(_working_dtype(images))
     # Limits the intermediate (P, W) rows of one scale to the size of one output, (S, P, P).
-    parts = min(view.size, math.ceil(index(images.shape[-1]) / (len(view.scales) * view.size)))
+    parts = min(spec.size, math.ceil(index(images.shape[-1]) / (len(spec.scales) * spec.size)))
     patches: list[Tensor] = []
-    for part in groups(view):
+    for part in split_by_scale(spec):
         patches += [patch.to(images.dtype) for patch in _patches(pixels, part, parts)]
     return torch.stack(patches, 1)
 
 
-def _can_gather(images: Tensor, view: View) -> bool:
+def _can_gather(images: Tensor, spec: PatchSpec) -> bool:
     """Whether compiled code can compute these patches."""
-    if view.blurs and max(view.scales) > WIDEST.get(images.device.type, 0):
+    if spec.blurs and max(spec.scales) > WIDEST.get(images.device.type, 0):
         return False
     graph = images.requires_grad and torch.is_grad_enabled()
     # torch.compile can trace the Triton kernels, but not a gradient through them.
-    if images.is_cuda and (graph or (view.blurs and not torch.compiler.is_compiling())):
-        return compiled_code_reads(images) and not watched(images)
-    return compiled_code_reads(images)
+    if images.is_cuda and (graph or (spec.blurs and not torch.compiler.is_compiling())):
+        return kernels_support(images) and not is_traced(images)
+    return kernels_support(images)
 
 
-def compiled_code_reads(tensor: Tensor) -> bool:
+def kernels_support(tensor: Tensor) -> bool:
     """Whether compiled code supports this tensor and no tracer or transform must see it."""
     if tensor.is_cuda:
         return tensor.dtype != torch.float64 and not exporting()
-    if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or watched(tensor):
+    if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or is_traced(tensor):
         return False
     return library() is not None
 
 
-def groups(view: View) -> list[View]:
-    """Split a view with centres by scale: matrices of all scales would outgrow the patches."""
-    if view.centres is None:
-        return [view]
-    return [view._replace(scales=(scale,)) for scale in view.scales]
+def split_by_scale(spec: PatchSpec) -> list[PatchSpec]:
+    """Split a spec with centres by scale: matrices of all scales would outgrow the patches."""
+    if spec.centres is None:
+        return [spec]
+    return [spec._replace(scales=(scale,)) for scale in spec.scales]
 
 
-def _patches(pixels: Tensor, view: View, parts: int) -> Iterator[Tensor]:
+def _patches(pixels: Tensor, spec: PatchSpec, parts: int) -> Iterator[Tensor]:
     """Yield the (B, C, P, P) patches scale by scale."""
     # Plain integers instead of symbols: torch.compile takes 6 s for a new size instead of 35 s.
     height, width = index(pixels.shape[-2]), index(pixels.shape[-1])
-    rows, columns, frame = _matrices(pixels, pixels.shape, view)
-    for i, scale in enumerate(view.scales):
-        y, x = _window(height, scale, view), _window(width, scale, view)
+    rows, columns, frame = _matrices(pixels, pixels.shape, spec)
+    for i, scale in enumerate(spec.scales):
+        y, x = _window(height, scale, spec), _window(width, scale, spec)
         seen, row, column = pixels[..., y, x], rows[..., i, :, y], columns[..., i, :, x]
         # A copy of the window is acceptable if it is no larger than an output.
-        small = (y.stop - y.start) * (x.stop - x.start) <= len(view.scales) * view.size**2
-        if small and view.centres is None:
+        small = (y.stop - y.start) * (x.stop - x.start) <= len(spec.scales) * spec.size**2
+        if small and spec.centres is None:
             patch = _patch_by_columns(seen, row, column)
         else:
             patch = _patch(seen, row, column, parts)
@@ -263,16 +263,18 @@ def _patch_by_columns(pixels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
     return torch.bmm(rows.expand(total, -1, -1), narrow).view(batch, channels, size, size)
 
 
-def _window(length: int, scale: float, view: View) -> slice:
+def _window(length: int, scale: float, spec: PatchSpec) -> slice:
     """Return the pixels of one axis that a scale reads, symmetric about the image centre."""
-    if view.centres is not None:
+    if spec.centres is not None:
         return slice(0, length)
-    reach = (view.size - 1) / 2 * scale + _half_width(scale, view.antialias)
+    reach = (spec.size - 1) / 2 * scale + _half_width(scale, spec.antialias)
     margin = max(0, math.floor((length - 1) / 2 - reach))
     return slice(margin, length - margin)
 
 
-def _matrices(like: Tensor, shape: torch.Size, view: View) -> tuple[Tensor, Tensor, Tensor | None]:
+def _matrices(
+    like: Tensor, shape: torch.Size, spec: PatchSpec
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return row matrices (…, S, P, H), column matrices (…, S, P, W) and the constant's share.
 
     The matrices apply to images of `shape` and have the dtype and device of `like`. The share is
@@ -280,40 +282,42 @@ def _matrices(like: Tensor, shape: torch.Size, view: View) -> tuple[Tensor, Tens
     image if its row or its column is, so a constant v adds v · (1 - rowsum · columnsum).
     """
     height, width = shape[-2:]
-    y, x = (None, None) if view.centres is None else view.centres.unbind(1)
-    rows, row_sums = _axis(like, height, view, y)
-    if view.centres is None and height == width:
+    y, x = (None, None) if spec.centres is None else spec.centres.unbind(1)
+    rows, row_sums = _axis(like, height, spec, y)
+    if spec.centres is None and height == width:
         columns, column_sums = rows, row_sums
     else:
-        columns, column_sums = _axis(like, width, view, x)
-    if isinstance(view.padding, str) or view.padding == 0:
+        columns, column_sums = _axis(like, width, spec, x)
+    if isinstance(spec.padding, str) or spec.padding == 0:
         return rows, columns, None
     inside = row_sums[..., :, None] * column_sums[..., None, :]
-    return rows, columns, (float(view.padding) * (1 - inside)).to(like)
+    return rows, columns, (float(spec.padding) * (1 - inside)).to(like)
 
 
-def _axis(pixels: Tensor, length: int, view: View, centres: Tensor | None) -> tuple[Tensor, Tensor]:
+def _axis(
+    pixels: Tensor, length: int, spec: PatchSpec, centres: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Return the matrices of one axis in the dtype of the pixels, and their float64 row sums."""
-    exact = axis_matrices(length, view, centres, pixels.device)
+    exact = axis_matrices(length, spec, centres, pixels.device)
     return exact.to(pixels), exact.sum(-1)
 
 
 def axis_matrices(
-    length: int, view: View, centres: Tensor | None, device: torch.device | str
+    length: int, spec: PatchSpec, centres: Tensor | None, device: torch.device | str
 ) -> Tensor:
     """Compute `sampling_matrices` in float64, on the CPU if the device does not support it."""
     device = "cpu" if torch.device(device).type == "mps" else device
-    offsets = torch.arange(view.size, dtype=torch.float64, device=device) + (0.5 - view.size / 2)
-    at = offsets * _column(view.scales, device)  # (S, P)
+    offsets = torch.arange(spec.size, dtype=torch.float64, device=device) + (0.5 - spec.size / 2)
+    at = offsets * _column(spec.scales, device)  # (S, P)
     if centres is None:
         at = at + (length / 2 - 0.5)  # the centre of pixel i is at i + 0.5
     else:
         at = at + (centres.detach().to(at)[:, None, None] - 0.5)
-    taps, weights = _taps(at, [_half_width(scale, view.antialias) for scale in view.scales])
-    if not isinstance(view.padding, str):
+    taps, weights = _taps(at, [_half_width(scale, spec.antialias) for scale in spec.scales])
+    if not isinstance(spec.padding, str):
         weights = weights * ((taps >= 0) & (taps < length))
     matrices = weights.new_zeros(*at.shape, length)
-    return matrices.scatter_add_(-1, _fold(taps.long(), length, view.padding), weights)
+    return matrices.scatter_add_(-1, _fold(taps.long(), length, spec.padding), weights)
 
 
 def _taps(at: Tensor, half_widths: list[float]) -> tuple[Tensor, Tensor]:
@@ -373,16 +377,16 @@ def check_images(images: Tensor) -> None:
         raise ConfigError(f"images must have at least one pixel, got shape {shape}")
 
 
-def _check(images: Tensor, view: View) -> None:
+def _check(images: Tensor, spec: PatchSpec) -> None:
     """Raise a ConfigError for invalid arguments of `foveate`."""
     check_images(images)
     count = images.shape[0]
-    if view.centres is not None and tuple(view.centres.shape) != (count, 2):
+    if spec.centres is not None and tuple(spec.centres.shape) != (count, 2):
         raise ConfigError(
             f"centres must contain one (y, x) per image, shape ({count}, 2), "
-            f"got {tuple(view.centres.shape)}"
+            f"got {tuple(spec.centres.shape)}"
         )
-    check_window(view.size, view.padding)
+    check_window(spec.size, spec.padding)
 
 
 def check_window(size: int, padding: Padding) -> None:

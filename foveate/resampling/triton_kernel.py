@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foveate.resampling.definition import View, axis_matrices, groups
+from foveate.resampling.definition import PatchSpec, axis_matrices, split_by_scale
 
 # Measured on one H200 with 4096 images and 17 scales: blocks of 256 pixels in 4 warps for groups of
 # 4 images take 0.167 ms, single images 0.24 ms, blocks of 1024 pixels 0.22 ms, and a copy of the
@@ -152,7 +152,7 @@ def _blur(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _spread(  # type: ignore[no-untyped-def]
+def _scatter(  # type: ignore[no-untyped-def]
     gradient, images, rows, columns, first_y, stop_y, first_x, stop_x, height, width, channels,
     count, tables, across, tiles, SIZE: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr
 ):  # fmt: skip
@@ -194,11 +194,11 @@ def _table(scales: tuple[float, ...], device: torch.device) -> Tensor:
         # tensors created during capture have no values before the graph is replayed.
         exact = [torch.full((1,), s, dtype=torch.float64, device=device) for s in scales]
         return _rounded(torch.cat(exact))
-    return _kept_table(scales, device)
+    return _cached_table(scales, device)
 
 
 @lru_cache(maxsize=64)
-def _kept_table(scales: tuple[float, ...], device: torch.device) -> Tensor:
+def _cached_table(scales: tuple[float, ...], device: torch.device) -> Tensor:
     return _rounded(torch.tensor(scales, dtype=torch.float64)).to(device)
 
 
@@ -207,9 +207,9 @@ def _rounded(exact: Tensor) -> Tensor:
     return torch.stack([near, (exact - near).float()])
 
 
-def gather_patches(images: Tensor, view: View) -> Tensor:
+def gather_patches(images: Tensor, spec: PatchSpec) -> Tensor:
     """Cut (B, C, H, W) images into patches (B, S, C, P, P); see `foveate`."""
-    scales, size, padding, _, centres = view
+    scales, size, padding, _, centres = spec
     batch, channels, height, width = images.shape
     count, table = len(scales), _table(scales, images.device)
     patches = images.new_empty(batch, count, channels, size, size)
@@ -222,7 +222,7 @@ def gather_patches(images: Tensor, view: View) -> Tensor:
     group = GROUP if centres is None else 1  # images with individual centres share no positions
     blocks = triton.cdiv(size * size, BLOCK)
     total = batch * channels
-    kernel = _blur if view.blurs else _gather
+    kernel = _blur if spec.blurs else _gather
     kernel[(triton.cdiv(total, group) * count * blocks,)](
         images.contiguous(), patches, table, points, *middle, fill, height, width, total, channels,
         count, blocks, SIZE=size, PADDING=PADDINGS[kind], CENTRED=centres is None, BLOCK=BLOCK,
@@ -231,7 +231,7 @@ def gather_patches(images: Tensor, view: View) -> Tensor:
     return patches
 
 
-def spread_patches(gradient: Tensor, shape: torch.Size, view: View) -> Tensor:
+def scatter_patches(gradient: Tensor, shape: torch.Size, spec: PatchSpec) -> Tensor:
     """Compute gradients of images of `shape` from patch gradients: the transpose.
 
     Each image pixel sums its own gradient in a fixed order, so the result is deterministic.
@@ -241,37 +241,39 @@ def spread_patches(gradient: Tensor, shape: torch.Size, view: View) -> Tensor:
     across = triton.cdiv(width, TILE)
     tiles = across * triton.cdiv(height, TILE)
     begin = 0
-    for part in groups(view) if images.numel() and gradient.numel() else ():
+    for part in split_by_scale(spec) if images.numel() and gradient.numel() else ():
         count = len(part.scales)
         slopes = gradient[:, begin : begin + count].contiguous()
         rows, columns = _sparse(height, part, 0, images), _sparse(width, part, 1, images)
-        _spread[(batch * channels * tiles,)](
+        _scatter[(batch * channels * tiles,)](
             slopes, images, rows[0], columns[0], *rows[1:], *columns[1:], height, width, channels,
-            count, 0 if view.centres is None else count, across, tiles, SIZE=view.size, TILE=TILE,
+            count, 0 if spec.centres is None else count, across, tiles, SIZE=spec.size, TILE=TILE,
             CHUNK=CHUNK
         )  # fmt: skip
         begin += count
     return images.to(gradient.dtype)
 
 
-def _sparse(length: int, view: View, axis: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _sparse(length: int, spec: PatchSpec, axis: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the matrices of an axis, and the range of patch pixels that read each image pixel."""
-    if view.centres is not None:
-        return _made_sparse(length, view, view.centres[:, axis], like.device)
+    if spec.centres is not None:
+        return _build_sparse(length, spec, spec.centres[:, axis], like.device)
     if torch.cuda.is_current_stream_capturing():  # see `_table`
-        return _made_sparse(length, view, None, like.device)
-    return _kept_sparse(length, view, like.device)
+        return _build_sparse(length, spec, None, like.device)
+    return _cached_sparse(length, spec, like.device)
 
 
 @lru_cache(maxsize=8)
-def _kept_sparse(length: int, view: View, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    return _made_sparse(length, view, None, device)
-
-
-def _made_sparse(
-    length: int, view: View, centres: Tensor | None, device: torch.device
+def _cached_sparse(
+    length: int, spec: PatchSpec, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    matrices = axis_matrices(length, view, centres, device).float()
-    at = torch.arange(view.size, device=device, dtype=torch.int32)[:, None]
-    first = torch.where(matrices != 0, at, view.size).amin(-2)
+    return _build_sparse(length, spec, None, device)
+
+
+def _build_sparse(
+    length: int, spec: PatchSpec, centres: Tensor | None, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    matrices = axis_matrices(length, spec, centres, device).float()
+    at = torch.arange(spec.size, device=device, dtype=torch.int32)[:, None]
+    first = torch.where(matrices != 0, at, spec.size).amin(-2)
     return matrices, first.int(), torch.where(matrices != 0, at + 1, 0).amax(-2).int()

@@ -22,7 +22,7 @@ from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.data import Load, is_photo
 from foveate.training.loop import train_together
-from foveate.training.session import Watch
+from foveate.training.session import Callback
 from foveate.training.skipped import Bad, add_skipped
 
 OUTCOME = "outcome.json"
@@ -107,7 +107,7 @@ def perform(
     device: str = "cpu",
     threads: int = 0,
     at_once: int = 1,
-    watch: Watch = lambda config, progress, steps: None,
+    callback: Callback = lambda config, progress, steps: None,
     load: Load = load_source,
     bad: Bad = "stop",
 ) -> list[Outcome]:
@@ -120,7 +120,7 @@ def perform(
         threads: CPU threads of torch, or 0 for the default of torch. The number of threads changes
             rounding errors.
         at_once: Number of processes that share the GPU, including this one.
-        watch: Function called after every training step.
+        callback: Function called after every training step.
         load: Function that loads a source by name.
         bad: "stop" to stop at a photograph that cannot be read, or "skip" to leave it out of
             training and test and list it in skipped.csv of the run.
@@ -133,7 +133,7 @@ def perform(
         if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats()
         runs = [(job.config, folder / job.folder) for job in jobs]
-        trained = train_together(runs, device=device, watch=watch, load=load, bad=bad)
+        trained = train_together(runs, device=device, callback=callback, load=load, bad=bad)
         return [
             _finish(job, run, device, at_once, load, bad)
             for job, run in zip(jobs, trained, strict=True)
@@ -165,7 +165,7 @@ def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad
         seconds=round(seconds, 3),
         memory=_peak_memory(device),
         scales=scales,
-        **run.about(),
+        **run.provenance(),
     )
     write_text(run.path / OUTCOME, json.dumps(asdict(outcome)) + "\n")
     return outcome

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from foveate.errors import DataError
-from foveate.files import regular, write_text
+from foveate.files import check_regular, write_text
 
 RESULTS, WINNERS = "results.csv", "winners.csv"
 
@@ -128,7 +128,7 @@ def _read(path: Path, kind: type[Line]) -> list[Line]:
     readers: dict[Any, Callable[[str], Any]] = {int: int, float: _number, str: str}
     columns = {field.name: readers[field.type] for field in fields(kind)}
     try:
-        with regular(path).open(newline="", encoding="utf-8") as file:
+        with check_regular(path).open(newline="", encoding="utf-8") as file:
             lines = list(csv.DictReader(file, strict=True))
         return [kind(**{k: read(line[k]) for k, read in columns.items()}) for line in lines]
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:

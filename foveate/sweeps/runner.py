@@ -21,7 +21,7 @@ from foveate.sweeps.records import (
 from foveate.training.checkpoint import RunFolder
 from foveate.training.data import Load
 from foveate.training.loop import find_device
-from foveate.training.session import Watch
+from foveate.training.session import Callback
 from foveate.training.skipped import Bad
 
 SIDE_BY_SIDE = 3  # runs trained at once on a GPU: a single one at batch 32 does not use it fully
@@ -69,7 +69,7 @@ class LocalEngine:
         device: Device to train on.
         together: Runs trained at once, or 0 for 3 on a GPU and 1 on the CPU.
         cpus: CPU threads of torch, or 0 for the default of torch.
-        watch: Function called after every training step.
+        callback: Function called after every training step.
         load: Function that loads a source by name.
         bad: "stop" or "skip" for photographs that cannot be read, see `perform`.
     """
@@ -77,7 +77,7 @@ class LocalEngine:
     device: str = "cpu"
     together: int = 0
     cpus: int = 0
-    watch: Watch = field(default=lambda config, progress, steps: None)
+    callback: Callback = field(default=lambda config, progress, steps: None)
     load: Load = load_source
     bad: Bad = "stop"
 
@@ -99,7 +99,7 @@ class LocalEngine:
 
     def _perform(self, group: Sequence[Job], folder: Path) -> Sequence[Ended]:
         """Perform a group of jobs; empty if one of several failed, as it is not known which one."""
-        shown: dict[str, Any] = {"watch": self.watch, "load": self.load, "bad": self.bad}
+        shown: dict[str, Any] = {"callback": self.callback, "load": self.load, "bad": self.bad}
         try:
             found = perform(group, folder, device=self.device, threads=self.cpus, **shown)
         except Exception as error:  # a custom backbone can raise anything
@@ -129,8 +129,8 @@ def make_engine(
         gpus: Fraction of a GPU per run, 0 to 1; with 0, `together` decides.
         bad: ``stop`` to end a run at a photograph that cannot be read, or ``skip`` to leave such
             photographs out and list them in skipped.csv of the run.
-        local: Options of the local engine: ``watch``, a function called after every training step,
-            and ``load``, a function that loads a source by name.
+        local: Options of the local engine: ``callback``, a function called after every training
+            step, and ``load``, a function that loads a source by name.
 
     Returns:
         The engine, to be passed to `Study.run`.

@@ -30,7 +30,14 @@ from foveate.models.zoo import ModelConfig
 from foveate.scales import ScaleGrid, as_scales
 from foveate.sweeps.jobs import MAX_SEEDS, Job
 from foveate.training.config import TrainConfig, build_net
-from foveate.training.data import Load, fitted, is_file, is_made, is_photo, open_pictures
+from foveate.training.data import (
+    Load,
+    adapt_to_source,
+    is_file,
+    is_generated,
+    is_photo,
+    open_pictures,
+)
 from foveate.training.presets import preset
 
 TOP = ("name", "seeds", "test_scales", "resources", "defaults", "runs", "grid")
@@ -276,8 +283,8 @@ def _config(run: Run, load: Load) -> TrainConfig:
             with _at(setting.where):
                 config = _set(config, key, setting.value)
     with _at(run.at("source")):
-        natural, config = fitted(config, load), fitted(config, load, settings)
-        made, there = is_made(config.source), _training_images(config, load)
+        natural, config = adapt_to_source(config, load), adapt_to_source(config, load, settings)
+        made, there = is_generated(config.source), _training_images(config, load)
     for key in ("scales", "size", "border"):
         if key in settings and made:
             message = f"the images in {config.source} are already rescaled; remove this key"

@@ -63,7 +63,7 @@ class Progress:
     empty: int = 0
 
     @property
-    def reached(self) -> str:
+    def position(self) -> str:
         """Current epoch and step as text."""
         return f"epoch {self.epoch + 1}, step {self.step}"
 
@@ -146,7 +146,9 @@ class RunFolder:
             self._lock = None
             lock.release()
 
-    def claim(self, config: TrainConfig, device: torch.device, also: str = "") -> None:
+    def write_or_check_config(
+        self, config: TrainConfig, device: torch.device, extra: str = ""
+    ) -> None:
         """Write the configuration of a new run, or compare it with the one in the folder.
 
         If version, commit or hardware differ from those of the last start, they are added to the
@@ -155,13 +157,13 @@ class RunFolder:
         Args:
             config: Configuration of the run.
             device: Device on which the run is trained.
-            also: Text to add to the description of the hardware.
+            extra: Text to add to the description of the hardware.
 
         Raises:
             ConfigError: If the folder has a run of another configuration.
             DataError: If the folder has weights but no configuration, or cannot be written.
         """
-        used = ", ".join(filter(None, [hardware(device), also]))
+        used = ", ".join(filter(None, [hardware(device), extra]))
         how = {"version": __version__, "commit": commit(), "hardware": used}
         if not (self.path / CONFIG).exists():
             if self.saved or self.finished:
@@ -190,7 +192,7 @@ class RunFolder:
         config: TrainConfig = self._record()["config"]
         return config
 
-    def about(self) -> dict[str, Any]:
+    def provenance(self) -> dict[str, Any]:
         """Read the version, commit and hardware with which the run was trained.
 
         Returns:

@@ -20,7 +20,7 @@ from foveate.data.shards import Shards, is_shards, open_shards
 from foveate.data.sources import Load as Load
 from foveate.data.sources import Source, open_source
 from foveate.data.splits import SplitName
-from foveate.data.store import ScaledFile, draw
+from foveate.data.store import ScaledFile, draw_scales
 from foveate.errors import ConfigError, DataError
 from foveate.execution.captured import CHUNK, Batch
 from foveate.execution.plan import Prepared, prepare
@@ -31,7 +31,7 @@ from foveate.training.config import Precision, TrainConfig
 LISTED = 1000  # images whose headers are read to estimate the sizes of all
 MAX_WINDOW = 8  # times the base size: limits the largest window for very elongated images
 PHOTO_SHAPE = (3,)  # channels of an image with the recipe photo; its size varies
-Show = Callable[[Tensor, Tensor], Tensor]
+RescaleFunction = Callable[[Tensor, Tensor], Tensor]
 """Rescales images (N, C, h, w), given their indices (N,), to their training scales."""
 
 
@@ -39,8 +39,8 @@ Show = Callable[[Tensor, Tensor], Tensor]
 class Batches:
     """A loader for the images of a split, prepared for a network, in any order.
 
-    Either all images are prepared once and `held` on the device, or each batch is read and prepared
-    on demand, the next one while the current one is used.
+    Either all images are prepared once and `resident` on the device, or each batch is read and
+    prepared on demand, the next one while the current one is used.
     """
 
     images: Source | Shards
@@ -49,58 +49,60 @@ class Batches:
     net: nn.Module
     device: torch.device
     precision: Precision
-    show: Show = lambda images, chosen: images
-    held: Batch | None = None
+    rescale_images: RescaleFunction = lambda images, indices: images
+    resident: Batch | None = None
 
     def __len__(self) -> int:
         return self.count
 
     def __call__(
-        self, order: Tensor, batch: int, draws: tuple[int, int] = (0, 0)
+        self, order: Tensor, batch: int, augmentation_seed: tuple[int, int] = (0, 0)
     ) -> Iterator[Batch]:
         """Yield the images at the indices `order` in batches of size `batch`.
 
-        Random augmentation, if any, depends on `draws`: the seed and the epoch.
+        Random augmentation, if any, depends on `augmentation_seed`: the seed and the epoch.
         """
-        if self.held is not None:  # copy the order to the device once, not once per batch
+        if self.resident is not None:  # copy the order to the device once, not once per batch
             order = order.to(self.device)
         groups = torch.split(order, batch) if len(order) else ()
-        if self.held is not None:
-            yield from (self.held._replace(chosen=chosen) for chosen in groups)
+        if self.resident is not None:
+            yield from (self.resident._replace(indices=indices) for indices in groups)
             return
         with ThreadPoolExecutor(1) as reader:
-            reads = [reader.submit(self.images.pick, self.split, chosen) for chosen in groups[:1]]
-            for number, chosen in enumerate(groups):
+            reads = [
+                reader.submit(self.images.read_batch, self.split, indices) for indices in groups[:1]
+            ]
+            for number, indices in enumerate(groups):
                 images, labels = reads.pop().result()
                 for coming in groups[number + 1 : number + 2]:
-                    reads.append(reader.submit(self.images.pick, self.split, coming))
-                yield self._prepared(images, labels, chosen)
+                    reads.append(reader.submit(self.images.read_batch, self.split, coming))
+                yield self._prepared(images, labels, indices)
 
     def close(self) -> None:
         """Release resources that persist between epochs; this class has none."""
 
-    def _prepared(self, images: Tensor, labels: Tensor, chosen: Tensor) -> Batch:
+    def _prepared(self, images: Tensor, labels: Tensor, indices: Tensor) -> Batch:
         with torch.no_grad():
-            shown = self.show(images.to(self.device), chosen)
+            shown = self.rescale_images(images.to(self.device), indices)
             ready = prepare(self.net, shown, self.precision)
         return Batch(ready, labels.to(self.device))
 
-    def resident(self, config: TrainConfig) -> "Batches":
+    def make_resident(self, config: TrainConfig) -> "Batches":
         """Prepare all images and hold them on the device."""
-        held: Prepared | None = None
-        for chosen in torch.arange(self.count).split(CHUNK):
-            ready = self._prepared(*self.images.pick(self.split, chosen), chosen)[0]
-            if held is None:  # allocate the whole once, and fill it chunk by chunk
+        whole_split: Prepared | None = None
+        for indices in torch.arange(self.count).split(CHUNK):
+            ready = self._prepared(*self.images.read_batch(self.split, indices), indices)[0]
+            if whole_split is None:  # allocate the whole once, and fill it chunk by chunk
                 _check_memory(config, ready, self.count, self.device)
                 whole = tuple(t.new_empty(self.count, *t.shape[1:]) for t in ready.inputs)
-                held = replace(ready, inputs=whole)
-            for target, part in zip(held.inputs, ready.inputs, strict=True):
-                target[chosen[0] : chosen[-1] + 1] = part
+                whole_split = replace(ready, inputs=whole)
+            for target, part in zip(whole_split.inputs, ready.inputs, strict=True):
+                target[indices[0] : indices[-1] + 1] = part
         labels = self.images.labels(self.split)[: self.count].to(self.device)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # other runs read the images on their own streams
-        assert held is not None
-        return replace(self, held=Batch(held, labels))
+        assert whole_split is not None
+        return replace(self, resident=Batch(whole_split, labels))
 
 
 def open_batches(
@@ -126,10 +128,12 @@ def open_batches(
     _check_fit(config, images.shape, labels)
     count = _count(config, len(labels), split)
     batches = Batches(images, split, count, net, device, config.precision)
-    if not is_made(config.source):
-        show = _rescaling(draw_scales(config, len(labels), split)[:count], config)
-        batches = replace(batches, show=show)
-    return batches if stream or is_shards(config.source) else batches.resident(config)
+    if not is_generated(config.source):
+        rescale_images = _rescaling(
+            draw_training_scales(config, len(labels), split)[:count], config
+        )
+        batches = replace(batches, rescale_images=rescale_images)
+    return batches if stream or is_shards(config.source) else batches.make_resident(config)
 
 
 def _open_photos(
@@ -160,31 +164,33 @@ def _open_photos(
     )
 
 
-def _rescaling(scales: Tensor, config: TrainConfig) -> Show:
+def _rescaling(scales: Tensor, config: TrainConfig) -> RescaleFunction:
     """Return a function that rescales each image to its training scale."""
     same = len(scales.unique()) == 1
 
-    def show(images: Tensor, chosen: Tensor) -> Tensor:
-        factors = float(scales[0]) if same else scales[chosen].to(images.device)
+    def rescale_images(images: Tensor, indices: Tensor) -> Tensor:
+        factors = float(scales[0]) if same else scales[indices].to(images.device)
         return rescale(images, factors, size=config.size, border=config.border)
 
-    return show
+    return rescale_images
 
 
-def draw_scales(config: TrainConfig, count: int, split: SplitName) -> Tensor:
+def draw_training_scales(config: TrainConfig, count: int, split: SplitName) -> Tensor:
     """Draw the scale of each image; the result does not depend on the training seed."""
     ranges = parse_scales(config.scales)
-    drawn = torch.stack([draw(r, count, config.data_seed, split) for r in ranges])
+    drawn = torch.stack([draw_scales(r, count, config.data_seed, split) for r in ranges])
     if len(ranges) == 1:
         return drawn[0]
     choice = np.random.default_rng([config.data_seed, 9]).integers(len(ranges), size=count)
     return drawn[torch.from_numpy(choice), torch.arange(count)]
 
 
-def fitted(
-    config: TrainConfig, load: Load, given: Collection[str] = (), stream: bool = False
+def adapt_to_source(
+    config: TrainConfig, load: Load, explicit_fields: Collection[str] = (), stream: bool = False
 ) -> TrainConfig:
-    """Adapt the recipe and the model's channels and classes to the source, unless `given`.
+    """Adapt the recipe and the model's channels and classes to the source.
+
+    Fields of the configuration in `explicit_fields` are left unchanged.
 
     Colour images in a folder or in tar files get the recipe `photo`: the model resamples windows
     with antialiasing, and inputs are normalised as a timm backbone expects. With a backbone, the
@@ -195,24 +201,24 @@ def fitted(
     if is_photo(config):
         classes = open_pictures(config.source).num_classes
         config = replace(config, scales="1")  # `recipe.base` defines the size instead
-        if config.recipe and not {"recipe.mean", "recipe.std"} & set(given):
+        if config.recipe and not {"recipe.mean", "recipe.std"} & set(explicit_fields):
             known = normalisation(config.backbone)
             config = replace(config, recipe=replace(config.recipe, **known))  # type: ignore[arg-type]
         follows: dict[str, Any] = {"channels": PHOTO_SHAPE[0], "classes": classes}
         follows["antialias"] = True
         if config.backbone:
             follows["scales"] = propose_windows(config)
-        return _following(config, follows, given)
+        return _following(config, follows, explicit_fields)
     images = open_source(config.source, load, stream)
-    if made := [file for file in made_files(config.source) if "train" in file.counts]:
-        scales = dict.fromkeys(filter(None, (file.training_scales() for file in made)))
-        borders = [file.manifest["border"] for file in made if file.manifest]
+    if files := [file for file in generated_files(config.source) if "train" in file.counts]:
+        scales = dict.fromkeys(filter(None, (file.training_scales() for file in files)))
+        borders = [file.manifest["border"] for file in files if file.manifest]
         changes: dict[str, Any] = {"size": images.shape[-1]}
         changes |= {"scales": ",".join(scales)} if scales else {}
         changes |= {"border": borders[0]} if borders else {}
         config = replace(config, **changes)
     follows = {"channels": images.shape[0], "classes": images.num_classes}
-    return _following(config, follows, given)
+    return _following(config, follows, explicit_fields)
 
 
 def propose_windows(config: TrainConfig) -> ScaleGrid:
@@ -234,8 +240,12 @@ def propose_windows(config: TrainConfig) -> ScaleGrid:
     return ScaleGrid.windows(base / 4, min(longest, MAX_WINDOW * base), model.size)
 
 
-def _following(config: TrainConfig, follows: dict[str, Any], given: Collection[str]) -> TrainConfig:
-    changes = {key: value for key, value in follows.items() if f"model.{key}" not in given}
+def _following(
+    config: TrainConfig, follows: dict[str, Any], explicit_fields: Collection[str]
+) -> TrainConfig:
+    changes = {
+        key: value for key, value in follows.items() if f"model.{key}" not in explicit_fields
+    }
     return replace(config, model=replace(config.model, **changes))
 
 
@@ -281,22 +291,22 @@ def is_file(source: str) -> bool:
     return source.endswith((".h5", ".hdf5")) and not is_shards(source)
 
 
-def is_made(source: str) -> bool:
+def is_generated(source: str) -> bool:
     """Whether the source consists of HDF5 files, whose images are already rescaled."""
-    return is_file(source) or bool(made_files(source))
+    return is_file(source) or bool(generated_files(source))
 
 
-def made_files(source: str) -> list[ScaledFile]:
+def generated_files(source: str) -> list[ScaledFile]:
     """Return the HDF5 files of a source; an empty list for other kinds of source."""
     return open_shards(source).scaled if is_shards(source) or is_file(source) else []
 
 
-def made_from(source: str) -> str | None:
+def generated_from(source: str) -> str | None:
     """Return the source from which HDF5 files were generated, or None if unknown.
 
     Other sources are returned unchanged.
     """
-    files = made_files(source)
+    files = generated_files(source)
     if not files:
         return source
     return str(files[0].manifest["source"]["name"]) if files[0].manifest else None
@@ -325,13 +335,13 @@ def _check_fit(config: TrainConfig, shape: tuple[int, ...], labels: Tensor) -> N
             f"{config.source} has {classes} classes, but the model has {model.classes}; "
             f"set model.classes={classes}"
         )
-    made = is_made(config.source)
-    if channels == PHOTO_SHAPE[0] and not made and config.recipe is None:
+    generated = is_generated(config.source)
+    if channels == PHOTO_SHAPE[0] and not generated and config.recipe is None:
         raise ConfigError(
             f"{config.source} has colour images; set recipe to photo, or to mnist-large-scale "
             "to stretch their contrast"
         )
-    if made and shape[-1] != config.size:
+    if generated and shape[-1] != config.size:
         raise ConfigError(
             f"{config.source} has images of {shape[-1]} pixels, not {config.size}; "
             f"set size={shape[-1]}"

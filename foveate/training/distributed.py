@@ -49,8 +49,8 @@ from foveate.execution.captured import Batch, Step, loss_of
 from foveate.execution.plan import Prepared
 from foveate.files import is_alive
 from foveate.training.config import Precision
-from foveate.training.interrupt import SIGNALS, stop
-from foveate.training.shared_norm import running_statistics, set_apart, share_norms
+from foveate.training.interrupt import SIGNALS, raise_interrupt
+from foveate.training.shared_norm import running_statistics, set_local_statistics, share_norms
 
 Norms = Literal["shared", "local"]
 Result = TypeVar("Result")
@@ -82,11 +82,11 @@ class Team:
     store: Any = None
 
     @property
-    def leads(self) -> bool:
+    def is_main(self) -> bool:
         """Whether this process reads and writes the run folder and prints messages."""
         return self.rank == 0
 
-    def deal(self, order: Tensor, batch: int) -> list[tuple[Tensor, int]]:
+    def split_batches(self, order: Tensor, batch: int) -> list[tuple[Tensor, int]]:
         """Return this process's part of each batch of `order`.
 
         The result is a list of (order, batch size) pairs, to be processed one after the other: the
@@ -101,7 +101,7 @@ class Team:
         return [(some, size) for some, size in dealt if len(some)]
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Description of the processes for config.json; empty for one process."""
         return f"{self.count} processes, {self.norms} batch norm" if self.count > 1 else ""
 
@@ -115,7 +115,7 @@ class Team:
                 "start fewer processes"
             )
         if self.count > 1 and self.norms == "shared":
-            share_norms(net, self.add_up)
+            share_norms(net, self.all_reduce_sum)
 
     def device(self, name: str) -> str:
         """Return the device of this process; each process of a machine has its own GPU."""
@@ -131,26 +131,28 @@ class Team:
             state = np.random.SeedSequence([*numbers, self.rank]).generate_state(1, np.uint64)
             torch.manual_seed(int(state[0]))
 
-    def add_up(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all processes, in place."""
         if self.count > 1:
             dist.all_reduce(tensor)
         return tensor
 
-    def tell(self, number: int) -> int:
+    def broadcast_int(self, number: int) -> int:
         """Broadcast a number from the first process."""
-        return int(self.add_up(torch.tensor(number if self.leads else 0, dtype=torch.int64)))
+        return int(
+            self.all_reduce_sum(torch.tensor(number if self.is_main else 0, dtype=torch.int64))
+        )
 
-    def share(self, data: bytes) -> bytes:
+    def broadcast_bytes(self, data: bytes) -> bytes:
         """Broadcast bytes from the first process."""
         if self.count == 1:
             return data
-        held = np.zeros(self.tell(len(data)), np.uint8)
-        if self.leads:
-            held[:] = np.frombuffer(data, np.uint8)
-        if len(held):
-            dist.broadcast(torch.from_numpy(held), 0)
-        return held.tobytes()
+        buffer = np.zeros(self.broadcast_int(len(data)), np.uint8)
+        if self.is_main:
+            buffer[:] = np.frombuffer(data, np.uint8)
+        if len(buffer):
+            dist.broadcast(torch.from_numpy(buffer), 0)
+        return buffer.tobytes()
 
     def in_turn(self, action: Callable[[], Result]) -> Result:
         """Run `action` in the first process of each machine, then in the others.
@@ -159,13 +161,13 @@ class Team:
         """
         first = _local_rank() == 0
         if self.count > 1 and not first:
-            self.tell(0)
+            self.broadcast_int(0)
         done = action()
         if self.count > 1 and first:
-            self.tell(0)
+            self.broadcast_int(0)
         return done
 
-    def may_say(self) -> bool:
+    def may_print(self) -> bool:
         """Whether this process is the first to report how the run ended; only one reports it."""
         if self.store is None:
             return True
@@ -175,32 +177,34 @@ class Team:
             return True
 
     @contextmanager
-    def guard(self, kept: Callable[[], str]) -> Iterator[None]:
-        """Raise a LostProcessError if another process died; `kept` describes what was saved."""
+    def guard(self, describe_saved: Callable[[], str]) -> Iterator[None]:
+        """Raise a LostProcessError if another process died, with the text of `describe_saved`."""
         try:
             yield
         except (RuntimeError, FoveateError, KeyboardInterrupt) as error:
             if self.count == 1 or isinstance(error, LostProcessError):
                 raise
             # The user sends signals, but so does torchrun after a process died.
-            asked = isinstance(error, KeyboardInterrupt)
-            if not (self._one_is_gone() if asked else _is_of_network(error)):
+            interrupted = isinstance(error, KeyboardInterrupt)
+            if not (self._one_is_gone() if interrupted else _is_of_network(error)):
                 raise
             _ignore_signals()  # torchrun's SIGTERM arrives now, and would interrupt the message
-            raise LostProcessError(f"a process of this run died; {kept()}; {_remedy()}") from error
+            raise LostProcessError(
+                f"a process of this run died; {describe_saved()}; {_remedy()}"
+            ) from error
 
     def _one_is_gone(self) -> bool:
         """Whether a process of this machine died."""
         try:
-            said = [self.store.get(f"process/{k}").decode().split() for k in range(self.count)]
+            processes = [self.store.get(f"process/{k}").decode().split() for k in range(self.count)]
         except RuntimeError:  # the store is lost if the process that hosts it died
             return True
-        here = said[self.rank][0]
-        return not all(is_alive(int(pid)) for host, pid in said if host == here)
+        here = processes[self.rank][0]
+        return not all(is_alive(int(pid)) for host, pid in processes if host == here)
 
 
 @contextmanager
-def joined(device: str, norms: str = "shared") -> Iterator[Team]:
+def join_processes(device: str, norms: str = "shared") -> Iterator[Team]:
     """Join the processes that torchrun started together; without torchrun, yield a team of one.
 
     `norms` is `shared` or `local` (see the module docstring). SIGINT and SIGTERM raise
@@ -272,8 +276,8 @@ def _local_rank() -> int:
 def _is_of_network(error: BaseException | None) -> bool:
     """Whether an error or one of its causes reports that another process is unreachable."""
     while error is not None:
-        words = str(error).lower()
-        if isinstance(error, RuntimeError) and any(word in words for word in TROUBLE):
+        message = str(error).lower()
+        if isinstance(error, RuntimeError) and any(word in message for word in TROUBLE):
             return True
         error = error.__cause__
     return False
@@ -294,7 +298,7 @@ def _remedy() -> str:
 
 @contextmanager
 def _ending(team: Team) -> Iterator[None]:
-    """Handle signals as described in `joined`, and end a process that does not react in time.
+    """Handle signals as in `join_processes`, and end a process that does not react in time.
 
     A process that waits on a GPU for a dead process never returns to Python.
     """
@@ -304,7 +308,7 @@ def _ending(team: Team) -> Iterator[None]:
         return
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    handler = stop if team.leads else lambda number, frame: None
+    handler = raise_interrupt if team.is_main else lambda number, frame: None
     before = {number: signal.signal(number, handler) for number in SIGNALS}
     woken = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     over = threading.Event()
@@ -322,12 +326,12 @@ def _ending(team: Team) -> Iterator[None]:
 
 
 def _end_in_time(reader: int, over: threading.Event, team: Team) -> None:
-    with open(reader, "rb", buffering=0) as told:
-        while number := told.read(1):
+    with open(reader, "rb", buffering=0) as signals:
+        while number := signals.read(1):
             if number[0] in SIGNALS and not over.wait(GRACE):
-                if team.may_say():
-                    words = "a process of this run does not respond; saved files are unaffected"
-                    print(f"error: {words}; {_remedy()}", file=sys.stderr, flush=True)
+                if team.may_print():
+                    message = "a process of this run does not respond; saved files are unaffected"
+                    print(f"error: {message}; {_remedy()}", file=sys.stderr, flush=True)
                 os._exit(2)
 
 
@@ -362,18 +366,18 @@ def team_step(
     _PARALLEL.add(together)
 
     def step(batch: Batch) -> Tensor:
-        ready, labels = batch.pick()
+        ready, labels = batch.select()
         count = images()
-        apart = count < team.count  # every process has the whole batch
-        set_apart(net, apart)
-        weight = 1.0 if apart else len(labels) * team.count / count
+        whole_batch = count < team.count  # every process has the whole batch
+        set_local_statistics(net, whole_batch)
+        weight = 1.0 if whole_batch else len(labels) * team.count / count
         optimiser.zero_grad(set_to_none=True)
         loss = weight * together(ready, labels)
         loss.backward()
         optimiser.step()
         if team.norms == "local":
             _average(running_statistics(net), team)
-        return team.add_up(loss.detach() / team.count)
+        return team.all_reduce_sum(loss.detach() / team.count)
 
     return step
 
@@ -382,6 +386,6 @@ def team_step(
 def _average(tensors: list[Tensor], team: Team) -> None:
     """Replace tensors by their mean over all processes, in place."""
     if tensors:
-        flat = team.add_up(torch.cat([tensor.flatten() for tensor in tensors])) / team.count
+        flat = team.all_reduce_sum(torch.cat([tensor.flatten() for tensor in tensors])) / team.count
         for tensor, mean in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
             tensor.copy_(mean.view_as(tensor))

@@ -7,23 +7,23 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-arrived: list[int] = []
-"""Signals that `stop` received. Ray replaces `Terminated` by KeyboardInterrupt, so the exception
-alone does not tell SIGTERM from Ctrl-C."""
+received_signals: list[int] = []
+"""Signals that `raise_interrupt` received. Ray replaces `Terminated` by KeyboardInterrupt, so the
+exception alone does not tell SIGTERM from Ctrl-C."""
 
 
 class Terminated(KeyboardInterrupt):
     """The process received SIGTERM, which clusters send before they reclaim a machine."""
 
 
-def stop(number: int, frame: object) -> NoReturn:
+def raise_interrupt(number: int, frame: object) -> NoReturn:
     """Raise KeyboardInterrupt, or its subclass `Terminated` for SIGTERM; a signal handler."""
-    arrived.append(number)
+    received_signals.append(number)
     raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 @contextmanager
-def held_back() -> Iterator[list[int]]:
+def deferred_signals() -> Iterator[list[int]]:
     """Defer signals to the end of the block, because an incomplete step cannot be saved.
 
     Only signals with a Python handler are deferred; others end the process as usual. Yields a list

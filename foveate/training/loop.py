@@ -8,13 +8,13 @@ import torch
 
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, FoveateError
-from foveate.execution.captured import wake_compiler
+from foveate.execution.captured import warm_up_compiler
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.data import Load
 from foveate.training.distributed import Team
 from foveate.training.photos import default_workers
-from foveate.training.session import ALONE, Session, Shared, Watch
+from foveate.training.session import ALONE, Callback, Session, Shared
 from foveate.training.skipped import Bad, check_bad
 from foveate.training.state import deterministic as repeatable
 
@@ -27,7 +27,7 @@ def train(
     stream: bool = False,
     compiled: bool = True,
     recompute: int = 0,
-    watch: Watch = lambda config, progress, steps: None,
+    callback: Callback = lambda config, progress, steps: None,
     load: Load = load_source,
     team: Team = ALONE,
     changed_data: bool = False,
@@ -49,11 +49,12 @@ def train(
         compiled: Whether to compile the training step on a GPU.
         recompute: Number of scale channels to train at a time if the activations of all channels
             do not fit in memory; 0 trains all at once.
-        watch: Called after every step and every epoch with the configuration, the progress, and
+        callback: Called after every step and every epoch with the configuration, the progress, and
             the number of steps per epoch.
         load: Function that loads a source by name.
-        team: The processes that train together; see `foveate.training.distributed.joined`. Each of
-            them calls this function with the same arguments, and the first one writes the folder.
+        team: The processes that train together; see
+            `foveate.training.distributed.join_processes`. Each of them calls this function with the
+            same arguments, and the first one writes the folder.
         changed_data: Whether to resume a run whose data source has changed since it was started.
         deterministic: Whether a GPU computes bit-for-bit reproducible weights, for the same model
             of GPU and version of PyTorch. ``False`` is faster.
@@ -83,7 +84,7 @@ def train(
         >>> net(torch.zeros(1, 1, 24, 24)).shape
         torch.Size([1, 10])
     """
-    shared = Shared(find_device(device), stream, compiled, watch, load, {}, recompute, team)
+    shared = Shared(find_device(device), stream, compiled, callback, load, {}, recompute, team)
     shared = shared._replace(changed_data=changed_data, deterministic=deterministic)
     shared = shared._replace(workers=workers, bad=check_bad(bad, config, team.count))
     return _train([(config, folder)], shared)[0]
@@ -95,7 +96,7 @@ def train_together(
     device: str = "cpu",
     stream: bool = False,
     compiled: bool = True,
-    watch: Watch = lambda config, progress, steps: None,
+    callback: Callback = lambda config, progress, steps: None,
     load: Load = load_source,
     deterministic: bool = True,
     bad: Bad = "stop",
@@ -110,7 +111,7 @@ def train_together(
         device: ``cpu``, ``cuda``, ``cuda:INDEX``, or ``auto`` for a GPU if there is one.
         stream: Whether to read images from disk on demand instead of holding them all in memory.
         compiled: Whether to compile the training step on a GPU.
-        watch: Called after every step and every epoch of a run with its configuration, its
+        callback: Called after every step and every epoch of a run with its configuration, its
             progress, and the number of steps per epoch.
         load: Function that loads a source by name.
         deterministic: Whether a GPU computes bit-for-bit reproducible weights.
@@ -136,14 +137,14 @@ def train_together(
         >>> [run.finished for run in train_together(seeds)]
         [True, True]
     """
-    shared = Shared(find_device(device), stream, compiled, watch, load, {})
+    shared = Shared(find_device(device), stream, compiled, callback, load, {})
     workers = default_workers(len(runs))
     return _train(runs, shared._replace(deterministic=deterministic, workers=workers, bad=bad))
 
 
 def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFolder]:
     if shared.compiled and shared.device.type == "cuda":
-        wake_compiler()
+        warm_up_compiler()
     shared = shared._replace(load=lru_cache(maxsize=1)(shared.load))
     sessions = [Session(config, RunFolder(folder), shared) for config, folder in runs]
     active = [session.steps() for session in sessions]

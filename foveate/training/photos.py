@@ -44,7 +44,7 @@ from foveate.training.skipped import Bad, Skipped
 MOST_WORKERS = 8  # by default
 PR_SET_PDEATHSIG = 1  # option of prctl(2): signal to receive when the parent dies
 GRACE = 20  # seconds for which a worker survives SIGTERM, so that the run can be saved
-Draws = tuple[int, int]
+AugmentationSeed = tuple[int, int]
 Item = tuple[int, int, int]
 
 
@@ -106,7 +106,9 @@ class PhotoBatches(Batches):
         # Compiles the native kernels once, before workers start.
         windows_of(self.net).patches(torch.zeros(1, 3, 2, 2))
 
-    def __call__(self, order: Tensor, batch: int, draws: Draws = (0, 0)) -> Iterator[Batch]:
+    def __call__(
+        self, order: Tensor, batch: int, augmentation_seed: AugmentationSeed = (0, 0)
+    ) -> Iterator[Batch]:
         """Yield the images at the indices `order` in batches of size `batch`.
 
         Outside training, a batch has at most `largest` images.
@@ -115,7 +117,9 @@ class PhotoBatches(Batches):
         reader = self.idle.pop() if self.idle else self._reader(min(size, max(1, len(order))))
         used = 0
         try:
-            for found in reader.read([group.tolist() for group in order.split(size)], draws):
+            for found in reader.read(
+                [group.tolist() for group in order.split(size)], augmentation_seed
+            ):
                 made = self._batch(found[0])
                 self._skip(found[1])
                 used += len(made.labels)
@@ -144,7 +148,7 @@ class PhotoBatches(Batches):
         """Record images that were left out."""
         assert isinstance(self.images, Shards)
         for index, reason in missing:
-            name = self.images.where(self.split, index).removeprefix("image ")
+            name = self.images.describe_image(self.split, index).removeprefix("image ")
             self.skipped[self.split, name] = reason
 
     def _reader(self, batch: int) -> "_Reader":
@@ -176,9 +180,13 @@ class _Reader:
         )
         atexit.register(self.close)
 
-    def read(self, groups: list[list[int]], draws: Draws) -> Iterator[tuple[Packed, Missing]]:
-        """Yield batches of images by index; `draws` is the (seed, epoch) of augmentation."""
-        self.groups[:] = [[(*draws, index) for index in group] for group in groups if group]
+    def read(
+        self, groups: list[list[int]], augmentation_seed: AugmentationSeed
+    ) -> Iterator[tuple[Packed, Missing]]:
+        """Yield batches of images by index; augmentation depends on the (seed, epoch)."""
+        self.groups[:] = [
+            [(*augmentation_seed, index) for index in group] for group in groups if group
+        ]
         with _signals_blocked():  # until the workers have set their own handlers
             iterator = iter(self.loader)
         while (found := _next(iterator)) is not None:
@@ -250,7 +258,7 @@ class PhotoDataset(Dataset[Sample]):
         try:
             return self.resize(picture)
         except DataError as error:
-            raise DataError(f"{self.images.where(self.split, index)} {error}") from error
+            raise DataError(f"{self.images.describe_image(self.split, index)} {error}") from error
 
 
 @torch.no_grad()

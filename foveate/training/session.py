@@ -22,10 +22,16 @@ from foveate.training.checkpoint import Progress, RunFolder, pack, unpack
 from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import Batches, Load, open_batches
 from foveate.training.distributed import Team, team_step
-from foveate.training.interrupt import held_back
+from foveate.training.interrupt import deferred_signals
 from foveate.training.photos import PhotoBatches
 from foveate.training.skipped import Bad, add_skipped
-from foveate.training.state import RandomStates, adam, put_back, set_rate, state_of
+from foveate.training.state import (
+    RandomStates,
+    capture_state,
+    make_optimiser,
+    restore_state,
+    set_rate,
+)
 from foveate.training.unchanged import record_data
 
 SAVE_EVERY = 30.0  # seconds between checkpoints within an epoch
@@ -33,13 +39,13 @@ VALIDATIONS = 20  # approximate number of validations per run; with 20 epochs, a
 # A large validation set is used less often, so that validation processes at most a quarter as many
 # images as training. This is the least number of validations.
 FEWEST = 4
-LOOK_EVERY = 1.0  # seconds between reads of the losses, each of which synchronises a GPU
-TURN = 0.005  # seconds for which one of several concurrent runs takes steps at a time
+READ_LOSSES_EVERY = 1.0  # seconds between reads of the losses, each of which synchronises a GPU
+TIME_SLICE = 0.005  # seconds for which one of several concurrent runs takes steps at a time
 # EfficientNet-Lite0 in 7 channels of 160 pixels, batch 32, on one H200: compiling takes 50 s and
 # reduces a step from 20 to 14 ms.
 COMPILED_FROM = 8000  # steps
 ALONE = Team()
-Watch = Callable[[TrainConfig, Progress, int], None]
+Callback = Callable[[TrainConfig, Progress, int], None]
 
 
 class Shared(NamedTuple):
@@ -48,7 +54,7 @@ class Shared(NamedTuple):
     device: torch.device
     stream: bool
     compiled: bool
-    watch: Watch
+    callback: Callback
     load: Load
     batches: dict[tuple[str, str], Batches]
     recompute: int = 0
@@ -73,8 +79,8 @@ class Session:
 
     def steps(self) -> Generator[None, None, None]:
         """Train to the end and write the final weights, yielding after every few steps."""
-        with self.team.guard(self._kept), self._claimed():
-            if self.team.tell(self.folder.finished):
+        with self.team.guard(self._describe_checkpoint), self._claimed():
+            if self.team.broadcast_int(self.folder.finished):
                 return
             with self._timed(), self._alone():
                 self._begin()
@@ -82,8 +88,10 @@ class Session:
             try:
                 while True:
                     with (
-                        held_back() as pressed,
-                        self.team.guard(self._kept),  # detects a dead process before signals act
+                        deferred_signals() as pressed,
+                        self.team.guard(
+                            self._describe_checkpoint
+                        ),  # detects a dead process before signals act
                         self._timed(),
                         self._alone(),
                     ):
@@ -109,8 +117,8 @@ class Session:
 
     @staticmethod
     def _turn(work: Iterator[None], pressed: list[int]) -> bool:
-        """Take steps until `TURN` is over or a signal arrives; return whether the run is done."""
-        until = time.perf_counter() + TURN
+        """Take steps for `TIME_SLICE` or until a signal arrives; return whether the run is done."""
+        until = time.perf_counter() + TIME_SLICE
         while next(work, "done") != "done":
             if pressed or time.perf_counter() > until:
                 return False
@@ -119,9 +127,9 @@ class Session:
     @contextmanager
     def _claimed(self) -> Iterator[None]:
         """Lock the folder, and check that folder and all processes have this configuration."""
-        with self.folder.locked() if self.team.leads else nullcontext():
-            if self.team.leads:
-                self.folder.claim(self.config, self.device, self.team.words)
+        with self.folder.locked() if self.team.is_main else nullcontext():
+            if self.team.is_main:
+                self.folder.write_or_check_config(self.config, self.device, self.team.description)
                 if self.folder.finished:
                     self.folder.check_finished()
                 else:
@@ -129,7 +137,7 @@ class Session:
                     options = {"listing": shared.stream, "changed_data": shared.changed_data}
                     record_data(self.folder, self.config, shared.load, **options)
             digest = int(self.config.digest(), 16)
-            if self.team.tell(digest) != digest:
+            if self.team.broadcast_int(digest) != digest:
                 raise ConfigError(
                     "the processes of this run have different options; start all with the same ones"
                 )
@@ -150,7 +158,7 @@ class Session:
         self.net = build_net(config, trust=True, start=start).to(device)
         if config.backbone:  # EfficientNet-Lite0: a third of the time on one H200, half on a CPU
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimiser = adam(self.net, config, device)
+        self.optimiser = make_optimiser(self.net, config, device)
         self._restore()
         if self.shared.recompute:
             if not isinstance(self.net, ScaleChannels):
@@ -199,7 +207,7 @@ class Session:
             yield from self._epoch()
             yield from self._close_epoch()
         self._record_skipped()
-        if self.team.leads:
+        if self.team.is_main:
             self.folder.finish(self.progress, self.best or self.net.state_dict(), self.config)
 
     def _open(self, split: SplitName) -> Batches:
@@ -222,7 +230,7 @@ class Session:
         set_rate(self.optimiser, config.rate(progress.epoch))
         self.losses, self.counted = torch.zeros(self.count, device=self.device), progress.step
         self._set_mode(True)
-        start = looked = time.perf_counter()
+        start = last_read = time.perf_counter()
         begun = progress.seconds
         for batch in self._batches(shuffled[progress.step * config.batch :]):
             self.team.seed(config.seed, progress.epoch, progress.step)
@@ -235,19 +243,19 @@ class Session:
             progress.step += 1
             now = time.perf_counter()
             progress.seconds = begun + now - start
-            if now - looked > LOOK_EVERY:
-                self._add_up()
-                looked = now
+            if now - last_read > READ_LOSSES_EVERY:
+                self._accumulate_losses()
+                last_read = now
             if now - self.saved > SAVE_EVERY:
                 self._save()
-            self.shared.watch(config, progress, self.count)
+            self.shared.callback(config, progress, self.count)
             yield
 
     def _batches(self, order: Tensor) -> Iterator[Batch]:
-        for part, size in self.team.deal(order, self.config.batch):
+        for part, size in self.team.split_batches(order, self.config.batch):
             yield from self.train(part, size, (self.config.seed, self.progress.epoch))
 
-    def _add_up(self) -> None:
+    def _accumulate_losses(self) -> None:
         """Add the losses since the last call to the sum; stop at the first non-finite one.
 
         They are added one by one, so that the sum does not depend on the times of the calls.
@@ -265,7 +273,7 @@ class Session:
         )
 
     def _close_epoch(self) -> Iterator[None]:
-        self._add_up()
+        self._accumulate_losses()
         progress = self.progress
         entry = {
             "epoch": progress.epoch + 1,
@@ -286,7 +294,7 @@ class Session:
         self.counted = 0
         if due:
             self._save()
-        self.shared.watch(self.config, progress, self.count)
+        self.shared.callback(self.config, progress, self.count)
 
     def _validated_every(self) -> int:
         """Return the number of epochs between validations."""
@@ -300,24 +308,24 @@ class Session:
         self.net.eval()
         counts = torch.zeros(2, device=self.device)  # correct predictions, and images
         for batch in self.valid(self.team.part(torch.arange(len(self.valid))), CHUNK):
-            images, labels = batch.pick()
+            images, labels = batch.select()
             with cast(self.config.precision, self.device):
                 counts[0] += (logits(self.net, images).argmax(1) == labels).sum()
             counts[1] += len(labels)
             yield
-        right, seen = self.team.add_up(counts).tolist()
+        right, seen = self.team.all_reduce_sum(counts).tolist()
         return float(right / seen)
 
     def _save(self) -> None:
-        if not self.team.leads:
+        if not self.team.is_main:
             return
         if self.progress.step:
-            self._add_up()
+            self._accumulate_losses()
         if find_non_finite(self.net.state_dict()):
             self._stop(f"after epoch {self.progress.epoch}, step {self.progress.step}")
         self._record_skipped()
         best = {f"best.{name}": tensor for name, tensor in self.best.items()}
-        self.folder.save(self.progress, state_of(self.net, self.optimiser) | best)
+        self.folder.save(self.progress, capture_state(self.net, self.optimiser) | best)
         self.saved = time.perf_counter()
 
     def _record_skipped(self) -> None:
@@ -326,18 +334,18 @@ class Session:
             add_skipped(self.folder.path, {**self.train.skipped, **self.valid.skipped})
 
     def _restore(self) -> None:
-        found = self.folder.load() if self.team.leads else None
+        found = self.folder.load() if self.team.is_main else None
         if self.team.count > 1:
-            found = unpack(self.team.share(pack(*found) if found else b""))
+            found = unpack(self.team.broadcast_bytes(pack(*found) if found else b""))
         if found is not None:
             self.progress, tensors = found
-            put_back(self.net, self.optimiser, tensors, self.folder.resume)
+            restore_state(self.net, self.optimiser, tensors, self.folder.resume)
             best = {k: v for k, v in tensors.items() if k.startswith("best.")}
             self.best = {k.removeprefix("best."): v.to(self.device) for k, v in best.items()}
 
-    def _kept(self) -> str:
+    def _describe_checkpoint(self) -> str:
         """Describe the last checkpoint, for the error after a process died."""
         with suppress(DataError):
             if found := self.folder.load():
-                return f"the last checkpoint is at {found[0].reached} in {self.folder.path}"
+                return f"the last checkpoint is at {found[0].position} in {self.folder.path}"
         return f"there is no checkpoint in {self.folder.path} yet"

@@ -12,19 +12,20 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
 
 from foveate.errors import ConfigError
-from foveate.models.recompute import batch_norm, by_batch
+from foveate.models.recompute import batch_norm, uses_batch_statistics
 
 Norm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d
 Sum = Callable[[Tensor], Tensor]
 """Sums a tensor over all processes, in place."""
 
 
-def share_norms(net: nn.Module, add_up: Sum) -> None:
+def share_norms(net: nn.Module, all_reduce_sum: Sum) -> None:
     """Make every batch norm of the network compute its statistics over all processes.
 
     The class of each module is replaced in place. Parameters, buffers and their names are
     unchanged, and a subclass of batch norm keeps its own methods. PyTorch's SyncBatchNorm, which
-    needs a GPU, is left unchanged. This implementation runs on every device that `add_up` supports.
+    needs a GPU, is left unchanged. This implementation runs on every device that `all_reduce_sum`
+    supports.
     """
     for name, module in net.named_modules():
         if isinstance(module, LazyModuleMixin):
@@ -32,14 +33,14 @@ def share_norms(net: nn.Module, add_up: Sum) -> None:
         if isinstance(module, Norm) and not isinstance(module, _SharedNorm):
             kind: Any = type(module)
             module.__class__ = _shared(kind)
-            module.__dict__["sum_in_place"] = add_up
+            module.__dict__["sum_in_place"] = all_reduce_sum
 
 
-def set_apart(net: nn.Module, apart: bool) -> None:
-    """Compute batch statistics in this process alone (`apart`), or over all processes."""
+def set_local_statistics(net: nn.Module, local: bool) -> None:
+    """Compute batch statistics in this process alone (`local`), or over all processes."""
     for module in net.modules():
         if isinstance(module, _SharedNorm):
-            module.apart = apart
+            module.local_statistics = local
 
 
 def running_statistics(net: nn.Module) -> list[Tensor]:
@@ -53,15 +54,15 @@ class _SharedNorm(nn.Module):
     """Mixin that makes a batch norm compute its statistics over all processes."""
 
     sum_in_place: Sum
-    apart = False
+    local_statistics = False
 
     def forward(self, values: Tensor) -> Tensor:
         """Normalise values (N, C, ...); N can differ between processes."""
-        if self.apart:
+        if self.local_statistics:
             return super().forward(values)  # type: ignore[no-any-return]
         with _Sharing(self.sum_in_place) as sharing:
             outputs = super().forward(values)
-        if by_batch(self) and not sharing.calls:
+        if uses_batch_statistics(self) and not sharing.calls:
             kind = type(self).__name__.removeprefix("Shared")
             raise ConfigError(f"{kind} does not call F.batch_norm; train with norms='local'")
         return outputs  # type: ignore[no-any-return]
@@ -82,9 +83,9 @@ class _Sharing(TorchFunctionMode):
         if func is not F.batch_norm or not kwargs["training"]:
             return func(*args, **kwargs)
         self.calls += 1
-        return batch_norm(*args, **kwargs, add_up=self._add_up)
+        return batch_norm(*args, **kwargs, all_reduce_sum=self._all_reduce_sum)
 
-    def _add_up(self, sums: Tensor) -> Tensor:
+    def _all_reduce_sum(self, sums: Tensor) -> Tensor:
         return _TotalSum.apply(sums, self.sum_in_place)  # type: ignore[no-any-return,no-untyped-call]
 
 
@@ -92,16 +93,16 @@ class _TotalSum(torch.autograd.Function):
     """Sum over all processes. Its gradient is also summed, as every process uses the sum."""
 
     @staticmethod
-    def forward(ctx: Any, sums: Tensor, add_up: Sum) -> Tensor:
+    def forward(ctx: Any, sums: Tensor, all_reduce_sum: Sum) -> Tensor:
         """Sum a tensor over all processes."""
-        ctx.add_up = add_up
-        return add_up(sums.clone())
+        ctx.all_reduce_sum = all_reduce_sum
+        return all_reduce_sum(sums.clone())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
         """Sum the gradient over all processes."""
-        return ctx.add_up(slope.clone()), None
+        return ctx.all_reduce_sum(slope.clone()), None
 
 
 @cache

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, cast, get_args
 
 from foveate.errors import ConfigError
-from foveate.files import read_text, reading, write_text
+from foveate.files import read_text, wrap_read_errors, write_text
 from foveate.training.config import TrainConfig
 from foveate.training.data import is_photo
 
@@ -42,7 +42,7 @@ def read_skipped(folder: Path) -> Skipped:
     path = folder / TABLE
     if not path.exists():
         return {}
-    with reading(path):
+    with wrap_read_errors(path):
         rows = list(csv.reader(io.StringIO(read_text(path))))
         return {(split, image): reason for split, image, reason in rows[1:]}
 

@@ -16,7 +16,9 @@ from foveate.training.config import TrainConfig
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
-def adam(net: nn.Module, config: TrainConfig, device: torch.device) -> torch.optim.Optimizer:
+def make_optimiser(
+    net: nn.Module, config: TrainConfig, device: torch.device
+) -> torch.optim.Optimizer:
     """Create the optimiser: Adam, or AdamW with weight decay.
 
     On a GPU, the learning rate is a tensor, so that a captured CUDA graph can read it. Parameters
@@ -54,7 +56,7 @@ def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
             group["lr"] = rate
 
 
-def state_of(net: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+def capture_state(net: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return weights, buffers, Adam's state, and the random states of the CPU and the GPU."""
     tensors = {f"net.{name}": value for name, value in net.state_dict().items()}
     for name, parameter in net.named_parameters():
@@ -66,10 +68,10 @@ def state_of(net: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tens
     return tensors
 
 
-def put_back(
+def restore_state(
     net: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], path: Path
 ) -> None:
-    """Restore the output of `state_of`; `path` is the checkpoint, for error messages.
+    """Restore the output of `capture_state`; `path` is the checkpoint, for error messages.
 
     If the checkpoint has no random state of a GPU, the current one is left unchanged.
     """

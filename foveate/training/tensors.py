@@ -10,7 +10,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from foveate.errors import DataError
-from foveate.files import regular
+from foveate.files import check_regular
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -19,7 +19,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     Files of older versions have no digest. Nothing in a file is executed.
     """
     try:
-        with safe_open(regular(path), framework="pt") as file:
+        with safe_open(check_regular(path), framework="pt") as file:
             # Copies, because the file can be replaced while its tensors are in use.
             tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
             note = file.metadata() or {}

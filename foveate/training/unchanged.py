@@ -11,7 +11,7 @@ from foveate.data.store import ScaledFile
 from foveate.errors import DataError
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
-from foveate.training.data import is_photo, made_files
+from foveate.training.data import generated_files, is_photo
 
 LISTING = "listing:"  # prefix of checksums that do not cover the pixels
 
@@ -71,7 +71,7 @@ def check_unchanged(folder: RunFolder, source: str, load: Load) -> None:
         _compare(source, recorded, found, f"{folder.path} was started")
     files: list[ScaledFile] = []
     with suppress(DataError):  # without the file, there is nothing to compare
-        files = made_files(own)
+        files = generated_files(own)
     for file in files[:1]:
         made = (file.manifest or {}).get("source", {})
         if made.get("name") == source:

@@ -9,7 +9,7 @@ from pathlib import Path
 import typer.models
 
 from foveate.cli.app import app
-from foveate.data.large_scale import LARGEST, SMALLEST
+from foveate.data.large_scale import MAX_SCALE, MIN_SCALE
 from foveate.models.zoo import ModelConfig
 from foveate.training.config import TrainConfig
 from hostile.files import TRAIN
@@ -124,8 +124,8 @@ BOUNDS = {
     "together": (0, 99),
     "workers": (1, 99),
     "recompute": (0, 1000),
-    "scale": (SMALLEST, LARGEST),
-    "native": (SMALLEST, LARGEST),
+    "scale": (MIN_SCALE, MAX_SCALE),
+    "native": (MIN_SCALE, MAX_SCALE),
     "hidden": (1, 999),
     "channels": (1, 1),
     "classes": (3, 99),

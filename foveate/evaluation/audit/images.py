@@ -19,7 +19,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from foveate.data.large_scale import check_border, fold, keys, rescale
+from foveate.data.large_scale import check_border, fold_border, keys_kernel, rescale
 from foveate.errors import ConfigError
 from foveate.scales import check_scale
 
@@ -255,6 +255,8 @@ def _weights(length: int, factor: float, size: int, border: Beyond) -> Tensor:
     width = max(1.0, 1 / factor)
     beyond = math.ceil(max(0.0, -float(position[0])) + 2 * width)
     pixel = torch.arange(-beyond, length + beyond)
-    weights = keys((position[:, None] - (pixel + 0.5)) / width)
+    weights = keys_kernel((position[:, None] - (pixel + 0.5)) / width)
     weights = weights / weights.sum(-1, keepdim=True)
-    return fold(weights, pixel, length, cast(Any, border if isinstance(border, str) else "zero"))
+    return fold_border(
+        weights, pixel, length, cast(Any, border if isinstance(border, str) else "zero")
+    )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from foveate.execution.exact import Block
-from foveate.execution.native.stages import Buffers, Field, fresh, parts_of, stage
+from foveate.execution.native.stages import Buffers, Field, empty_cpu, parts_of, stage
 
 GRADIENTS = ("weight_gradient", "bias_gradient", "norm_weight_gradient", "norm_bias_gradient")
 
@@ -38,8 +38,8 @@ def fold(block: Block, images: Tensor) -> First:
     conv, norm = block
     count, colours, height, width = images.shape
     taps, filters = 9 * colours, conv.out_channels
-    moments = fresh(1 + taps, taps, dtype=torch.float64)
-    first = First(fresh(taps, filters), fresh(filters), fresh(4, filters), moments)
+    moments = empty_cpu(1 + taps, taps, dtype=torch.float64)
+    first = First(empty_cpu(taps, filters), empty_cpu(filters), empty_cpu(4, filters), moments)
     sides: Fields = {"height": height - 2, "width": width - 2, "stride": 1, "from": filters}
     made: Fields = {**first.fields(), "norm": first.norm, "moments": moments}
     fields = {**_planes(images), **sides, **_layers(block), **made}
@@ -48,7 +48,7 @@ def fold(block: Block, images: Tensor) -> First:
         return first
     # Subtract a value near the mean first, to limit cancellation in the covariance.
     shift = images.reshape(-1)[:: max(1, images.numel() // 4096)].mean()
-    sums = fresh(parts_of(count), 1 + taps, taps, dtype=torch.float64)
+    sums = empty_cpu(parts_of(count), 1 + taps, taps, dtype=torch.float64)
     stage("moments", count, **fields, shift=shift, sums=sums)
     return first
 
@@ -63,7 +63,7 @@ class Forward:
     def __init__(self, blocks: Sequence[Block], images: Tensor, first: First | None = None) -> None:
         self.blocks, self.images, self.buffers = blocks, images, Buffers()
         self.sides = sides_of(blocks, images)
-        self.moving = [norm is not None and norm.training for _, norm in blocks]
+        self.training = [norm is not None and norm.training for _, norm in blocks]
         self.maps: list[Tensor] = []
         self.norms: list[Tensor] = []
         self.first = fold(blocks[0], images) if first is None else first
@@ -73,14 +73,14 @@ class Forward:
         count = self.images.shape[0]
         read: Fields = {**_planes(self.images), **self.first.fields()}
         for at, block in enumerate(self.blocks[1:], 1):
-            made = self.buffers.take(count, *self.sides[at], block[0].out_channels)
-            norm = fresh(4, block[0].out_channels)
+            made = self.buffers.allocate(count, *self.sides[at], block[0].out_channels)
+            norm = empty_cpu(4, block[0].out_channels)
             fields = {**read, **self.sizes(at), **_layers(block), **_sums(made)}
             stage("next" if self.maps else "first", count, **fields, map=made, norm=norm)
             self.maps.append(made)
             self.norms.append(norm)
             read = {"below": made, "below_norm": norm}
-        result = fresh(count, made.shape[3], *self.sides[-1])
+        result = empty_cpu(count, made.shape[3], *self.sides[-1])
         stage("last", count, **read, **_ends(made), result=result)
         return result
 
@@ -100,7 +100,7 @@ class Backward:
         self.forward, self.images, self.maps = forward, images, maps
         left = iter(parameters)
         self.parameters = [[*islice(left, 2 if n is None else 4)] for _, n in forward.blocks]
-        self.gradients = [[fresh(*p.shape) for p in own] for own in self.parameters]
+        self.gradients = [[empty_cpu(*p.shape) for p in own] for own in self.parameters]
         self.buffers = Buffers()
 
     def run(self, result_slope: Tensor) -> list[Tensor]:
@@ -120,14 +120,14 @@ class Backward:
         count, first = self.images.shape[0], self.forward.first
         planes, parts = _planes(self.images), parts_of(count)
         sums: Fields = {
-            "first_sums": fresh(parts, *first.weight.shape),
-            "first_bias_sums": fresh(parts, *first.bias.shape),
+            "first_sums": empty_cpu(parts, *first.weight.shape),
+            "first_bias_sums": empty_cpu(parts, *first.bias.shape),
         }
         fields = {**self._convolution(1, read), **planes, **first.fields(), **sums}
         stage("first_back", count, **fields)
         weight, bias = self.parameters[0][:2]
         made_of: Fields = {"weight": weight.contiguous(), "bias": bias, "moments": first.moments}
-        norm: Fields = {"norm": first.norm, "moving": self.forward.moving[0]}
+        norm: Fields = {"norm": first.norm, "training": self.forward.training[0]}
         gradients = dict(zip(GRADIENTS, self.gradients[0], strict=False))
         fields = {**planes, "from": weight.shape[0], **made_of, **norm, **sums, **gradients}
         stage("unfold", count, **fields)
@@ -136,12 +136,12 @@ class Backward:
         """Return the fields of the map that a stage reads, with buffers for its gradients."""
         below, norm = self.maps[at - 1], self.forward.norms[at - 1]
         room: Fields = {
-            "below_slope": self.buffers.take(*below.shape),
+            "below_slope": self.buffers.allocate(*below.shape),
             "below_unnorm": torch.empty_like(norm),
             **dict(zip(GRADIENTS[2:], self.gradients[at][2:], strict=False)),
         }
-        moving = self.forward.moving[at]
-        return {"below": below, "below_norm": norm, "moving": moving, **room, **_sums(below)}
+        training = self.forward.training[at]
+        return {"below": below, "below_norm": norm, "training": training, **room, **_sums(below)}
 
     def _convolution(self, at: int, read: Fields) -> Fields:
         """Return the fields for the backward pass of a block's convolution.
@@ -154,8 +154,8 @@ class Backward:
             "slope": read["below_slope"],
             "unnorm": read["below_unnorm"],
             "weight": weight,
-            "weight_sums": self.buffers.take(parts, *weight.shape),
-            "bias_sums": fresh(parts, weight.shape[0]),
+            "weight_sums": self.buffers.allocate(parts, *weight.shape),
+            "bias_sums": empty_cpu(parts, weight.shape[0]),
             **dict(zip(GRADIENTS[:2], self.gradients[at][:2], strict=True)),
         }
         return {**self.forward.sizes(at), **fields}
@@ -186,7 +186,7 @@ def _layers(block: Block) -> Fields:
         "running_variance": norm.running_var,
         "momentum": norm.momentum,
         "eps": norm.eps,
-        "moving": norm.training,
+        "training": norm.training,
     }
 
 
@@ -200,5 +200,5 @@ def _ends(last: Tensor) -> Fields:
 
 def _sums(like: Tensor) -> Fields:
     """Allocate two partial sums over a map (N, H, W, O)."""
-    sums, squares = fresh(2, parts_of(like.shape[0]), like.shape[3], dtype=torch.float64)
+    sums, squares = empty_cpu(2, parts_of(like.shape[0]), like.shape[3], dtype=torch.float64)
     return {"sums": sums, "squares": squares}

@@ -10,8 +10,8 @@ from torch import Tensor
 from foveate.native.build import library
 from foveate.native.calls import PARTS, call
 
-KEPT = 1 << 23  # largest buffer to cache, in floats
-MOST = 1 << 25  # limit of all cached buffers together, in floats
+MAX_BUFFER = 1 << 23  # largest buffer to cache, in floats
+MAX_CACHED = 1 << 25  # limit of all cached buffers together, in floats
 SIZES = 16  # limit of different buffer sizes in the cache
 KINDS = (
     "fold", "moments", "first", "next", "last", "last_back", "next_back", "first_back", "unfold"
@@ -37,7 +37,7 @@ class Job(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("norm_weight_gradient", "norm_bias_gradient")),
         *((name, ctypes.c_void_p) for name in ("running_mean", "running_variance")),
         *((name, ctypes.c_double) for name in ("momentum", "eps")),
-        *((name, ctypes.c_int64) for name in ("moving", "next", "failed")),
+        *((name, ctypes.c_int64) for name in ("training", "next", "failed")),
     )
 
 
@@ -50,31 +50,31 @@ class Buffers:
     _store: ClassVar[dict[int, list[Tensor]]] = {}
 
     def __init__(self) -> None:
-        self._held: list[Tensor] = []
+        self._allocated: list[Tensor] = []
 
-    def take(self, *shape: int) -> Tensor:
+    def allocate(self, *shape: int) -> Tensor:
         """Return an uninitialised float32 tensor, valid as long as this object exists."""
         size = math.prod(shape)
         try:
             flat = self._store[size].pop()
         except (KeyError, IndexError):
-            flat = fresh(size)
-        self._held.append(flat)
+            flat = empty_cpu(size)
+        self._allocated.append(flat)
         return flat.view(shape)
 
     def __del__(self) -> None:
-        for flat in self._held:
-            if flat.numel() <= KEPT:
+        for flat in self._allocated:
+            if flat.numel() <= MAX_BUFFER:
                 self._keep(flat)
 
     def _keep(self, flat: Tensor) -> None:
-        total = flat.numel() + sum(size * len(kept) for size, kept in self._store.items())
-        if total > MOST or len(self._store) > SIZES:  # drops sizes that are no longer used
+        total = flat.numel() + sum(size * len(cached) for size, cached in self._store.items())
+        if total > MAX_CACHED or len(self._store) > SIZES:  # drops sizes that are no longer used
             self._store.clear()
         self._store.setdefault(flat.numel(), []).append(flat)
 
 
-def fresh(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def empty_cpu(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return an uninitialised CPU tensor, independent of the default device."""
     return torch.empty(shape, dtype=dtype, device="cpu")
 

@@ -21,7 +21,7 @@ from torch.autograd.graph import increment_version
 from foveate.execution.exact import Block, plain_blocks
 from foveate.execution.native.passes import Backward, Forward, sides_of
 from foveate.native.build import library
-from foveate.tracing import watched
+from foveate.tracing import is_traced
 
 MULTIPLE = 16  # the number of filters must be a multiple of this
 CHUNK = 1024  # images at a time without gradients, so that buffers are reused
@@ -32,7 +32,7 @@ def applies(trunk: nn.Sequential, images: Tensor) -> bool:
     wanted = images.requires_grad and torch.is_grad_enabled()
     if wanted or images.device.type != "cpu" or images.dtype != torch.float32:
         return False
-    seen = watched(images) or torch.is_autocast_enabled("cpu")
+    seen = is_traced(images) or torch.is_autocast_enabled("cpu")
     return not seen and _fits(trunk, images) and library() is not None
 
 
@@ -40,12 +40,12 @@ def run(trunk: nn.Sequential, images: Tensor) -> Tensor:
     """Run the whole trunk on images (N, C, H, W). Running statistics are updated as usual."""
     blocks, images = plain_blocks(trunk), images.detach().contiguous()
     parameters = [p for block in blocks for layer in block for p in _parameters(layer)]
-    moving = [norm for _, norm in blocks if norm is not None and norm.training]
+    training_norms = [norm for _, norm in blocks if norm is not None and norm.training]
     if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
         result = _Trunk.apply(images, blocks, *parameters)  # type: ignore[no-untyped-call]
     else:
-        result = _run_alone(blocks, images, images.shape[0] if moving else CHUNK)
-    _count_batch(moving)
+        result = _run_alone(blocks, images, images.shape[0] if training_norms else CHUNK)
+    _count_batch(training_norms)
     return result  # type: ignore[no-any-return]
 
 
@@ -61,11 +61,15 @@ def _run_alone(blocks: Sequence[Block], images: Tensor, chunk: int) -> Tensor:
 
 
 @torch.no_grad()
-def _count_batch(moving: Sequence[nn.BatchNorm2d]) -> None:
+def _count_batch(training_norms: Sequence[nn.BatchNorm2d]) -> None:
     """Count the batch, and tell autograd that the running statistics have changed."""
-    changed = [t for norm in moving for t in (norm.running_mean, norm.running_var) if t is not None]
+    changed = [
+        t for norm in training_norms for t in (norm.running_mean, norm.running_var) if t is not None
+    ]
     increment_version([tensor for tensor in changed if not tensor.is_inference()])
-    counts = [norm.num_batches_tracked for norm in moving if norm.num_batches_tracked is not None]
+    counts = [
+        norm.num_batches_tracked for norm in training_norms if norm.num_batches_tracked is not None
+    ]
     if counts:
         torch._foreach_add_(counts, 1)
 
