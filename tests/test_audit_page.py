@@ -10,7 +10,7 @@ import torch
 from foveate.evaluation.audit.changes import Change
 from foveate.evaluation.audit.images import Transform
 from foveate.evaluation.audit.measure import Audit, Counts
-from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, AuditReport
+from foveate.evaluation.audit.report import IN_CHANNELS, ORIGINAL, AuditReport
 from foveate.report.audit_page import CLASSES, audit_curves, audit_page, shown, summary
 
 SCALES = (0.5, 1.0, 2.0)
@@ -40,13 +40,13 @@ def made(rights, classes=("a", "b"), scales=SCALES):
     )
 
 
-def report(audits=None, about=None, **changes):
+def report(audits=None, metadata=None, **changes):
     usual = {
         "model": "mynet:net",
         "transform": Transform(size=(9, 9), channels=1),
         "channels": SCALES,
-        "audits": audits or {AS_IT_IS: made([30, 90, 50]), IN_CHANNELS: made([60, 80, 70])},
-        "about": {**ABOUT, **(about or {})},
+        "audits": audits or {ORIGINAL: made([30, 90, 50]), IN_CHANNELS: made([60, 80, 70])},
+        "metadata": {**ABOUT, **(metadata or {})},
     }
     return AuditReport(**{**usual, **changes})
 
@@ -80,7 +80,7 @@ def test_all_measures_side_by_side_with_one_legend():
     figure = audit_curves(report().audits)
     assert len(figure.axes) == 3 and len(figure.legends) == 1
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["original model", IN_CHANNELS]
-    assert not audit_curves({AS_IT_IS: made([1, 2, 3])}).legends
+    assert not audit_curves({ORIGINAL: made([1, 2, 3])}).legends
 
 
 def test_the_summary_says_how_it_holds():
@@ -110,7 +110,7 @@ def test_the_page_has_both_forms_and_their_difference():
 
 def test_without_weights_or_channels_the_page_says_so():
     assert "audit the PyTorch module" in words(report(), trainable=False)
-    alone = report({AS_IT_IS: made([1, 2, 3])}, channels=())
+    alone = report({ORIGINAL: made([1, 2, 3])}, channels=())
     assert "was not wrapped in scale channels" in words(alone, trainable=False)
 
 
@@ -130,7 +130,7 @@ def test_classes_come_with_those_first_that_lose_most_and_not_without_end():
         scales=SCALES, native=1.0, classes=tuple(names), overall=(counts(50),) * 3,
         per_class=per_class,
     )  # fmt: skip
-    text = words(report({AS_IT_IS: audit}))
+    text = words(report({ORIGINAL: audit}))
     shown_names = re.findall(r"class\d\d", text)
     assert shown_names == names[::-1][:CLASSES]
     assert "and the remaining 3 classes" in text
@@ -142,14 +142,14 @@ def test_few_images_of_a_class_give_no_shares():
         scales=SCALES, native=1.0, classes=("many", "few", "enough"), overall=(counts(50),) * 3,
         per_class=per_class,
     )  # fmt: skip
-    text = words(report({AS_IT_IS: audit}))
+    text = words(report({ORIGINAL: audit}))
     assert "many 100 50.0 50.0 50.0 enough 10 50.0 50.0 50.0 few 9 (too few) – – –" in text
     assert "classes with fewer than 10 images are at the end" in text
 
 
 def test_changed_predictions_are_shown_at_both_scales():
     change = Change(7, 1, 0.5, 1, 0.93, 0, 0.81)
-    found = report({AS_IT_IS: replace(made([30, 90, 50], ("hat", "shoe")), changes=(change,))})
+    found = report({ORIGINAL: replace(made([30, 90, 50], ("hat", "shoe")), changes=(change,))})
     text = words(found, changed=PICTURES)
     assert "shoe scale 1: shoe, 93 % scale 0.5: hat, 81 %" in text
     assert "at most 3 are of one class" in text
@@ -164,5 +164,5 @@ def test_a_class_without_images_is_not_shown():
         scales=SCALES, native=1.0, classes=("here", "nowhere"), overall=(counts(50),) * 3,
         per_class=per_class,
     )  # fmt: skip
-    text = words(report({AS_IT_IS: audit}))
+    text = words(report({ORIGINAL: audit}))
     assert "here" in text and "nowhere" not in text

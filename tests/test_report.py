@@ -87,13 +87,13 @@ def test_a_partial_page_says_what_is_missing_and_of_how_many_seeds_a_figure_is(p
     assert "Partial results: 2 rows are incomplete; 5 runs are missing." in text
     assert "Incomplete rows: fovavg-tr2, cnn-few100." in text
     assert "98.58 (1 of 3) 98.58" in text and "cannot be judged yet" in text
-    assert "a not yet the mean accuracy of FovMax and FovAvg" in text
+    assert "a undecided the mean accuracy of FovMax and FovAvg" in text
 
 
 def test_a_page_without_results_says_so():
     text = words(Reproduction())
     assert "No results yet; run foveate reproduce to create them." in text
-    assert "a not yet" in text and "a holds" not in text
+    assert "a undecided" in text and "a holds" not in text
 
 
 def test_all_figures_are_drawn(whole):
@@ -111,7 +111,7 @@ def test_the_command_writes_the_page_and_the_figures(tmp_path, capsys, monkeypat
     write_results(tmp_path / "paper", made_records(seeds=1), made_winners(seeds=1))
     assert run(["report", str(tmp_path / "paper"), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
-    assert "report.html" in printed and "not yet" in printed
+    assert "report.html" in printed and "undecided" in printed
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("<svg") == 1 and "A caption." in page
     files = sorted((tmp_path / "out" / "figures").iterdir())

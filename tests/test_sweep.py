@@ -11,7 +11,7 @@ from tiny_runs import tiny
 
 from foveate.cli.app import run
 from foveate.errors import ConfigError
-from foveate.evaluation.test_sets import source_of_tests
+from foveate.evaluation.test_sets import find_test_source
 from foveate.paper.tables import SCALES
 from foveate.scales import ScaleGrid
 from foveate.sweeps.records import read_records
@@ -252,8 +252,8 @@ def test_images_that_are_made_already_decide_their_scales(tmp_path):
             file[f"x_{split}"] = np.zeros((4, 24, 24, 1), np.float32)
             file[f"y_{split}"] = np.arange(4)
     with pytest.raises(ConfigError, match="does not name the source of its images"):
-        source_of_tests(tiny(source=str(path)))
-    assert source_of_tests(tiny()) == "mnist-5k"
+        find_test_source(tiny(source=str(path)))
+    assert find_test_source(tiny()) == "mnist-5k"
 
 
 # Running it

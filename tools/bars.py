@@ -86,7 +86,7 @@ def sliding(results: Summaries) -> Claim:
 def few(results: Summaries) -> Claim:
     """Compare FovAvg and FovMax in Table III with the paper at each training set size."""
     worst = smallest(
-        Measured(row.points[0].settled - row.points[0].paper, f"{row.label} samples")
+        Measured(row.points[0].complete_mean - row.points[0].paper, f"{row.label} samples")
         for row in results.table("table3", "FovAvg", "FovMax")
     )
     return Claim(
@@ -125,13 +125,13 @@ def machine_time(records: Iterable[Record]) -> Claim:
 def _difference(row: Row, scale: float) -> Measured:
     """Return our accuracy minus the paper's."""
     point = row.at(scale)
-    return Measured(point.settled - point.paper, f"{row.label} at {scale:.3g}")
+    return Measured(point.complete_mean - point.paper, f"{row.label} at {scale:.3g}")
 
 
 def _distance(row: Row, scale: float) -> Measured:
     """Return the absolute difference to the paper."""
     found = _difference(row, scale)
-    return Measured(abs(found.value), found.where)
+    return Measured(abs(found.value), found.location)
 
 
 def _mean_distance(row: Row, scales: Iterable[float]) -> Measured:

@@ -128,7 +128,7 @@ def audit(
     from foveate.errors import ConfigError
     from foveate.evaluation.audit.audited_images import open_images
     from foveate.evaluation.audit.images import check_view
-    from foveate.evaluation.audit.report import audit_beside, usual_scales
+    from foveate.evaluation.audit.report import audit_with_channels, default_scales
     from foveate.evaluation.audit.transforms import choose_transform
     from foveate.evaluation.models import load_model
     from foveate.files import check_folder
@@ -172,9 +172,9 @@ def audit(
         fit=fit,
         view=view,
     )
-    wanted = grid or usual_scales(transform)
+    wanted = grid or default_scales(transform)
     with progress("images", len(images) * len(wanted)) as advance:
-        report = audit_beside(
+        report = audit_with_channels(
             found,
             images,
             transform,

@@ -34,8 +34,8 @@ def quickstart(
 
     runs = work.quick_runs(seed)
     work.train_runs(runs, out, lambda name: _shown(name, out / name))
-    with progress("testing", work.images_to_score(runs)) as advance:
-        results = work.score_runs(runs, out, advance=advance)
+    with progress("testing", work.count_images(runs)) as advance:
+        results = work.evaluate_runs(runs, out, advance=advance)
     _report(results, out)
 
 

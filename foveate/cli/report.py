@@ -72,7 +72,7 @@ def _write(found: "Reproduction", source: str, out: Path) -> list[Path]:
 def _table(found: "Reproduction") -> "Table":
     from rich.table import Table
 
-    colours = {"holds": "green", "fails": "bold red", "not yet": "yellow"}
+    colours = {"holds": "green", "fails": "bold red", "undecided": "yellow"}
     table = Table("", "statement", "verdict", box=None, pad_edge=False, header_style="bold")
     for claim in found.claims:
         verdict = f"[{colours[claim.verdict]}]{claim.verdict}[/]"

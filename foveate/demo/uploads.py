@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foveate.data.decoding import Behind, Pixels, read_picture
 from foveate.errors import DataError
-from foveate.evaluation.predict import edge, is_light
+from foveate.evaluation.predict import edge_pixels, has_light_background
 
 BYTES = 8 * 2**20  # maximum file size
 PIXELS = 25_000_000  # maximum image size; a decoded pixel takes four bytes
@@ -117,8 +117,8 @@ def _ink(pixels: Pixels) -> npt.NDArray[np.float32]:
     picture = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
     blocks = max(1, max(picture.size) // LARGEST)
     grey = np.asarray(picture.convert("L").reduce(blocks))[None]
-    light = 255 - grey if is_light(grey) else grey
-    ground = float(np.median(edge(light)))
+    light = 255 - grey if has_light_background(grey) else grey
+    ground = float(np.median(edge_pixels(light)))
     above: npt.NDArray[np.float32] = (light[0].astype(np.float32) - ground).clip(0)
     if above.max() < 16:  # of 255
         raise DataError("shows no digit that stands out from its background; use more contrast")

@@ -23,7 +23,7 @@ NETWORKS = ("cnn", "fovavg", "fovmax")
 SOURCE = "mnist-5k"
 EPOCHS = 6
 Runs = Mapping[str, TrainConfig]
-Shown = Callable[[str], AbstractContextManager[Watch]]
+ProgressFactory = Callable[[str], AbstractContextManager[Watch]]
 """Function from the name of a run to a context manager that displays its training."""
 
 
@@ -43,15 +43,17 @@ def quick_runs(seed: int = 0) -> dict[str, TrainConfig]:
 
 
 def train_runs(
-    runs: Runs, folder: Path, shown: Shown = lambda name: nullcontext(lambda *step: None)
+    runs: Runs,
+    folder: Path,
+    progress: ProgressFactory = lambda name: nullcontext(lambda *step: None),
 ) -> None:
     """Train the runs one after another in subfolders of `folder`; skip finished runs."""
     for name, config in runs.items():
-        with shown(name) as watch:
+        with progress(name) as watch:
             train(config, folder / name, watch=watch)
 
 
-def score_runs(
+def evaluate_runs(
     runs: Runs,
     folder: Path,
     scales: Sequence[float] = SCALES,
@@ -63,8 +65,8 @@ def score_runs(
     return results
 
 
-def images_to_score(runs: Runs, scales: Sequence[float] = SCALES) -> int:
-    """Return the number of images that `score_runs` evaluates over all runs and scales."""
+def count_images(runs: Runs, scales: Sequence[float] = SCALES) -> int:
+    """Return the number of images that `evaluate_runs` evaluates over all runs and scales."""
     return len(scales) * sum(len(load_source(config.source).test) for config in runs.values())
 
 

@@ -100,10 +100,10 @@ def audit_page(
     Examples:
         >>> from foveate import load_model
         >>> from foveate.evaluation.audit.audited_images import open_images
-        >>> from foveate.evaluation.audit.report import audit_beside
+        >>> from foveate.evaluation.audit.report import audit_with_channels
         >>> from foveate.evaluation.audit.transforms import choose_transform
         >>> model, images = load_model("cnn-mnist-tr2"), open_images("mnist-5k", limit=8)
-        >>> report = audit_beside(model, images, choose_transform(model, images), [1, 2, 4])
+        >>> report = audit_with_channels(model, images, choose_transform(model, images), [1, 2, 4])
         >>> audit_page(report, images.first(2)).title
         'Scale audit of cnn-mnist-tr2'
     """
@@ -138,7 +138,7 @@ def audit_page(
 
 def summary(audit: Audit) -> str:
     """Summarise in two sentences over which scales the classifier keeps its accuracy."""
-    low, high = audit.steady()
+    low, high = audit.stable_range()
     first, last = audit.overall[0].accuracy, audit.overall[-1].accuracy
     holds = (
         f"Accuracy drops by at most 5 points from scale {low:.3g} to {high:.3g}"
@@ -258,17 +258,17 @@ def _caption(transform: AnyTransform) -> str:
 
 
 def _made(page: Page, report: AuditReport) -> None:
-    about = report.about
+    metadata = report.metadata
     page.made(
         {
             "model": report.model,
             "scales": ", ".join(f"{scale:.6g}" for scale in report.plain.scales),
-            "images": f"{about['images']:,} of {about['source']} ({about['split']})",
+            "images": f"{metadata['images']:,} of {metadata['source']} ({metadata['split']})",
             "skipped": f"{len(report.unreadable)} unreadable images",
             "transform": ", ".join(f"{k}={v}" for k, v in report.transform.to_dict().items()),
-            "SHA-256 of the images": about["checksum"],
-            "foveate": f"{about['version']} {about['commit']}",
-            "hardware": about["hardware"],
+            "SHA-256 of the images": metadata["checksum"],
+            "foveate": f"{metadata['version']} {metadata['commit']}",
+            "hardware": metadata["hardware"],
         }
     )
     if report.unreadable:

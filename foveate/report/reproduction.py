@@ -25,7 +25,7 @@ BESIDE = (
     "lines: the paper."
 )
 STRONG = 5.0  # difference in points that gets the strongest colour
-VERDICT_TINTS = {"holds": 1.0, "fails": -1.0, "not yet": 0.0}
+VERDICT_TINTS = {"holds": 1.0, "fails": -1.0, "undecided": 0.0}
 
 
 class Plate(NamedTuple):
@@ -282,6 +282,6 @@ def _counted(judged: Sequence[Claim]) -> str:
     words = {
         "holds": "holds" if counts["holds"] == 1 else "hold",
         "fails": "fails" if counts["fails"] == 1 else "fail",
-        "not yet": "cannot be judged yet",
+        "undecided": "cannot be judged yet",
     }
     return ", ".join(f"{counts[kind]} {word}" for kind, word in words.items() if counts[kind])
