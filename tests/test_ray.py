@@ -199,7 +199,7 @@ def test_without_shared_storage_runs_are_sent_and_one_failure_stops_nothing(conn
         assert same_bits(weights(here / name), weights(there / name))
         assert RunFolder(there / name).metrics()[-1]["epoch"] == 3
     assert not (there / "run1-s0").exists()  # nothing was tried here
-    assert Study(chosen, there).left == [chosen[1]]
+    assert Study(chosen, there).remaining == [chosen[1]]
 
 
 def test_a_run_that_was_interrupted_goes_on_from_its_checkpoint(connected, tmp_path):

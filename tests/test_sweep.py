@@ -68,7 +68,7 @@ BAD = [
     ("epochs = 2", "epochs = 2.5", "defaults.epochs must be a whole number, got 2.5"),
     ("epochs = 2", "epochs = true", "defaults.epochs must be a whole number, got True"),
     ("epochs = 2", "epochs = 1979-05-27", "defaults.epochs must be a whole number, got datetime"),
-    ('"mnist-5k"', "5", "defaults.source must be a text, got 5"),
+    ('"mnist-5k"', "5", "defaults.source must be a string, got 5"),
     ("= [4, 8]", "= [4, 8.5]", "defaults.model.features must be a list of whole numbers, got"),
     (
         "= [1, 2, 1]",

@@ -29,7 +29,7 @@ from foveate.cli.options import (
     complete_model,
     shared,
 )
-from foveate.cli.training import _loader
+from foveate.cli.training import cached_loader
 from foveate.scales import as_scales
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def audit(
     ```
 
     The model maps images of shape (B, C, H, W), normalised with --mean and --std, to logits of
-    shape (B, classes). The classes are the sub-folders of folder:DIR in alphabetical order, or
+    shape (B, classes). The classes are the subfolders of folder:DIR in alphabetical order, or
     --classes. At scale 1 an image fills the input; at other scales it is rescaled about its centre.
     Runs on photographs prepare images with their own recipe. Other networks of foveate, and sources
     other than folders, are audited on MNIST Large Scale. Both agree with 'foveate evaluate'.
@@ -153,7 +153,8 @@ def audit(
         raise ConfigError(f"batch must be at most {MAX_BATCH:,} images, got {batch}")
     if samples is not None and samples > MAX_SAMPLES:
         raise ConfigError(f"samples must be at most {MAX_SAMPLES:,} images, got {samples}")
-    found, load = load_model(model, trust=trust, device=place, pretrained=pretrained), _loader()
+    found = load_model(model, trust=trust, device=place, pretrained=pretrained)
+    load = cached_loader()
     if recipe == "photo" and found.recipe is None:
         raise ConfigError("--recipe photo requires a run on photographs; use frame for others")
     if (run := Path(model).expanduser()).is_dir() and not changed_data:

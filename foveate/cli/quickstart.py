@@ -50,7 +50,7 @@ def _shown(name: str, path: Path) -> "Iterator[Watch]":
 
 
 def _report(results: "list[RunResult]", out: Path) -> None:
-    from foveate.cli.evaluation import PICTURES, _table
+    from foveate.cli.evaluation import PICTURES, accuracy_table
     from foveate.evaluation.results import summarise
     from foveate.paper.quickstart import full_size
     from foveate.report.plots import save
@@ -60,8 +60,8 @@ def _report(results: "list[RunResult]", out: Path) -> None:
     figure = quick_figure(results, full)
     written = [quick_page(results, full, out).save(out / "report.html")]
     written += [save(figure, out / f"accuracy.{kind}") for kind in PICTURES]
-    beside = [replace(curve, label=f"full size: {curve.label}", spread=()) for curve in full]
-    OUTPUT.print(_table([*summarise(results), *beside]))
+    reference = [replace(curve, label=f"full size: {curve.label}", spread=()) for curve in full]
+    OUTPUT.print(accuracy_table([*summarise(results), *reference]))
     OUTPUT.print(quick_lead(results), markup=False)
     for path in (*written, out / "accuracy.csv", out / "results.json"):
         OUTPUT.print(path, markup=False)

@@ -171,7 +171,7 @@ def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad
     return outcome
 
 
-def outcome_of(job: Job, folder: Path) -> Outcome | None:
+def find_outcome(job: Job, folder: Path) -> Outcome | None:
     """Return the outcome of a job, or None if it is not finished at all of its scales.
 
     Raises:

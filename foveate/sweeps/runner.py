@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, FoveateError
-from foveate.sweeps.jobs import Job, Outcome, outcome_of, perform, records_of, winners_of
+from foveate.sweeps.jobs import Job, Outcome, find_outcome, perform, records_of, winners_of
 from foveate.sweeps.records import (
     Record,
     Winners,
@@ -25,7 +25,8 @@ from foveate.training.session import Watch
 from foveate.training.skipped import Bad
 
 SIDE_BY_SIDE = 3  # runs trained at once on a GPU: a single one at batch 32 does not use it fully
-SPARE = 20  # writing the table takes at most 1/20 of the time; for 1,000 runs a write takes 2 s
+# Writing the table takes at most 1/20 of the time; for 1,000 runs a write takes 2 s.
+WRITE_INTERVAL_FACTOR = 20
 
 
 class Failure(NamedTuple):
@@ -42,7 +43,7 @@ class Done(NamedTuple):
     outcome: Outcome
 
 
-Ended: TypeAlias = Done | Failure
+JobResult: TypeAlias = Done | Failure
 
 
 def reason_of(error: Exception) -> str:
@@ -57,7 +58,7 @@ class Engine(Protocol):
     def check(self) -> None:
         """Raise a ConfigError if a run requires more resources than any machine has."""
 
-    def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[Ended]:
+    def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[JobResult]:
         """Perform all jobs in `folder`, and yield one `Done` or `Failure` for each."""
 
 
@@ -89,7 +90,7 @@ class LocalEngine:
             asked = f"a run requires {self.cpus} CPUs"
             raise ConfigError(f"{asked}, but this machine has {there}; lower resources.cpus")
 
-    def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[Ended]:
+    def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[JobResult]:
         """Perform the jobs in groups; the runs of a failed group are retried one by one."""
         together = self.together or (SIDE_BY_SIDE if self.device.startswith("cuda") else 1)
         for first in range(0, len(jobs), together):
@@ -97,7 +98,7 @@ class LocalEngine:
             ended = self._perform(group, folder)
             yield from ended or replace(self, together=1).run(group, folder)
 
-    def _perform(self, group: Sequence[Job], folder: Path) -> Sequence[Ended]:
+    def _perform(self, group: Sequence[Job], folder: Path) -> Sequence[JobResult]:
         """Perform a group of jobs; empty if one of several failed, as it is not known which one."""
         shown: dict[str, Any] = {"watch": self.watch, "load": self.load, "bad": self.bad}
         try:
@@ -180,7 +181,7 @@ class Study:
         >>> rows = (("pooling", "fovmax"),)
         >>> job = Job(name="fovmax", config=preset("fovmax"), scales=(1.0, 2.0), rows=rows)
         >>> study = Study([job], Path("runs/pooling"))
-        >>> len(study.left), len(study.records)
+        >>> len(study.remaining), len(study.records)
         (1, 0)
     """
 
@@ -192,12 +193,12 @@ class Study:
         self._collect()
 
     @property
-    def left(self) -> list[Job]:
+    def remaining(self) -> list[Job]:
         """The jobs without a complete result."""
         there = {(r.table, r.row, r.seed, r.config, r.scale) for r in self.records}
         return [job for job in self.jobs if not self._keys(job) <= there]
 
-    def run(self, engine: Engine) -> Iterator[Ended]:
+    def run(self, engine: Engine) -> Iterator[JobResult]:
         """Perform the remaining jobs, and write results.csv as they end.
 
         A table that takes long to write is written less often, and always at the end. Runs that a
@@ -211,7 +212,7 @@ class Study:
         """
         with RunFolder(self.folder).locked():
             try:
-                for ended in engine.run(self.left, self.folder):
+                for ended in engine.run(self.remaining, self.folder):
                     if isinstance(ended, Done):
                         self._add([ended])
                         if time.monotonic() >= self._due:
@@ -223,7 +224,7 @@ class Study:
 
     def _collect(self) -> None:
         """Add finished runs that an interrupted process did not record in the table."""
-        found = ((job, outcome_of(job, self.folder)) for job in self.left)
+        found = ((job, find_outcome(job, self.folder)) for job in self.remaining)
         done = [Done(job, outcome) for job, outcome in found if outcome is not None]
         if done:
             self._add(done)
@@ -241,7 +242,7 @@ class Study:
         self.winners = list(once.values())
         write_results(self.folder, self.records, self.winners)
         self._unwritten, now = False, time.monotonic()
-        self._due = now + SPARE * (now - begun)
+        self._due = now + WRITE_INTERVAL_FACTOR * (now - begun)
 
     @staticmethod
     def _keys(job: Job) -> set[tuple[str, str, int, str, float]]:
