@@ -11,7 +11,7 @@ from foveate.evaluation.audit.changes import Change
 from foveate.evaluation.audit.images import Transform
 from foveate.evaluation.audit.measure import Audit, Counts
 from foveate.evaluation.audit.report import IN_CHANNELS, ORIGINAL, AuditReport
-from foveate.report.audit_page import CLASSES, audit_curves, audit_page, shown, summary
+from foveate.report.audit_page import CLASSES, audit_curves, audit_page, format_estimate, summary
 
 SCALES = (0.5, 1.0, 2.0)
 ABOUT = {
@@ -54,7 +54,7 @@ def report(audits=None, metadata=None, **changes):
 def words(found, trainable=True, changed=()):
     page = audit_page(found, PICTURES, trainable, changed).html()
     inside = re.sub(r"<(style|svg)\b.*?</\1>", " ", page, flags=re.DOTALL)
-    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", inside)).split())
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", inside)).replace("\u2060", "").split())
 
 
 @pytest.mark.parametrize("measure", ["accuracy", "agreement", "confidence"])
@@ -85,12 +85,13 @@ def test_all_measures_side_by_side_with_one_legend():
 
 def test_the_summary_says_how_it_holds():
     text = summary(made([30, 90, 50]))
-    assert text.startswith(f"{shown(counts(90).accuracy)} % accuracy at the native scale 1")
+    best = format_estimate(counts(90).accuracy)
+    assert text.startswith(f"{best} % accuracy at the native scale 1")
     assert "on 100 images" in text and "more than 5 points at the neighbouring scales" in text
-    assert f"it is {shown(counts(30).accuracy)} % at scale 0.5" in text
-    assert f"and {shown(counts(50).accuracy)} % at scale 2" in text
+    assert f"it is {format_estimate(counts(30).accuracy)} % at scale 0.5" in text
+    assert f"and {format_estimate(counts(50).accuracy)} % at scale 2" in text
     assert "at most 5 points from scale 1 to 2;" in summary(made([30, 90, 87]))
-    assert shown(counts(90).accuracy) == "90.0 (83-94)"  # Wilson's interval, from tables
+    assert format_estimate(counts(90).accuracy) == "90.0 (83–94)"  # Wilson's interval, from tables
 
 
 def test_the_page_has_both_forms_and_their_difference():
@@ -100,7 +101,8 @@ def test_the_page_has_both_forms_and_their_difference():
         in text
     )
     row = [getattr(counts(30), measure) for measure in ("accuracy", "agreement", "confidence")]
-    assert " ".join(["0.500", *map(shown, row), shown(counts(60).accuracy)]) in text
+    cells = map(format_estimate, [*row, counts(60).accuracy])
+    assert " ".join(["0.500", *cells]) in text
     assert "load_model('mynet:net').net.train()" in text
     assert "scales = [0.5, 1, 2]" in text
     assert "ScaleChannels(backbone, scales, size=9, pool='max', antialias=True)" in text

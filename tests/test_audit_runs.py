@@ -104,7 +104,9 @@ def test_a_pretrained_network_by_its_name(tmp_path, monkeypatch, capsys):
     command = ["audit", "small", "--source", "mnist-5k", *SCALES, "--samples", "20"]
     command += ["--recipe", "mnist-large-scale"]  # the default, by the name that train has too
     assert run([*command, "--split", "all", "--out", str(tmp_path)]) == 0
-    warning = "warning: small was trained on mnist, which includes images of mnist-5k (all)\n"
+    warning = (
+        "warning: the model small was trained on mnist, which includes images of mnist-5k (all)\n"
+    )
     assert warning in capsys.readouterr().err
     found = content(tmp_path)
     assert found["audits"][ORIGINAL]["native"] == 2

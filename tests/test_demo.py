@@ -32,7 +32,7 @@ def specs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def contenders(specs):
+def digit_networks(specs):
     return load_networks(specs)
 
 
@@ -42,8 +42,8 @@ def digits():
 
 
 @pytest.fixture(scope="module")
-def page(contenders, digits):
-    return DigitPage(contenders, digits)
+def page(digit_networks, digits):
+    return DigitPage(digit_networks, digits)
 
 
 def refusal(work, *arguments, **options):
@@ -52,11 +52,11 @@ def refusal(work, *arguments, **options):
     return str(caught.value)
 
 
-def test_networks_come_with_titles_and_what_they_scored(contenders, specs):
-    assert [c.title for c in contenders] == ["CNN", "FovMax", "FovAvg"]
-    for contender in contenders:
-        assert tuple(contender.accuracy) == SCALES
-        assert contender.tested == "100 test images of mnist-5k"
+def test_networks_come_with_titles_and_what_they_scored(digit_networks, specs):
+    assert [c.title for c in digit_networks] == ["CNN", "FovMax", "FovAvg"]
+    for network in digit_networks:
+        assert tuple(network.accuracy) == SCALES
+        assert network.tested == "100 test images of mnist-5k"
 
 
 def test_two_networks_of_one_kind_are_told_apart(specs):
@@ -85,27 +85,27 @@ def test_networks_that_do_not_fit_the_page_are_refused(specs, tmp_path):
 
 
 def test_a_file_of_weights_has_no_accuracy(specs):
-    (contender,) = load_networks([f"{specs[1]}/weights.safetensors"])
-    assert (contender.title, contender.accuracy, contender.tested) == ("FovMax", {}, "")
+    (network,) = load_networks([f"{specs[1]}/weights.safetensors"])
+    assert (network.title, network.accuracy, network.tested) == ("FovMax", {}, "")
 
 
-def test_the_answers_are_the_networks(contenders, digits):
+def test_the_answers_are_the_networks(digit_networks, digits):
     digit = digits.images[7:8]
     for zoom in (0.5, 1.7, 8.0):
-        seen = predict_digit(contenders, digit, zoom)
+        seen = predict_digit(digit_networks, digit, zoom)
         frame = rescale(digit, zoom, size=112)
         torch.testing.assert_close(seen.frame, frame[0, 0], rtol=0, atol=0)
-        assert [contender for contender, _ in seen.predictions] == contenders
-        for contender, prediction in seen.predictions:
+        assert [network for network, _ in seen.predictions] == digit_networks
+        for network, prediction in seen.predictions:
             with torch.no_grad():
-                logits = contender.model.net(frame)[0]
+                logits = network.model.net(frame)[0]
             assert prediction.probabilities == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
             assert prediction.label == str(int(logits.argmax()))
 
 
-def test_channels_show_what_they_see_and_the_strongest_is_marked(contenders, digits):
-    seen = predict_digit(contenders, digits.images[3:4], 2.0)
-    frame, net = seen.frame[None, None], contenders[1].model.net
+def test_channels_show_what_they_see_and_the_strongest_is_marked(digit_networks, digits):
+    seen = predict_digit(digit_networks, digits.images[3:4], 2.0)
+    frame, net = seen.frame[None, None], digit_networks[1].model.net
     with torch.no_grad():
         torch.testing.assert_close(seen.patches, net.patches(frame)[0, :, 0], rtol=0, atol=0)
         said = net.channels(frame)[0]
@@ -119,10 +119,10 @@ def test_channels_show_what_they_see_and_the_strongest_is_marked(contenders, dig
     assert [float(value) for value in shown] == pytest.approx(strengths.tolist(), abs=0.051)
 
 
-def test_a_reply_has_the_answers_of_all_and_one_winner_each(page, contenders, digits):
+def test_a_reply_has_the_answers_of_all_and_one_winner_each(page, digit_networks, digits):
     digit = digits.images[5:6]
     reply = page.predict(pack(digit), 2.5, int(digits.labels[5]))
-    seen = predict_digit(contenders, digit, 2.5)
+    seen = predict_digit(digit_networks, digit, 2.5)
     said = re.findall(r"<output>(\d)</output>", reply["cards"])
     assert said == [prediction.label for _, prediction in seen.predictions]
     for _, prediction in seen.predictions:
@@ -167,34 +167,34 @@ def test_integers_of_a_request_are_checked(page, digits, name, value):
     assert f"{name} must be an integer from" in reason and len(reason) < 150
 
 
-def test_a_scene_needs_a_network_with_scale_channels(contenders, digits):
-    plain = DigitPage(contenders[:1], digits)
+def test_a_scene_needs_a_network_with_scale_channels(digit_networks, digits):
+    plain = DigitPage(digit_networks[:1], digits)
     assert (
         refusal(plain.scene, count=2, network=0, seed=0)
         == "none of these networks has scale channels; add one with --model"
     )
 
 
-def test_a_network_that_was_not_tested_has_no_curve(contenders):
-    untested = [replace(c, accuracy={}, tested="") for c in contenders]
+def test_a_network_that_was_not_tested_has_no_curve(digit_networks):
+    untested = [replace(c, accuracy={}, tested="") for c in digit_networks]
     assert "No test results" in accuracy(2.0, untested)
-    some = [contenders[0], untested[1]]
+    some = [digit_networks[0], untested[1]]
     assert "not tested" in accuracy(2.0, some)
 
 
 @pytest.mark.parametrize(
     ("zoom", "place", "nearest"), [(0.5, 0, 0.5), (8.0, 100, 8.0), (2.1, 51.8, 2.0)]
 )
-def test_the_cursor_stands_at_the_zoom(contenders, zoom, place, nearest):
-    drawn = accuracy(zoom, contenders)
+def test_the_cursor_stands_at_the_zoom(digit_networks, zoom, place, nearest):
+    drawn = accuracy(zoom, digit_networks)
     assert f'class="cursor" style="left:{place:.1f}%"' in drawn
     assert place == pytest.approx(25 * np.log2(zoom / LOW), abs=0.05)
-    share = 100 * contenders[0].accuracy[nearest]
+    share = 100 * digit_networks[0].accuracy[nearest]
     assert f"<b>CNN</b> {share:.1f} at scale {nearest:g}" in drawn
 
 
-def test_titles_are_escaped(contenders, digits):
-    odd = [replace(c, title="<script>", tested="<b>") for c in contenders]
+def test_titles_are_escaped(digit_networks, digits):
+    odd = [replace(c, title="<script>", tested="<b>") for c in digit_networks]
     reply = DigitPage(odd, digits).predict(pack(digits.images[:1]), 1.0)
     assert "<script>" not in "".join(reply.values())
 
@@ -277,7 +277,7 @@ def test_what_is_drawn_is_answered_like_an_upload(page):
     assert again["cards"] == reply["cards"]
 
 
-def test_a_reply_takes_at_most_five_times_the_networks_alone(page, contenders, digits):
+def test_a_reply_takes_at_most_five_times_the_networks_alone(page, digit_networks, digits):
     frame, digit = rescale(digits.images[:1], 2.0, size=112), pack(digits.images[:1])
 
     def quickest(work):
@@ -289,7 +289,7 @@ def test_a_reply_takes_at_most_five_times_the_networks_alone(page, contenders, d
         return min(times)
 
     with torch.no_grad():
-        bare = quickest(lambda: [c.model.net(frame) for c in contenders])
+        bare = quickest(lambda: [c.model.net(frame) for c in digit_networks])
     assert quickest(lambda: page.predict(digit, 2.0)) <= 5 * bare
 
 
@@ -327,23 +327,23 @@ def test_a_scene_of_too_many_digits_is_refused(digits, count):
 def test_what_is_said_at_a_digit_is_read_at_its_place():
     logits, scales = torch.zeros(1, 10, 56, 80), torch.ones(1, 56, 80)
     logits[0, 7, 10, 30], scales[0, 10, 30] = 5.0, 3.0
-    digit = scenes.Placed(y=42, x=121, scale=1.0, label=7)  # 42 // 4 = 10, 121 // 4 = 30
-    assert scenes.predicted_at(LocalMaps(logits, scales), digit) == (7, 3.0)
+    digit = scenes.PlacedDigit(y=42, x=121, scale=1.0, label=7)  # 42 // 4 = 10, 121 // 4 = 30
+    assert scenes.predict_at(LocalMaps(logits, scales), digit) == (7, 3.0)
 
 
-def test_the_maps_of_a_scene_are_drawn(page, contenders, digits):
+def test_the_maps_of_a_scene_are_drawn(page, digit_networks, digits):
     scene, placed = scenes.compose(digits, 4, 0)
-    drawn = scenes.draw(contenders[1], scene, placed)
+    drawn = scenes.draw(digit_networks[1], scene, placed)
     assert drawn.count("<img") == 3
     with torch.no_grad():
-        maps = local_maps(contenders[1].model.net, scene, scenes.STEP)
-    labels = [scenes.predicted_at(maps, digit)[0] for digit in placed]
+        maps = local_maps(digit_networks[1].model.net, scene, scenes.STEP)
+    labels = [scenes.predict_at(maps, digit)[0] for digit in placed]
     found = re.findall(r'<g class="(right|wrong)">.*?>(\d)</text>', drawn)
     assert found == [
         ("right" if label == digit.label else "wrong", str(label))
         for label, digit in zip(labels, placed, strict=True)
     ]
-    assert [c.title for c in page.explorers] == ["FovMax", "FovAvg"]
+    assert [c.title for c in page.channel_networks] == ["FovMax", "FovAvg"]
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])

@@ -197,5 +197,5 @@ def test_nothing_is_wider_than_the_screen_and_text_can_be_read(open_page, width,
     for part in page.locator(".panel, .card, .lead, .picks, .strip, canvas").all():
         box = part.bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= width
-    for what in (".lead", ".card h3", ".quiet", ".said output", ".top b", ".top span"):
+    for what in (".lead", ".card h3", ".quiet", ".prediction output", ".top b", ".top span"):
         assert contrast(page.locator(what).first) >= 4.5, what  # what the W3C asks for (WCAG 2, AA)

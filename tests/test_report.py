@@ -13,11 +13,11 @@ from foveate.errors import ConfigError
 from foveate.paper.tables import published
 from foveate.report import figures
 from foveate.report.reproduction import (
-    Plate,
+    CaptionedFigure,
     Reproduction,
-    plates,
+    captioned_figures,
+    format_mean,
     reproduction_page,
-    shown,
     signed,
 )
 from foveate.sweeps.records import write_results
@@ -97,17 +97,17 @@ def test_a_page_without_results_says_so():
 
 
 def test_all_figures_are_drawn(whole):
-    drawn = plates(whole)
+    drawn = captioned_figures(whole)
     assert tuple(drawn) == NAMES
-    assert all(plate.figure.axes and plate.caption for plate in drawn.values())
+    assert all(each.figure.axes and each.caption for each in drawn.values())
 
 
-def one_plate(found):
-    return {"spacing": Plate("Spacing", figures.spacing(found.results), "A caption.")}
+def one_figure(found):
+    return {"spacing": CaptionedFigure("Spacing", figures.spacing(found.results), "A caption.")}
 
 
 def test_the_command_writes_the_page_and_the_figures(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("foveate.report.reproduction.plates", one_plate)
+    monkeypatch.setattr("foveate.report.reproduction.captioned_figures", one_figure)
     write_results(tmp_path / "paper", made_records(seeds=1), made_winners(seeds=1))
     assert run(["report", str(tmp_path / "paper"), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
@@ -132,7 +132,7 @@ def test_the_command_without_results_says_what_to_do(tmp_path, capsys, monkeypat
 def test_the_published_results_are_the_default(tmp_path, monkeypatch, capsys):
     write_results(tmp_path / "own", made_records(seeds=1), [])
     monkeypatch.setattr("foveate.paper.tables.published", lambda: tmp_path / "own")
-    monkeypatch.setattr("foveate.report.reproduction.plates", lambda found: {})
+    monkeypatch.setattr("foveate.report.reproduction.captioned_figures", lambda found: {})
     assert run(["report", "--out", str(tmp_path / "out")]) == 0
     assert "published with foveate" in (tmp_path / "out" / "report.html").read_text()
     assert "60 runs took" in capsys.readouterr().out
@@ -206,6 +206,6 @@ def test_numbers_are_told_with_their_sign_and_their_seeds(whole, partial):
     assert [signed(v) for v in (0.126, -0.07, 0.001, -0.001, None)] == [
         "+0.13", "−0.07", "0.00", "0.00", None
     ]  # fmt: skip
-    assert shown(whole.results.row("cnn-tr1").at(1.0)) == "99.37"
-    assert shown(partial.results.row("fovavg-tr2").at(1.0)) == "99.38 (1 of 3)"
-    assert shown(Reproduction().results.row("cnn-tr1").at(1.0)) is None
+    assert format_mean(whole.results.row("cnn-tr1").at(1.0)) == "99.37"
+    assert format_mean(partial.results.row("fovavg-tr2").at(1.0)) == "99.38 (1 of 3)"
+    assert format_mean(Reproduction().results.row("cnn-tr1").at(1.0)) is None

@@ -102,7 +102,11 @@ BAD = [
     ),
     ("model.hidden = 8", "model.channels = 3", "defaults.model.channels: mnist-5k has 1 channels"),
     ('preset = "fovmax"', 'preset = "cnn"', "but size is 24; set both to the same number"),
-    ('"fovmax"', '"fovavg"\nbackbone = "a"', "runs[1].backbone: "),
+    (
+        '"fovmax"',
+        '"fovavg"\nbackbone = "a"',
+        "runs[1].backbone must be given as package.module:factory",
+    ),
     (
         "seeds = 2",
         "seeds = [1, 1]",

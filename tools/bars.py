@@ -70,8 +70,8 @@ def sliding(results: Summaries) -> Claim:
     def away(row: Row) -> Measured:
         distance = _mean_distance(row, SCALES).value
         gain = mean(_difference(row, scale).value for scale in SCALES)
-        told = f"distance {distance:.2f}, {'better' if gain > 0 else 'worse'} by {abs(gain):.2f}"
-        return Measured(0.0 if gain > 0 else distance, told)
+        detail = f"distance {distance:.2f}, {'better' if gain > 0 else 'worse'} by {abs(gain):.2f}"
+        return Measured(0.0 if gain > 0 else distance, detail)
 
     return Claim(
         "SWMax",
@@ -102,13 +102,13 @@ def machine_time(records: Iterable[Record]) -> Claim:
     spent = effort(records)
     judged = not spent.missing and all("H200" in name for name in spent.hardware)
     untimed = len({(r.row, r.seed) for r in records if not r.seconds > 0})
-    where = f"{spent.runs} runs on {', '.join(spent.hardware)}"
+    location = f"{spent.runs} runs on {', '.join(spent.hardware)}"
     return Claim(
         "time",
         f"all runs in at most {MINUTES} minutes on one H200, with the time of each run recorded",
         (
             Check(
-                "all runs", "≤", MINUTES, spent.seconds / 60 if judged else nan, where, "minutes"
+                "all runs", "≤", MINUTES, spent.seconds / 60 if judged else nan, location, "minutes"
             ),
             Check(
                 "without a recorded time",

@@ -216,9 +216,9 @@ def _write(report: "AuditReport", page: "Page", out: Path) -> None:
 def _table(report: "AuditReport") -> "Table":
     from rich.table import Table
 
-    from foveate.report.audit_page import over_scale
+    from foveate.report.audit_page import scale_table
 
-    header, rows = over_scale(report)
+    header, rows = scale_table(report)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in header:
         table.add_column(name, justify="right")

@@ -54,7 +54,7 @@ def _report(results: "list[RunResult]", out: Path) -> None:
     from foveate.evaluation.results import summarise
     from foveate.paper.quickstart import full_size
     from foveate.report.plots import save
-    from foveate.report.quickstart import quick_figure, quick_lead, quick_page
+    from foveate.report.quickstart import quick_figure, quick_page, quick_summary
 
     full = full_size()
     figure = quick_figure(results, full)
@@ -62,6 +62,6 @@ def _report(results: "list[RunResult]", out: Path) -> None:
     written += [save(figure, out / f"accuracy.{kind}") for kind in PICTURES]
     reference = [replace(curve, label=f"full size: {curve.label}", spread=()) for curve in full]
     OUTPUT.print(accuracy_table([*summarise(results), *reference]))
-    OUTPUT.print(quick_lead(results), markup=False)
+    OUTPUT.print(quick_summary(results), markup=False)
     for path in (*written, out / "accuracy.csv", out / "results.json"):
         OUTPUT.print(path, markup=False)

@@ -53,18 +53,18 @@ def report(
     for path in _write(found, str(results or "published with foveate"), out):
         OUTPUT.print(path, markup=False)
     OUTPUT.print(_table(found))
-    OUTPUT.print(found.lead(), markup=False)
+    OUTPUT.print(found.summary(), markup=False)
 
 
 def _write(found: "Reproduction", source: str, out: Path) -> list[Path]:
     from foveate.report.plots import save
-    from foveate.report.reproduction import plates, reproduction_page
+    from foveate.report.reproduction import captioned_figures, reproduction_page
 
-    drawn = plates(found)
+    drawn = captioned_figures(found)
     written = [reproduction_page(found, drawn, source).save(out / "report.html")]
     with progress("figures", len(drawn)) as advance:
-        for name, plate in drawn.items():
-            written += [save(plate.figure, out / "figures" / f"{name}.{kind}") for kind in KINDS]
+        for name, each in drawn.items():
+            written += [save(each.figure, out / "figures" / f"{name}.{kind}") for kind in KINDS]
             advance(1)
     return written
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from foveate.data.sources import Split
 from foveate.demo import panels, scenes
 from foveate.demo.fields import integer, number
-from foveate.demo.networks import Contender, predict_digit
+from foveate.demo.networks import DigitNetwork, predict_digit
 from foveate.demo.uploads import BYTES, pack, read_upload, unpack
 from foveate.errors import ConfigError, DataError
 from foveate.models.channels import ScaleChannels
@@ -35,15 +35,15 @@ class DigitPage:
     Requests are stateless and validate all their fields.
 
     Args:
-        contenders: Networks with the same input size.
+        networks: Networks with the same input size.
         digits: Digits used as examples and in scenes.
     """
 
     files = ("page.css", "page.js", "digit.js", "scene.js")
 
-    def __init__(self, contenders: Sequence[Contender], digits: Split) -> None:
-        self.contenders, self.digits = contenders, digits
-        self.explorers = [c for c in contenders if isinstance(c.model.net, ScaleChannels)]
+    def __init__(self, networks: Sequence[DigitNetwork], digits: Split) -> None:
+        self.networks, self.digits = networks, digits
+        self.channel_networks = [n for n in networks if isinstance(n.model.net, ScaleChannels)]
 
     def requests(self) -> tuple[Callable[..., dict[str, Any]], ...]:
         """Return the methods that handle requests."""
@@ -68,12 +68,14 @@ class DigitPage:
 
     def scene(self, count: int, network: int, seed: int) -> dict[str, Any]:
         """Compose a scene of several digits, and return the dense prediction of one network."""
-        if not self.explorers:
+        if not self.channel_networks:
             raise ConfigError("none of these networks has scale channels; add one with --model")
-        contender = self.explorers[integer("network", network, 0, len(self.explorers) - 1)]
-        count = integer("count", count, scenes.FEWEST, scenes.MOST)
+        chosen = self.channel_networks[
+            integer("network", network, 0, len(self.channel_networks) - 1)
+        ]
+        count = integer("count", count, scenes.MIN_DIGITS, scenes.MAX_DIGITS)
         scene, placed = scenes.compose(self.digits, count, integer("seed", seed, 0, SEEDS))
-        return {"html": scenes.draw(contender, scene, placed)}
+        return {"html": scenes.draw(chosen, scene, placed)}
 
     def html(self) -> str:
         """Return the initial page."""
@@ -81,26 +83,26 @@ class DigitPage:
         digit = self._sample(label, 0)
         networks = "".join(
             f'<label><input type="radio" name="network" value="{k}"{"" if k else " checked"}>'
-            f"{escape(contender.title)}</label>"
-            for k, contender in enumerate(self.explorers)
+            f"{escape(network.title)}</label>"
+            for k, network in enumerate(self.channel_networks)
         )
-        own = all(contender.model.source == "mnist-5k" for contender in self.contenders)
+        own = all(network.model.source == "mnist-5k" for network in self.networks)
         page = Path(__file__).with_name("page.html").read_text("utf-8")
         return Template(page).substitute(
             self._panels(digit, zoom, label), digit=pack(digit), label=label, octave=1,
             zoom=f"× {zoom:.2f}", samples=self.samples(0)["html"], bytes=BYTES, seeds=SEEDS,
-            fewest=scenes.FEWEST, most=scenes.MOST, origin=UNSEEN if own else MAYBE_SEEN,
+            fewest=scenes.MIN_DIGITS, most=scenes.MAX_DIGITS, origin=UNSEEN if own else MAYBE_SEEN,
             networks=networks or "no network has scale channels",
         )  # fmt: skip
 
     def _panels(self, digit: Tensor, zoom: float, label: int | None) -> dict[str, Any]:
         zoom = number("zoom", zoom, panels.LOW, panels.HIGH)
-        view = predict_digit(self.contenders, digit, zoom)
+        view = predict_digit(self.networks, digit, zoom)
         return {
             "frame": panels.frame(view),
             "cards": panels.cards(view, label),
             "channels": panels.channels(view),
-            "accuracy": panels.accuracy(zoom, self.contenders),
+            "accuracy": panels.accuracy(zoom, self.networks),
         }
 
     def _sample(self, label: int, turn: int) -> Tensor:

@@ -44,7 +44,7 @@ def read_upload(text: str, name: str) -> tuple[Tensor, str]:
         raise DataError(f"{name} {error}") from None
 
 
-def decode(text: str, name: str, behind: Behind) -> tuple[Pixels, str]:
+def decode(text: str, name: str, background: Behind) -> tuple[Pixels, str]:
     """Decode an image file (base64) to pixels (H, W, 1 or 3) and a note for the user.
 
     The format is detected from the content. The image size is checked before decoding.
@@ -56,7 +56,7 @@ def decode(text: str, name: str, behind: Behind) -> tuple[Pixels, str]:
     except (binascii.Error, ValueError):
         raise DataError(f"{name} was not transmitted completely; try again") from None
     note = _check(data, name)
-    return read_picture(Upload(data, name), behind), note
+    return read_picture(Upload(data, name), background), note
 
 
 def as_digit(pixels: Pixels) -> Tensor:

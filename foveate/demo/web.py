@@ -21,7 +21,7 @@ from foveate.errors import ConfigError, FoveateError
 LIMIT = 4 * BYTES // 3 + 2**16  # maximum bytes of a request: a base64 file and other fields
 KINDS = {".css": "text/css", ".js": "text/javascript"}
 HERE = Path(__file__).parent
-Work: TypeAlias = Callable[..., dict[str, Any]]
+Handler: TypeAlias = Callable[..., dict[str, Any]]
 
 
 class WebPage(Protocol):
@@ -34,7 +34,7 @@ class WebPage(Protocol):
     @property
     def files(self) -> Sequence[str]: ...  # noqa: D102
     def html(self) -> str: ...  # noqa: D102
-    def requests(self) -> Sequence[Work]: ...  # noqa: D102
+    def requests(self) -> Sequence[Handler]: ...  # noqa: D102
 
 
 def make_app(page: WebPage, names: Collection[str] = ()) -> Starlette:
@@ -65,7 +65,7 @@ def _file(name: str, text: str, kind: str) -> Route:
     return Route(f"/{name}", reply)
 
 
-def _request(work: Work) -> Route:
+def _request(work: Handler) -> Route:
     form = inspect.signature(work)
 
     async def reply(request: Request) -> Response:

@@ -10,7 +10,7 @@ from foveate.evaluation.audit.measure import MEASURES, Audit, Estimate
 from foveate.evaluation.audit.report import AuditReport
 from foveate.evaluation.audit.run_recipe import PhotoTransform
 from foveate.evaluation.audit.transforms import AnyTransform
-from foveate.report.audit_remedy import NAMES, STRONG, remedy
+from foveate.report.audit_remedy import NAMES, STRONG, scale_channel_section
 from foveate.report.html import Cell, Page
 from foveate.report.plots import COLOURS, MARKERS, percent_axis, sample_grid, scale_axis
 
@@ -109,7 +109,7 @@ def audit_page(
     """
     page = Page(f"Scale audit of {report.model}", summary(report.plain))
     if report.notes:
-        page.notice(*report.notes)
+        page.notice(*(f"{note[0].upper()}{note[1:]}." for note in report.notes))
     page.section("Accuracy, agreement and confidence over scale")
     page.text(VIEWS[report.transform.view])
     page.figure(
@@ -118,7 +118,7 @@ def audit_page(
         alt="accuracy, agreement and confidence over scale",
     )
     page.text(READ)
-    header, rows = over_scale(report)
+    header, rows = scale_table(report)
     page.table(
         header,
         cast(list[list[Cell]], rows),
@@ -131,39 +131,42 @@ def audit_page(
     columns = [report.transform.show(samples, scale).cpu() for scale in scales]
     figure = sample_grid(columns, [f"{scale:.3g}" for scale in scales])
     page.figure(figure, caption=_caption(report.transform))
-    remedy(page, report, trainable)
-    _made(page, report)
+    scale_channel_section(page, report, trainable)
+    _provenance(page, report)
     return page
 
 
 def summary(audit: Audit) -> str:
     """Summarise in two sentences over which scales the classifier keeps its accuracy."""
     low, high = audit.stable_range()
-    first, last = audit.overall[0].accuracy, audit.overall[-1].accuracy
+    native, first, last = (
+        format_estimate(counts.accuracy)
+        for counts in (audit.at_native, audit.overall[0], audit.overall[-1])
+    )
     holds = (
         f"Accuracy drops by at most 5 points from scale {low:.3g} to {high:.3g}"
         if low < high
         else "Accuracy drops by more than 5 points at the neighbouring scales"
     )
     return (
-        f"{shown(audit.at_native.accuracy)} % accuracy at the native scale {audit.native:g}, on "
-        f"{audit.count:,} images. {holds}; it is {shown(first)} % at scale {audit.scales[0]:.3g} "
-        f"and {shown(last)} % at scale {audit.scales[-1]:.3g}."
+        f"{native} % accuracy at the native scale {audit.native:g}, on {audit.count:,} images. "
+        f"{holds}; it is {first} % at scale {audit.scales[0]:.3g} and {last} % at scale "
+        f"{audit.scales[-1]:.3g}."
     )
 
 
-def shown(estimate: Estimate) -> str:
-    """Format an estimate in percent with its interval, such as 93.1 (90-95)."""
+def format_estimate(estimate: Estimate) -> str:
+    """Format an estimate in percent with its interval, such as 93.1 (90–95)."""
     value, low, high = (100 * part for part in estimate)
-    return f"{value:.1f} ({low:.0f}-{high:.0f})"
+    return f"{value:.1f} ({low:.0f}–{high:.0f})"
 
 
-def over_scale(report: AuditReport) -> tuple[list[str], list[list[str]]]:
+def scale_table(report: AuditReport) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the results table, with one row per scale."""
     others = list(report.audits.items())[1:]
     rows = [
-        [f"{scale:.3f}", *(shown(getattr(report.plain.overall[i], m)) for m in MEASURES)]
-        + [shown(audit.overall[i].accuracy) for _, audit in others]
+        [f"{scale:.3f}", *(format_estimate(getattr(report.plain.overall[i], m)) for m in MEASURES)]
+        + [format_estimate(audit.overall[i].accuracy) for _, audit in others]
         for i, scale in enumerate(report.plain.scales)
     ]
     return ["scale", *MEASURES, *(f"accuracy {name}" for name, _ in others)], rows
@@ -257,9 +260,9 @@ def _caption(transform: AnyTransform) -> str:
     )
 
 
-def _made(page: Page, report: AuditReport) -> None:
+def _provenance(page: Page, report: AuditReport) -> None:
     metadata = report.metadata
-    page.made(
+    page.provenance(
         {
             "model": report.model,
             "scales": ", ".join(f"{scale:.6g}" for scale in report.plain.scales),

@@ -11,7 +11,7 @@ NAMES = {ORIGINAL: "original model"}  # on the page; other names are shown uncha
 STRONG = 0.3  # difference in accuracy that gets the strongest colour
 
 
-def remedy(page: Page, report: AuditReport, trainable: bool) -> None:
+def scale_channel_section(page: Page, report: AuditReport, trainable: bool) -> None:
     """Add the section: accuracy in scale channels without training, its cost, and the code."""
     page.section("The model in scale channels")
     if IN_CHANNELS not in report.audits:

@@ -19,7 +19,7 @@ from bait import Bait
 from served_page import JSON, ask, raw, serving
 
 pytest.importorskip("uvicorn", reason="pip install 'foveate[demo]'")
-from foveate.demo.connections import PATIENCE, PER_CLIENT, TOTAL
+from foveate.demo.connections import PER_CLIENT, TIMEOUTS, TOTAL
 from foveate.demo.server import serve
 from foveate.errors import ConfigError
 
@@ -284,5 +284,5 @@ def test_clients_that_send_or_read_too_slowly_are_cut_off(drips):
     holders, closed = drips
     for holder in holders:
         holder.join(60)
-    for kind, seconds in PATIENCE.items():
+    for kind, seconds in TIMEOUTS.items():
         assert seconds - 1 < closed[kind] < seconds + 5, closed

@@ -207,7 +207,7 @@ def _seen(model: Model, images: AuditImages) -> list[str]:
     if not model.was_trained_on(images.source, images.split):
         return []
     return [
-        f"{model.name} was trained on {model.source}, which includes images of "
+        f"the model {model.name} was trained on {model.source}, which includes images of "
         f"{images.source} ({images.split})"
     ]
 
