@@ -136,12 +136,12 @@ def as_process(norms: Norms) -> None:
         calls = counted_reductions() if team.count > 1 else [0]
         run = train(config, Path(folder), team=team)
         if not team.leads:
-            waits(team)
+            reduction_times(team)
             return
         seconds = [entry["seconds"] for entry in run.metrics()]
         steps = 2 * -(-config.samples // config.batch)
         found = {"epoch, s": seconds[1] - seconds[0], "sums per step": round(calls[0] / steps)}
-        print(json.dumps({**found, **waits(team)}))
+        print(json.dumps({**found, **reduction_times(team)}))
 
 
 def counted_reductions() -> list[int]:
@@ -156,7 +156,7 @@ def counted_reductions() -> list[int]:
     return calls
 
 
-def waits(team: Team, rounds: int = 200) -> Table:
+def reduction_times(team: Team, rounds: int = 200) -> Table:
     """Measure an all_reduce in ms, for the statistics of a norm layer and for all gradients."""
     if team.count == 1:
         return {}
@@ -262,7 +262,7 @@ def measure(only: str | None) -> dict[str, object]:
     return {name: rounded(part()) for name, part in PARTS.items() if only in (None, name)}
 
 
-def keep(printed: dict[str, object], note: str) -> None:
+def write_results_and_page(printed: dict[str, object], note: str) -> None:
     """Write the results, and update the tables of the page from them."""
     entry = {
         "command": "python benchmarks/scaling.py",
@@ -288,4 +288,4 @@ if __name__ == "__main__":
     found = measure(options.only)
     print(json.dumps(found))
     if options.write and not options.only:
-        keep(found, options.note)
+        write_results_and_page(found, options.note)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from made_results import made_records, made_winners
-from update_docs import BLOCK, BLOCKS, DOCS, PICTURES, fill, tables_markdown, update_docs
+from update_docs import BLOCK, BLOCKS, DOCS, FIGURES, fill, tables_markdown, update_docs
 
 from foveate.cli.app import run
 from foveate.errors import ConfigError
@@ -179,7 +179,7 @@ def test_pictures_are_drawn_where_the_pages_have_theirs(tmp_path, whole):
     written = update_docs(whole, tmp_path)
     pictures = sorted((tmp_path / "docs" / "images").iterdir())
     assert sorted(written) == sorted([page, *pictures])
-    assert [path.stem for path in pictures] == sorted(PICTURES)
+    assert [path.stem for path in pictures] == sorted(FIGURES)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
 
 

@@ -105,7 +105,7 @@ BAD = [
     (
         '"fovmax"',
         '"fovavg"\nbackbone = "a"',
-        "runs[1].backbone must be given as package.module:factory",
+        "runs[1].backbone must be given as package.module",
     ),
     (
         "seeds = 2",

@@ -70,9 +70,8 @@ class DigitPage:
         """Compose a scene of several digits, and return the dense prediction of one network."""
         if not self.channel_networks:
             raise ConfigError("none of these networks has scale channels; add one with --model")
-        chosen = self.channel_networks[
-            integer("network", network, 0, len(self.channel_networks) - 1)
-        ]
+        last = len(self.channel_networks) - 1
+        chosen = self.channel_networks[integer("network", network, 0, last)]
         count = integer("count", count, scenes.MIN_DIGITS, scenes.MAX_DIGITS)
         scene, placed = scenes.compose(self.digits, count, integer("seed", seed, 0, SEEDS))
         return {"html": scenes.draw(chosen, scene, placed)}
