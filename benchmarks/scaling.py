@@ -30,7 +30,7 @@ from foveate.execution.plan import prepare
 from foveate.execution.windows import cut_windows
 from foveate.models.zoo import ModelConfig, model_config
 from foveate.scales import ScaleGrid
-from foveate.sweeps.jobs import Job, Outcome, perform, records_of, winners_of
+from foveate.sweeps.jobs import Job, Outcome, make_records, make_winners, perform
 from foveate.sweeps.ray_engine import RayEngine
 from foveate.sweeps.records import write_results
 from foveate.sweeps.runner import Done
@@ -215,8 +215,8 @@ def by_runs(counts: Sequence[int] = (100, 1000)) -> Table:
         job, outcome = tiny_job(Path(folder))
         for count in counts:
             outcomes = [replace(outcome, seed=seed) for seed in range(count)]
-            records = [r for one in outcomes for r in records_of(job, one)]
-            winners = [w for one in outcomes for w in winners_of(job, one)]
+            records = [r for one in outcomes for r in make_records(job, one)]
+            winners = [w for one in outcomes for w in make_winners(job, one)]
             start = time.perf_counter()
             write_results(Path(folder), records, winners)
             found[str(count)] = time.perf_counter() - start

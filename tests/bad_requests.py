@@ -6,7 +6,7 @@ import random
 
 from demo_nets import GOOD
 
-from foveate.demo.uploads import BYTES
+from foveate.demo.uploads import MAX_FILE_BYTES
 
 SEED = 15
 DIGIT = base64.b64encode(bytes(range(196)) * 4).decode()
@@ -98,7 +98,7 @@ def bad_request(number, address, valid=VALID):
             ],
             k=chance.randint(1, 3),
         )  # fmt: skip
-        length = chance.choice([length] * 4 + [str(2 * BYTES), "-1", "x", "1e3", "9" * 30])
+        length = chance.choice([length] * 4 + [str(2 * MAX_FILE_BYTES), "-1", "x", "1e3", "9" * 30])
         method = chance.choice(["POST", "POST", "GET", "PUT", "OPTIONS", "TRACE", "x" * 99, "HEAD"])
         target = chance.choice([target, target, "/", "*", "/%ff%00", "//", "/predict?" + "a" * 999])
         version = chance.choice(["1.1", "1.1", "1.1", "1.0", "2.0", "9"])

@@ -19,8 +19,8 @@ from foveate.data.sources import load_source
 from foveate.demo import networks, scenes, uploads
 from foveate.demo.digit_page import DigitPage
 from foveate.demo.networks import load_networks, predict_digit
-from foveate.demo.panels import LOW, accuracy, channels
-from foveate.demo.uploads import as_digit, pack, read_upload, unpack
+from foveate.demo.panels import MIN_ZOOM, accuracy, channels
+from foveate.demo.uploads import decode_digit, encode_digit, read_upload, to_mnist_digit
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.models.sliding import LocalMaps, local_maps
 from foveate.training.loop import train
@@ -121,7 +121,7 @@ def test_channels_show_what_they_see_and_the_strongest_is_marked(digit_networks,
 
 def test_a_reply_has_the_answers_of_all_and_one_winner_each(page, digit_networks, digits):
     digit = digits.images[5:6]
-    reply = page.predict(pack(digit), 2.5, int(digits.labels[5]))
+    reply = page.predict(encode_digit(digit), 2.5, int(digits.labels[5]))
     seen = predict_digit(digit_networks, digit, 2.5)
     said = re.findall(r"<output>(\d)</output>", reply["cards"])
     assert said == [prediction.label for _, prediction in seen.predictions]
@@ -137,13 +137,13 @@ def test_a_reply_has_the_answers_of_all_and_one_winner_each(page, digit_networks
 
 
 def test_without_a_true_label_nothing_is_called_right(page, digits):
-    reply = page.predict(pack(digits.images[:1]), 1.0)
+    reply = page.predict(encode_digit(digits.images[:1]), 1.0)
     assert "right" not in reply["cards"] and "wrong" not in reply["cards"]
 
 
 @pytest.mark.parametrize("zoom", [0.49, 8.01, float("nan"), "2", None, True])
 def test_a_zoom_out_of_range_is_said(page, digits, zoom):
-    assert "zoom must be" in refusal(page.predict, pack(digits.images[:1]), zoom)
+    assert "zoom must be" in refusal(page.predict, encode_digit(digits.images[:1]), zoom)
 
 
 @pytest.mark.parametrize("digit", ["", "no base64!", base64_of(b"short"), None])
@@ -157,7 +157,7 @@ WHOLE = ("turn", "label", "count", "network", "seed")
 @pytest.mark.parametrize("value", [-1, 2**31, 10**4000, 1.0, "1", True, [[1]], {}, float("nan")])
 @pytest.mark.parametrize("name", WHOLE)
 def test_integers_of_a_request_are_checked(page, digits, name, value):
-    digit, scene = pack(digits.images[:1]), {"count": 2, "network": 0, "seed": 0}
+    digit, scene = encode_digit(digits.images[:1]), {"count": 2, "network": 0, "seed": 0}
     if name == "turn":
         reason = refusal(page.samples, value)
     elif name == "label":
@@ -188,20 +188,20 @@ def test_a_network_that_was_not_tested_has_no_curve(digit_networks):
 def test_the_cursor_stands_at_the_zoom(digit_networks, zoom, place, nearest):
     drawn = accuracy(zoom, digit_networks)
     assert f'class="cursor" style="left:{place:.1f}%"' in drawn
-    assert place == pytest.approx(25 * np.log2(zoom / LOW), abs=0.05)
+    assert place == pytest.approx(25 * np.log2(zoom / MIN_ZOOM), abs=0.05)
     share = 100 * digit_networks[0].accuracy[nearest]
     assert f"<b>CNN</b> {share:.1f} at scale {nearest:g}" in drawn
 
 
 def test_titles_are_escaped(digit_networks, digits):
     odd = [replace(c, title="<script>", tested="<b>") for c in digit_networks]
-    reply = DigitPage(odd, digits).predict(pack(digits.images[:1]), 1.0)
+    reply = DigitPage(odd, digits).predict(encode_digit(digits.images[:1]), 1.0)
     assert "<script>" not in "".join(reply.values())
 
 
 def test_a_digit_survives_the_way_to_the_page_and_back(digits):
     digit = digits.images[9:10]
-    assert torch.equal(unpack(pack(digit)), digit)
+    assert torch.equal(decode_digit(encode_digit(digit)), digit)
 
 
 def test_ten_digits_are_offered_one_of_each_class_others_each_turn(page, digits):
@@ -210,7 +210,7 @@ def test_ten_digits_are_offered_one_of_each_class_others_each_turn(page, digits)
     found = re.findall(r'data-digit="([^"]+)"', first)
     assert len(found) == 10 and not set(found) & set(re.findall(r'data-digit="([^"]+)"', second))
     for k, text in enumerate(found):
-        matching = (digits.images == unpack(text)).flatten(1).all(1)
+        matching = (digits.images == decode_digit(text)).flatten(1).all(1)
         assert int(digits.labels[matching][0]) == k
 
 
@@ -231,7 +231,7 @@ def test_bad_files_are_refused_in_one_line(page, name):
 
 
 def test_files_that_are_too_large_or_broken_on_the_way_are_refused(page, monkeypatch):
-    monkeypatch.setattr(uploads, "BYTES", 2**20)
+    monkeypatch.setattr(uploads, "MAX_FILE_BYTES", 2**20)
     said = refusal(page.upload, base64_of(b"x" * (2**20 + 9)), "large.png", 1.0)
     assert said == "large.png is larger than 1 MiB; choose a smaller file"
     assert "was not transmitted completely" in refusal(page.upload, "§", "odd.png", 1.0)
@@ -249,7 +249,7 @@ def pixels(image):
 
 
 def test_a_digit_is_brought_to_the_form_of_mnist():
-    digit = as_digit(pixels(seven()))[0, 0].double() / 255
+    digit = to_mnist_digit(pixels(seven()))[0, 0].double() / 255
     rows, columns = ((digit > uploads.INK).any(axis).nonzero() for axis in (1, 0))
     assert len(rows) in (20, 21) and len(columns) <= 20  # resampling may smear by one pixel
     assert digit.max() == 1
@@ -263,10 +263,10 @@ def test_place_polarity_and_size_of_a_drawing_do_not_matter():
     plain = seven()
     moved = Image.new("L", (300, 400), 0)
     moved.paste(plain, (150, 20))
-    same = as_digit(pixels(plain))
-    assert torch.equal(as_digit(pixels(moved)), same)
-    assert torch.equal(as_digit(255 - pixels(plain)), same)
-    double = as_digit(pixels(plain.resize((240, 320), Image.Resampling.NEAREST)))
+    same = to_mnist_digit(pixels(plain))
+    assert torch.equal(to_mnist_digit(pixels(moved)), same)
+    assert torch.equal(to_mnist_digit(255 - pixels(plain)), same)
+    double = to_mnist_digit(pixels(plain.resize((240, 320), Image.Resampling.NEAREST)))
     assert (double.int() - same.int()).abs().float().mean() < 2
 
 
@@ -278,7 +278,7 @@ def test_what_is_drawn_is_answered_like_an_upload(page):
 
 
 def test_a_reply_takes_at_most_five_times_the_networks_alone(page, digit_networks, digits):
-    frame, digit = rescale(digits.images[:1], 2.0, size=112), pack(digits.images[:1])
+    frame, digit = rescale(digits.images[:1], 2.0, size=112), encode_digit(digits.images[:1])
 
     def quickest(work):
         times = []

@@ -14,7 +14,7 @@ from served_page import JSON, ask, written
 
 pytest.importorskip("uvicorn", reason="pip install 'foveate[demo]'")
 from foveate.demo.web import HERE as DEMO
-from foveate.demo.web import LIMIT, make_app
+from foveate.demo.web import MAX_REQUEST_BYTES, make_app
 from foveate.errors import ConfigError
 
 
@@ -41,13 +41,13 @@ def test_every_file_of_the_page_is_served(server):
 
 
 def test_requests_that_are_too_large_are_refused(server):
-    headers = {**JSON, "Content-Length": str(LIMIT + 1)}
+    headers = {**JSON, "Content-Length": str(MAX_REQUEST_BYTES + 1)}
     assert ask(server, "POST", "/upload", headers=headers)[0] == 413
 
 
 def test_a_body_of_unknown_length_is_read_up_to_the_limit(server):
     def parts():
-        for _ in range(LIMIT // 2**20 + 1):
+        for _ in range(MAX_REQUEST_BYTES // 2**20 + 1):
             yield b" " * 2**20
 
     assert ask(server, "POST", "/upload", parts())[0] == 413

@@ -12,7 +12,7 @@ from foveate.errors import ConfigError
 from foveate.evaluation.results import read_results
 from foveate.models.zoo import ModelConfig
 from foveate.paper import quickstart
-from foveate.paper.quickstart import count_images, full_size, quick_runs
+from foveate.paper.quickstart import count_images, full_size_curves, quick_runs
 from foveate.report.quickstart import quick_figure, quick_page
 from foveate.sweeps import records
 
@@ -136,14 +136,14 @@ def test_the_page_says_what_it_found_and_that_no_full_size_is_there(first):
 
 def published_as(monkeypatch, folder, made):
     records.write_results(folder, made, made_winners(seeds=1))
-    monkeypatch.setattr(quickstart, "published", lambda: folder)
+    monkeypatch.setattr(quickstart, "published_folder", lambda: folder)
 
 
 def test_full_size_results_stand_beside_and_are_labelled(first, tmp_path, monkeypatch):
     folder, results = first
     made = made_records(seeds=3)
     published_as(monkeypatch, tmp_path, made)
-    curves = full_size()
+    curves = full_size_curves()
     assert [curve.label for curve in curves] == ["CNN", "FovAvg", "FovMax"]
     at_4 = [r.accuracy for r in made if r.row == "cnn-tr2" and r.table == "table1" and r.scale == 4]
     assert curves[0].mean[curves[0].scales.index(4.0)] == pytest.approx(sum(at_4) / len(at_4))
@@ -157,14 +157,14 @@ def test_full_size_results_stand_beside_and_are_labelled(first, tmp_path, monkey
 def test_full_size_results_of_fewer_seeds_say_so(tmp_path, monkeypatch):
     made = [r for r in made_records(seeds=2) if r.row != "fovmax-tr2"]
     published_as(monkeypatch, tmp_path, made)
-    curves = full_size()
+    curves = full_size_curves()
     assert [c.label for c in curves] == ["CNN, 2 of 3 seeds", "FovAvg, 2 of 3 seeds"]
     assert {c.runs for c in curves} == {2}
 
 
 def test_without_published_results_there_are_none(monkeypatch):
-    monkeypatch.setattr(quickstart, "published", lambda: None)
-    assert full_size() == []
+    monkeypatch.setattr(quickstart, "published_folder", lambda: None)
+    assert full_size_curves() == []
 
 
 @pytest.mark.parametrize("spoil", ["damaged", "of another run"])

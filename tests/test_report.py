@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 from made_results import made_records, made_winners
-from update_docs import BLOCK, BLOCKS, DOCS, FIGURES, fill, tables_markdown, update_docs
+from update_docs import BLOCK, BLOCKS, DOCS, FIGURES, fill_blocks, tables_markdown, update_docs
 
 from foveate.cli.app import run
 from foveate.errors import ConfigError
-from foveate.paper.tables import published
+from foveate.paper.tables import published_folder
 from foveate.report import figures
 from foveate.report.reproduction import (
     CaptionedFigure,
     Reproduction,
     captioned_figures,
+    format_difference,
     format_mean,
     reproduction_page,
-    signed,
 )
 from foveate.sweeps.records import write_results
 
@@ -141,10 +141,10 @@ def test_the_published_results_are_the_default(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("name", DOCS)
 def test_the_committed_docs_say_what_the_committed_results_say(name):
     """If this fails, run 'python tools/update_docs.py'."""
-    folder = published()
+    folder = published_folder()
     found = Reproduction.read(folder) if folder else Reproduction()
     text = (ROOT / name).read_text()
-    assert fill(text, tables_markdown(found)) == text
+    assert fill_blocks(text, tables_markdown(found)) == text
 
 
 def test_the_page_on_the_reproduction_has_every_table():
@@ -185,7 +185,7 @@ def test_pictures_are_drawn_where_the_pages_have_theirs(tmp_path, whole):
 
 def test_a_marker_without_a_table_and_a_folder_without_pages_are_errors(tmp_path, whole):
     with pytest.raises(ConfigError, match="unknown table 'mine'"):
-        fill("<!-- results:begin mine -->\n<!-- results:end -->", tables_markdown(whole))
+        fill_blocks("<!-- results:begin mine -->\n<!-- results:end -->", tables_markdown(whole))
     with pytest.raises(ConfigError, match="use a checkout"):
         update_docs(whole, tmp_path)
 
@@ -203,7 +203,7 @@ def test_every_block_is_a_table_or_a_sentence(whole, partial):
 
 
 def test_numbers_are_told_with_their_sign_and_their_seeds(whole, partial):
-    assert [signed(v) for v in (0.126, -0.07, 0.001, -0.001, None)] == [
+    assert [format_difference(v) for v in (0.126, -0.07, 0.001, -0.001, None)] == [
         "+0.13", "−0.07", "0.00", "0.00", None
     ]  # fmt: skip
     assert format_mean(whole.results.row("cnn-tr1").at(1.0)) == "99.37"

@@ -12,9 +12,9 @@ from foveate.paper.tables import (
     SCALES_1_TO_4,
     Summaries,
     effort,
+    find_precision,
     find_rows,
     paper_rows,
-    precision_of,
 )
 
 (CNN,) = find_rows(["table1"], ["cnn-tr2"])
@@ -105,8 +105,8 @@ def test_a_run_that_two_tables_show_counts_once():
 
 def test_the_settings_of_a_run_are_known_by_their_digest():
     run = record(CNN, 1, 1.0, 50)
-    assert precision_of(run) == "bf16"
+    assert find_precision(run) == "bf16"
     plain = replace(CNN.config, seed=1).digest()
-    assert precision_of(replace(run, config=plain)) == "float32"
-    assert precision_of(replace(run, config="0" * 12)) is None
-    assert precision_of(replace(run, row="mine")) is None
+    assert find_precision(replace(run, config=plain)) == "float32"
+    assert find_precision(replace(run, config="0" * 12)) is None
+    assert find_precision(replace(run, row="mine")) is None

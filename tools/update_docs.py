@@ -15,14 +15,14 @@ from illustration import foveated
 from foveate.errors import ConfigError
 from foveate.files import write_text
 from foveate.paper.claims import Claim
-from foveate.paper.tables import Point, Row, published
+from foveate.paper.tables import Point, Row, published_folder
 from foveate.report.plots import save
 from foveate.report.reproduction import (
-    NONE_YET,
+    NO_RESULTS,
     Reproduction,
     captioned_figures,
+    format_difference,
     format_mean,
-    signed,
 )
 
 ROOT = Path(__file__).parents[1]
@@ -36,10 +36,10 @@ CELLS = "Accuracy in percent (difference from the paper in points); every second
 
 def tables_markdown(found: Reproduction) -> dict[str, str]:
     """Return the text of every block by name; without results, each is a notice."""
-    return {name: write(found) if found.records else NONE_YET for name, write in BLOCKS.items()}
+    return {name: write(found) if found.records else NO_RESULTS for name, write in BLOCKS.items()}
 
 
-def fill(text: str, blocks: dict[str, str]) -> str:
+def fill_blocks(text: str, blocks: dict[str, str]) -> str:
     """Replace the text between the markers of a Markdown page with the blocks."""
 
     def put(match: re.Match[str]) -> str:
@@ -60,7 +60,7 @@ def update_docs(found: Reproduction, root: Path) -> list[Path]:
         raise ConfigError(f"no page in {root} has markers for tables; use a checkout of foveate")
     blocks = tables_markdown(found)
     for path in having:
-        write_text(path, fill(texts[path], blocks))
+        write_text(path, fill_blocks(texts[path], blocks))
     folder = root / "docs" / "images"
     if not (found.records and folder.is_dir()):
         return having
@@ -126,7 +126,9 @@ def _over_scale(rows: Sequence[Row], step: int) -> str:
 
 
 def _cell(point: Point) -> str:
-    return "–" if point.mean is None else f"{format_mean(point)} ({signed(point.difference)})"
+    if point.mean is None:
+        return "–"
+    return f"{format_mean(point)} ({format_difference(point.difference)})"
 
 
 def _partial_notice(rows: Sequence[Row]) -> str:
@@ -152,6 +154,6 @@ BLOCKS: dict[str, Callable[[Reproduction], str]] = {
 
 
 if __name__ == "__main__":
-    folder = published()
+    folder = published_folder()
     for written in update_docs(Reproduction.read(folder) if folder else Reproduction(), ROOT):
         print(written)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from foveate.cli.console import ERRORS, OUTPUT, progress
-from foveate.cli.evaluation import PICTURES
+from foveate.cli.evaluation import FIGURE_FORMATS
 from foveate.cli.options import (
     BATCH,
     DATA,
@@ -201,7 +201,7 @@ def _write(report: "AuditReport", page: "Page", out: Path) -> None:
 
     written = [*report.save(out), page.save(out / "audit.html")]
     curves = audit_curves(report.audits)
-    written += [save(curves, out / f"audit.{kind}") for kind in PICTURES]
+    written += [save(curves, out / f"audit.{kind}") for kind in FIGURE_FORMATS]
     OUTPUT.print(_table(report))
     OUTPUT.print(summary(report.plain), markup=False)
     for path in written:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from foveate.data.splits import SplitName
     from foveate.evaluation.results import Curve
 
-PICTURES = ("png", "svg")
+FIGURE_FORMATS = ("png", "svg")
 
 
 def evaluate(
@@ -99,7 +99,9 @@ def evaluate(
         about["skipped"] = dict(sorted(skipped.items()))
     curves = summarise(results)
     written = save_results(results, target, about)
-    pictures = [save(accuracy_curves(curves), target / f"accuracy.{kind}") for kind in PICTURES]
+    pictures = [
+        save(accuracy_curves(curves), target / f"accuracy.{kind}") for kind in FIGURE_FORMATS
+    ]
     OUTPUT.print(accuracy_table(curves))
     for path in (*written, *pictures):
         OUTPUT.print(path, markup=False)

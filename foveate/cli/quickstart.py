@@ -50,16 +50,16 @@ def _shown(name: str, path: Path) -> "Iterator[Watch]":
 
 
 def _report(results: "list[RunResult]", out: Path) -> None:
-    from foveate.cli.evaluation import PICTURES, accuracy_table
+    from foveate.cli.evaluation import FIGURE_FORMATS, accuracy_table
     from foveate.evaluation.results import summarise
-    from foveate.paper.quickstart import full_size
+    from foveate.paper.quickstart import full_size_curves
     from foveate.report.plots import save
     from foveate.report.quickstart import quick_figure, quick_page, quick_summary
 
-    full = full_size()
+    full = full_size_curves()
     figure = quick_figure(results, full)
     written = [quick_page(results, full, out).save(out / "report.html")]
-    written += [save(figure, out / f"accuracy.{kind}") for kind in PICTURES]
+    written += [save(figure, out / f"accuracy.{kind}") for kind in FIGURE_FORMATS]
     reference = [replace(curve, label=f"full size: {curve.label}", spread=()) for curve in full]
     OUTPUT.print(accuracy_table([*summarise(results), *reference]))
     OUTPUT.print(quick_summary(results), markup=False)

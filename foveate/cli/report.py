@@ -39,10 +39,10 @@ def report(
     """
     from foveate.errors import DataError
     from foveate.files import check_folder
-    from foveate.paper.tables import published
+    from foveate.paper.tables import published_folder
     from foveate.report.reproduction import Reproduction
 
-    folder = results or published()
+    folder = results or published_folder()
     if folder is None:
         raise DataError(
             "this version includes no published results; run 'foveate reproduce --out paper', then "

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from foveate.data.sources import Split
 from foveate.demo import panels, scenes
-from foveate.demo.fields import integer, number
+from foveate.demo.fields import check_integer, check_number
 from foveate.demo.networks import DigitNetwork, predict_digit
-from foveate.demo.uploads import BYTES, pack, read_upload, unpack
+from foveate.demo.uploads import MAX_FILE_BYTES, decode_digit, encode_digit, read_upload
 from foveate.errors import ConfigError, DataError
 from foveate.models.channels import ScaleChannels
 
@@ -51,19 +51,19 @@ class DigitPage:
 
     def predict(self, digit: str, zoom: float, label: int | None = None) -> dict[str, Any]:
         """Classify a digit at a zoom, and return the panels as HTML."""
-        known = None if label is None else integer("label", label, 0, 9)
-        return self._panels(unpack(digit), zoom, known)
+        known = None if label is None else check_integer("label", label, 0, 9)
+        return self._panels(decode_digit(digit), zoom, known)
 
     def upload(self, data: str, name: str, zoom: float) -> dict[str, Any]:
         """Classify a drawing or an image file (base64), and return the panels and the digit."""
         if not isinstance(data, str) or not isinstance(name, str):
             raise DataError("data and name must be strings")
         digit, note = read_upload(data, name[:80])
-        return {**self._panels(digit, zoom, None), "digit": pack(digit), "note": note}
+        return {**self._panels(digit, zoom, None), "digit": encode_digit(digit), "note": note}
 
     def samples(self, turn: int) -> dict[str, Any]:
         """Return ten example digits, one per class; each `turn` returns different ones."""
-        turn = integer("turn", turn, 0, SEEDS)
+        turn = check_integer("turn", turn, 0, SEEDS)
         return {"html": "".join(_button(self._sample(k, turn), k) for k in range(10))}
 
     def scene(self, count: int, network: int, seed: int) -> dict[str, Any]:
@@ -71,9 +71,9 @@ class DigitPage:
         if not self.channel_networks:
             raise ConfigError("none of these networks has scale channels; add one with --model")
         last = len(self.channel_networks) - 1
-        chosen = self.channel_networks[integer("network", network, 0, last)]
-        count = integer("count", count, scenes.MIN_DIGITS, scenes.MAX_DIGITS)
-        scene, placed = scenes.compose(self.digits, count, integer("seed", seed, 0, SEEDS))
+        chosen = self.channel_networks[check_integer("network", network, 0, last)]
+        count = check_integer("count", count, scenes.MIN_DIGITS, scenes.MAX_DIGITS)
+        scene, placed = scenes.compose(self.digits, count, check_integer("seed", seed, 0, SEEDS))
         return {"html": scenes.draw(chosen, scene, placed)}
 
     def html(self) -> str:
@@ -88,14 +88,15 @@ class DigitPage:
         own = all(network.model.source == "mnist-5k" for network in self.networks)
         page = Path(__file__).with_name("page.html").read_text("utf-8")
         return Template(page).substitute(
-            self._panels(digit, zoom, label), digit=pack(digit), label=label, octave=1,
-            zoom=f"× {zoom:.2f}", samples=self.samples(0)["html"], bytes=BYTES, seeds=SEEDS,
-            fewest=scenes.MIN_DIGITS, most=scenes.MAX_DIGITS, origin=UNSEEN if own else MAYBE_SEEN,
+            self._panels(digit, zoom, label), digit=encode_digit(digit), label=label, octave=1,
+            zoom=f"× {zoom:.2f}", samples=self.samples(0)["html"], bytes=MAX_FILE_BYTES,
+            seeds=SEEDS, fewest=scenes.MIN_DIGITS, most=scenes.MAX_DIGITS,
+            origin=UNSEEN if own else MAYBE_SEEN,
             networks=networks or "no network has scale channels",
         )  # fmt: skip
 
     def _panels(self, digit: Tensor, zoom: float, label: int | None) -> dict[str, Any]:
-        zoom = number("zoom", zoom, panels.LOW, panels.HIGH)
+        zoom = check_number("zoom", zoom, panels.MIN_ZOOM, panels.MAX_ZOOM)
         view = predict_digit(self.networks, digit, zoom)
         return {
             "frame": panels.frame(view),
@@ -112,6 +113,6 @@ class DigitPage:
 def _button(digit: Tensor, label: int) -> str:
     shown = panels.image(Image.fromarray(digit[0, 0].numpy()), f"handwritten {label}")
     return (
-        f'<button type="button" data-digit="{pack(digit)}" data-label="{label}" '
+        f'<button type="button" data-digit="{encode_digit(digit)}" data-label="{label}" '
         f'title="{label}">{shown}</button>'
     )

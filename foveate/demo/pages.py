@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from foveate.data.sources import load_source
 from foveate.demo.digit_page import DigitPage
 from foveate.demo.networks import check_count, load_networks, to_digit_networks
-from foveate.demo.photo_networks import as_photo_networks
+from foveate.demo.photo_networks import to_photo_networks
 from foveate.demo.photo_page import PhotoPage
 from foveate.errors import ConfigError
 from foveate.evaluation.models import TIMM, load_model
@@ -45,4 +45,4 @@ def open_page(
             f"{photos[0].name} classifies photographs and {other.name} does not; run a separate "
             "demo for each"
         )
-    return PhotoPage(as_photo_networks(models))
+    return PhotoPage(to_photo_networks(models))

@@ -15,7 +15,7 @@ from foveate.data.large_scale import BACKGROUND
 from foveate.demo.networks import DigitNetwork, DigitView
 from foveate.evaluation.predict import Prediction
 
-LOW, HIGH = 0.5, 8.0  # range of the zoom and of the scale axis
+MIN_ZOOM, MAX_ZOOM = 0.5, 8.0  # range of the zoom and of the scale axis
 TICKS = {0.5: "½", 1.0: "1", 2.0: "2", 4.0: "4", 8.0: "8"}
 CURVE = (100, 40)  # size of the SVG view box of the curves; stretched to the panel
 VERDICTS = {True: ("right", "correct"), False: ("wrong", "incorrect")}  # CSS class and text
@@ -179,5 +179,5 @@ def _value(k: int, network: DigitNetwork, zoom: float) -> str:
 
 def _across(scale: float) -> float:
     """Return the position of a scale on the axis, from 0 to 1."""
-    octaves = math.log2(scale / LOW) / math.log2(HIGH / LOW)
+    octaves = math.log2(scale / MIN_ZOOM) / math.log2(MAX_ZOOM / MIN_ZOOM)
     return min(1.0, max(0.0, octaves))

@@ -20,7 +20,7 @@ from foveate.data.recipes import Recipe
 from foveate.data.sources import CLOTHES, DIGITS
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.third_party import (
-    ANY,
+    ANY_SHAPE,
     ImageClassifier,
     Shape,
     forward_batch,
@@ -85,7 +85,7 @@ class Model:
 
     name: str
     net: ImageClassifier
-    shape: Shape = ANY
+    shape: Shape = ANY_SHAPE
     config: ModelConfig | None = None
     source: str = ""
     trained_on: str = ""

@@ -143,7 +143,7 @@ def predict(
         )
     make = prepare_search if search else prepare
     try:
-        pixels = read_picture(path, background_of(model))
+        pixels = read_picture(path, choose_background(model))
         image, inverted = make(pixels, model, invert, scale)
     except (DataError, ConfigError) as error:
         named = str(path) in str(error)
@@ -163,7 +163,7 @@ def predict(
     return _in_picture(model, prediction, (height / 2 + y, width / 2 + x), zooms)
 
 
-def background_of(model: Model) -> Behind:
+def choose_background(model: Model) -> Behind:
     """Return the background that replaces the transparent pixels of an image."""
     return "contrast" if model.recipe is None else "black"
 

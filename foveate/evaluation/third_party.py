@@ -29,7 +29,7 @@ ImageClassifier: TypeAlias = Callable[[Tensor], Any]
 """Any callable from images (B, C, H, W) to logits (B, K)."""
 Shape: TypeAlias = tuple[int | None, int | None, int | None, int | None]
 """Input shape (B, C, H, W) of a model; None for an axis of variable size."""
-ANY: Shape = (None, None, None, None)
+ANY_SHAPE: Shape = (None, None, None, None)
 WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 OLDEST_ONNX = (1, 24)  # 1.23 reads external data from any path and from memory addresses
 # Members allowed in a torch.export archive: graphs, tensors and settings, but no pickled objects
@@ -50,7 +50,7 @@ def load_file(
             return _load_onnx(path, device)
         if "constants.pkl" in names:
             require_trust(trust, f"{path} is a TorchScript program, which can run code")
-            return _load_script(path, device), ANY
+            return _load_script(path, device), ANY_SHAPE
         if "archive_format" in names:
             require_trust(trust, f"{path} is a torch.export program, which can run arbitrary code")
             return _load_export(path, device, names)

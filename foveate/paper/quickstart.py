@@ -11,7 +11,7 @@ from foveate.data.sources import load_source
 from foveate.errors import DataError
 from foveate.evaluation.curve import accuracy_over_scale
 from foveate.evaluation.results import Curve, RunResult, read_results, save_results
-from foveate.paper.tables import SCALES, SEEDS, Row, Summaries, published
+from foveate.paper.tables import SCALES, SEEDS, Row, Summaries, published_folder
 from foveate.sweeps.records import read_records
 from foveate.training.checkpoint import RunFolder, hardware
 from foveate.training.config import TrainConfig
@@ -70,12 +70,12 @@ def count_images(runs: Runs, scales: Sequence[float] = SCALES) -> int:
     return len(scales) * sum(len(load_source(config.source).test) for config in runs.values())
 
 
-def full_size() -> list[Curve]:
+def full_size_curves() -> list[Curve]:
     """Return the published curves of the same networks trained on all of MNIST.
 
     Empty if the package contains no published results.
     """
-    folder = published()
+    folder = published_folder()
     if folder is None:
         return []
     rows = Summaries(read_records(folder))

@@ -209,7 +209,7 @@ def paper_jobs(rows: Iterable[Row], seeds: int, precision: Precision) -> list[Jo
     return list(jobs.values())
 
 
-def published() -> Path | None:
+def published_folder() -> Path | None:
     """Return the folder of the results published with the package; None if there are none."""
     package = Path(__file__).parents[1]
     for folder in (package / "published", package.parent / "results" / "paper"):
@@ -299,7 +299,7 @@ def effort(records: Iterable[Record]) -> Effort:
     )
 
 
-def precision_of(record: Record) -> Precision | None:
+def find_precision(record: Record) -> Precision | None:
     """Return the precision of a run; None if its configuration differs from that of the row."""
     for row in (row for row in paper_rows() if row.name == record.row):
         for precision in get_args(Precision):

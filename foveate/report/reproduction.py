@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from foveate import __version__
 from foveate.errors import DataError
 from foveate.paper.claims import Claim, claims, selection
-from foveate.paper.tables import SCALES, SEEDS, Point, Row, Summaries, effort, precision_of
+from foveate.paper.tables import SCALES, SEEDS, Point, Row, Summaries, effort, find_precision
 from foveate.report import figures
 from foveate.report.html import Cell, Page
 from foveate.sweeps.records import RESULTS, Record, Winners, read_records, read_winners
@@ -18,7 +18,7 @@ from foveate.sweeps.records import RESULTS, Record, Winners, read_records, read_
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NONE_YET = "No results yet; run `foveate reproduce` to create them."
+NO_RESULTS = "No results yet; run `foveate reproduce` to create them."
 OTHER = "unknown: settings of another version"
 LINES = (
     "Solid lines: this reproduction, with the standard deviation over seeds as a band. Dashed "
@@ -62,7 +62,7 @@ class Reproduction:
     def summary(self) -> str:
         """Summarise the verdicts and the machine time."""
         if not self.records:
-            return NONE_YET
+            return NO_RESULTS
         *own, _ = self.claims
         minutes = f"{self.effort.seconds / 60:.1f} minutes of machine time"
         return (
@@ -155,7 +155,7 @@ def format_mean(point: Point) -> str | None:
     return f"{point.mean:.2f}{partly}"
 
 
-def signed(difference: float | None) -> str | None:
+def format_difference(difference: float | None) -> str | None:
     """Format a difference with its sign, such as +0.12 or −0.07; zero has no sign."""
     if difference is None:
         return None
@@ -231,7 +231,7 @@ def _compare(
 
 def _cells(point: Point) -> tuple[str, str]:
     spread = "" if point.spread is None else f"±{point.spread:.2f}"
-    paper = f"{point.paper:.2f} {signed(point.difference) or ''}".strip()
+    paper = f"{point.paper:.2f} {format_difference(point.difference) or ''}".strip()
     return f"{format_mean(point) or '–'}{spread}", paper
 
 
@@ -261,7 +261,7 @@ def _how(page: Page, found: Reproduction, source: str) -> None:
     with page.details("Time and memory of each run"):
         headers = ["row", "runs", "seconds per run", "validation accuracy (%)", "peak memory (MiB)"]
         page.table(headers, rows)
-    spent, precisions = found.effort, Counter(map(precision_of, runs))
+    spent, precisions = found.effort, Counter(map(find_precision, runs))
     page.provenance(
         {
             "results": source,

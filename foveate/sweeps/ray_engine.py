@@ -28,7 +28,7 @@ from foveate.errors import ConfigError, FoveateError
 from foveate.files import reason_of as first_line
 from foveate.files import replacing, write_text
 from foveate.sweeps.jobs import OUTCOME, Job, find_outcome, perform
-from foveate.sweeps.runner import Done, Failure, JobResult, reason_of
+from foveate.sweeps.runner import Done, Failure, JobResult, describe_failure
 from foveate.training.checkpoint import BusyError, RunFolder
 from foveate.training.skipped import TABLE, Bad
 from foveate.trust import ALONE
@@ -53,13 +53,13 @@ class TaskFolder(NamedTuple):
         folder: Folder of the study on the driver.
         marker: Name of a file that exists only in that folder; empty if tasks must not use it.
         current: Working directory of the driver.
-        patience: Seconds to wait for a run that another process may still hold.
+        lock_timeout: Seconds to wait for a run that another process may still hold.
     """
 
     folder: Path
     marker: str
     current: Path
-    patience: float
+    lock_timeout: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,8 @@ class RayEngine:
         retries: How often a run whose worker died is started again.
         shared: Whether tasks train in the folder of the study where they can access it; False for
             storage that is too slow for checkpoints.
-        patience: Seconds that a task waits for a run that a process on a lost node may still hold.
+        lock_timeout: Seconds that a task waits for a run that a process on a lost node may still
+            hold.
         bad: "stop" or "skip" for photographs that cannot be read, see `perform`.
     """
 
@@ -84,7 +85,7 @@ class RayEngine:
     gpus: float = 0.0
     retries: int = 5
     shared: bool = True
-    patience: float = 60.0
+    lock_timeout: float = 60.0
     bad: Bad = "stop"
 
     def check(self) -> None:
@@ -113,7 +114,7 @@ class RayEngine:
         how = {"device": self.device, "threads": self._threads, "at_once": at_once}
         how["bad"] = self.bad
         with _marked(folder.resolve(), self.shared) as marker:
-            place = TaskFolder(folder.resolve(), marker, Path.cwd(), self.patience)
+            place = TaskFolder(folder.resolve(), marker, Path.cwd(), self.lock_timeout)
             try:
                 while True:
                     for job in islice(left, IN_FLIGHT - len(pending)):
@@ -149,7 +150,7 @@ class RayEngine:
         except ray.exceptions.RayError as error:
             return Failure(job, f"its worker died {self.retries + 1} times ({first_line(error)})")
         except (OSError, FoveateError) as error:
-            return Failure(job, f"cannot store its result ({reason_of(error)})")
+            return Failure(job, f"cannot store its result ({describe_failure(error)})")
 
     def _cancel(self, pending: Iterable[Any]) -> None:
         """Interrupt running tasks as Ctrl-C does, so that they save a checkpoint."""
@@ -191,7 +192,7 @@ def run_task(
         if place.current.is_dir():  # for relative paths and custom backbones
             os.chdir(place.current)
         if place.marker and (place.folder / place.marker).exists():
-            _wait_for(RunFolder(place.folder / job.folder), place.patience)
+            _wait_for(RunFolder(place.folder / job.folder), place.lock_timeout)
             known = find_outcome(job, place.folder)
             (outcome,) = [known] if known else perform([job], place.folder, load=_load, **how)
             return Done(job, outcome), {}
@@ -201,7 +202,7 @@ def run_task(
             files = {path.name: path.read_bytes() for path in paths if path.exists()}
             return Done(job, outcome), files
     except Exception as error:  # a custom backbone can raise anything
-        return Failure(job, reason_of(error)), {}
+        return Failure(job, describe_failure(error)), {}
 
 
 @lru_cache(maxsize=2)
@@ -210,9 +211,9 @@ def _load(name: str) -> Source:
     return load_source(name)
 
 
-def _wait_for(run: RunFolder, patience: float) -> None:
+def _wait_for(run: RunFolder, lock_timeout: float) -> None:
     """Wait until no other process holds the run; one on a lost node may still do so."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + lock_timeout
     while True:
         try:
             with run.locked():

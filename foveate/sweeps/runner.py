@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, FoveateError
-from foveate.sweeps.jobs import Job, Outcome, find_outcome, perform, records_of, winners_of
+from foveate.sweeps.jobs import Job, Outcome, find_outcome, make_records, make_winners, perform
 from foveate.sweeps.records import (
     Record,
     Winners,
@@ -24,7 +24,7 @@ from foveate.training.loop import find_device
 from foveate.training.session import Watch
 from foveate.training.skipped import Bad
 
-SIDE_BY_SIDE = 3  # runs trained at once on a GPU: a single one at batch 32 does not use it fully
+RUNS_PER_GPU = 3  # runs trained at once on a GPU: a single one at batch 32 does not use it fully
 # Writing the table takes at most 1/20 of the time; for 1,000 runs a write takes 2 s.
 WRITE_INTERVAL_FACTOR = 20
 
@@ -46,7 +46,7 @@ class Done(NamedTuple):
 JobResult: TypeAlias = Done | Failure
 
 
-def reason_of(error: Exception) -> str:
+def describe_failure(error: Exception) -> str:
     """Return the reason why a run failed, as one line."""
     message = " ".join(str(error).split())
     return message if isinstance(error, FoveateError) else f"{type(error).__name__}: {message}"
@@ -92,7 +92,7 @@ class LocalEngine:
 
     def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[JobResult]:
         """Perform the jobs in groups; the runs of a failed group are retried one by one."""
-        together = self.together or (SIDE_BY_SIDE if self.device.startswith("cuda") else 1)
+        together = self.together or (RUNS_PER_GPU if self.device.startswith("cuda") else 1)
         for first in range(0, len(jobs), together):
             group = jobs[first : first + together]
             ended = self._perform(group, folder)
@@ -104,7 +104,7 @@ class LocalEngine:
         try:
             found = perform(group, folder, device=self.device, threads=self.cpus, **shown)
         except Exception as error:  # a custom backbone can raise anything
-            return [Failure(group[0], reason_of(error))] if len(group) == 1 else []
+            return [Failure(group[0], describe_failure(error))] if len(group) == 1 else []
         return [Done(job, outcome) for job, outcome in zip(group, found, strict=True)]
 
 
@@ -152,7 +152,7 @@ def make_engine(
     if name == "ray":
         from foveate.sweeps.ray_engine import RayEngine
 
-        part = gpus or 1 / (together or SIDE_BY_SIDE)
+        part = gpus or 1 / (together or RUNS_PER_GPU)
         part = part if on_gpu else 0.0
         return RayEngine(device=device, address=address, cpus=cpus, gpus=part, bad=bad)
     raise ConfigError(f"engine must be local or ray, got {name!r}")
@@ -231,9 +231,9 @@ class Study:
             self._write()
 
     def _add(self, ended: Sequence[Done]) -> None:
-        new = [record for job, outcome in ended for record in records_of(job, outcome)]
+        new = [record for job, outcome in ended for record in make_records(job, outcome)]
         self.records = merge_records([self.records, new])
-        self.winners += [line for job, outcome in ended for line in winners_of(job, outcome)]
+        self.winners += [line for job, outcome in ended for line in make_winners(job, outcome)]
         self._unwritten = True
 
     def _write(self) -> None:
