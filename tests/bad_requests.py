@@ -62,18 +62,18 @@ def damaged(chance, data):
 
 
 def bad_body(chance, valid, name):
-    question = dict(valid[name])
-    for field in chance.sample(sorted(question), chance.randint(1, len(question))):
+    fields = dict(valid[name])
+    for field in chance.sample(sorted(fields), chance.randint(1, len(fields))):
         if chance.random() < 0.2:
-            del question[field]
+            del fields[field]
         else:
-            question[field] = junk(chance)
+            fields[field] = junk(chance)
     if chance.random() < 0.15:
-        question[chance.choice(["", "self", "path", "__class__", "x" * 3000])] = junk(chance)
-    body = json.dumps(question).encode()
+        fields[chance.choice(["", "self", "path", "__class__", "x" * 3000])] = junk(chance)
+    body = json.dumps(fields).encode()
     forms = [
         body, body, body, damaged(chance, body), json.dumps(junk(chance)).encode(), b"",
-        json.dumps(question).encode("utf-16"), b"[" * 100_000, b'{"zoom":' * 5000, b"9" * 9000,
+        json.dumps(fields).encode("utf-16"), b"[" * 100_000, b'{"zoom":' * 5000, b"9" * 9000,
         b'{"data": "' + base64.b64encode(damaged(chance, GOOD["moving.gif"])) + b'", '
         b'"name": "a.gif", "zoom": 1}',
     ]  # fmt: skip

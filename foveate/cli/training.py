@@ -190,7 +190,8 @@ def _shown(greeting: str, team: "Team") -> "Iterator[Watch]":
 def warn_of_skipped(count: int, table: Path) -> None:
     """Print a warning if images were skipped."""
     if count:
-        print_message(f"warning: skipped {count} images that cannot be read; see {table}")
+        images = "1 image" if count == 1 else f"{count} images"
+        print_message(f"warning: skipped {images} that cannot be read; see {table}")
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:

@@ -261,13 +261,13 @@ def _caption(transform: AnyTransform) -> str:
 
 
 def _provenance(page: Page, report: AuditReport) -> None:
-    metadata = report.metadata
+    metadata, skipped = report.metadata, len(report.unreadable)
     page.provenance(
         {
             "model": report.model,
             "scales": ", ".join(f"{scale:.6g}" for scale in report.plain.scales),
             "images": f"{metadata['images']:,} of {metadata['source']} ({metadata['split']})",
-            "skipped": f"{len(report.unreadable)} unreadable images",
+            "skipped": f"{skipped} unreadable image{'s' * (skipped != 1)}",
             "transform": ", ".join(f"{k}={v}" for k, v in report.transform.to_dict().items()),
             "SHA-256 of the images": metadata["checksum"],
             "foveate": f"{metadata['version']} {metadata['commit']}",
