@@ -118,7 +118,7 @@ def test_without_weights_or_channels_the_page_says_so():
 
 def test_notes_and_what_was_left_out_are_on_the_page():
     text = words(report(notes=("mind <this>",), unreadable=("cannot read image x.png",)))
-    assert "mind <this>" in text and "cannot read image x.png" in text
+    assert "Mind <this>." in text and "cannot read image x.png" in text
     assert "skipped 1 unreadable image " in text
 
 
