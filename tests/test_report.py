@@ -120,7 +120,7 @@ def test_the_command_writes_the_page_and_the_figures(tmp_path, capsys, monkeypat
 
 
 def test_the_command_without_results_says_what_to_do(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("foveate.paper.tables.published", lambda: None)
+    monkeypatch.setattr("foveate.paper.tables.published_folder", lambda: None)
     assert run(["report", "--out", str(tmp_path)]) == 2
     assert "includes no published results; run" in capsys.readouterr().err
     assert run(["report", str(tmp_path / "nowhere")]) == 2
@@ -131,7 +131,7 @@ def test_the_command_without_results_says_what_to_do(tmp_path, capsys, monkeypat
 
 def test_the_published_results_are_the_default(tmp_path, monkeypatch, capsys):
     write_results(tmp_path / "own", made_records(seeds=1), [])
-    monkeypatch.setattr("foveate.paper.tables.published", lambda: tmp_path / "own")
+    monkeypatch.setattr("foveate.paper.tables.published_folder", lambda: tmp_path / "own")
     monkeypatch.setattr("foveate.report.reproduction.captioned_figures", lambda found: {})
     assert run(["report", "--out", str(tmp_path / "out")]) == 0
     assert "published with foveate" in (tmp_path / "out" / "report.html").read_text()
