@@ -2,7 +2,7 @@
 
 Usage: python benchmarks/photo_input.py FOLDER [--pictures 600] [--passes 5]
 
-FOLDER has one sub-folder of images per class. All three pipelines read JPEG files and return
+FOLDER has one subfolder of images per class. All three pipelines read JPEG files and return
 batches of 32:
 
 - `torchvision`: ImageFolder with RandomResizedCrop(224), a horizontal flip and normalisation.
@@ -39,7 +39,7 @@ RECIPE = Recipe(name="photo", base=224)
 WINDOWS = ScaleGrid.windows(smallest=56, largest=448, size=160, per_octave=2)
 
 
-def theirs(folder: Path, count: int) -> Iterator[int]:
+def torchvision_batches(folder: Path, count: int) -> Iterator[int]:
     """Count the images of the batches of a typical torchvision pipeline."""
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
@@ -52,7 +52,7 @@ def theirs(folder: Path, count: int) -> Iterator[int]:
     return (len(labels) for _, labels in loader)
 
 
-def resized(images: Shards, order: torch.Tensor) -> Iterator[int]:
+def resized_batches(images: Shards, order: torch.Tensor) -> Iterator[int]:
     """Count the images of batches that are read, resized and flipped, but not cut into patches."""
     loader = DataLoader(
         PhotoDataset(images, "train", RECIPE),
@@ -63,7 +63,7 @@ def resized(images: Shards, order: torch.Tensor) -> Iterator[int]:
     return (len(packed.labels) for packed, _ in loader)
 
 
-def cut(images: Shards, order: torch.Tensor) -> Iterator[int]:
+def patch_batches(images: Shards, order: torch.Tensor) -> Iterator[int]:
     """Count the images of batches of patches, as a run on a CPU reads them."""
     net = ScaleChannels(nn.Identity(), WINDOWS, 160, padding="border", antialias=True)
     cpu = torch.device("cpu")
@@ -83,7 +83,7 @@ def rate(counts: Callable[[], Iterator[int]]) -> float:
 def main() -> None:
     """Print the median rate of each pipeline and its ratio to torchvision."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="folder with one sub-folder of images per class")
+    parser.add_argument("folder", type=Path, help="folder with one subfolder of images per class")
     parser.add_argument("--pictures", type=int, default=600, help="images per pass (default: 600)")
     parser.add_argument("--passes", type=int, default=5, help="timed passes (default: 5)")
     options = parser.parse_args()
@@ -91,9 +91,9 @@ def main() -> None:
     count = min(options.pictures, len(images.labels("train")))
     order = torch.randperm(len(images.labels("train")), generator=torch.Generator().manual_seed(0))
     ways = {
-        "torchvision": partial(theirs, options.folder, count),
-        "resized": partial(resized, images, order[:count]),
-        "cut": partial(cut, images, order[:count]),
+        "torchvision": partial(torchvision_batches, options.folder, count),
+        "resized": partial(resized_batches, images, order[:count]),
+        "cut": partial(patch_batches, images, order[:count]),
     }
     rates = {name: [rate(way)][:0] for name, way in ways.items()}  # untimed: fills the file cache
     for _ in range(options.passes):

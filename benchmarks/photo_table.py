@@ -4,8 +4,8 @@ python benchmarks/photo_table.py run FOLDER --weights FILE --out DIR   train and
 python benchmarks/photo_table.py run CIFAR --suite cifar --out DIR     the same on CIFAR-10
 python benchmarks/photo_table.py table DIR [--suite cifar]             print a Markdown table
 
-The script calls only `foveate train` and `foveate evaluate`. FOLDER has the sub-folders train,
-validation and test, each with one sub-folder per class. FILE contains the weights of timm's
+The script calls only `foveate train` and `foveate evaluate`. FOLDER has the subfolders train,
+validation and test, each with one subfolder per class. FILE contains the weights of timm's
 tf_efficientnet_lite0 (.safetensors). CIFAR is a folder of the same kind; its networks are trained
 from scratch. Use --split val to choose settings; the default is the test split.
 """

@@ -30,7 +30,7 @@ from foveate.execution.plan import prepare
 from foveate.execution.windows import cut_windows
 from foveate.models.zoo import ModelConfig, model_config
 from foveate.scales import ScaleGrid
-from foveate.sweeps.jobs import Job, Outcome, perform, records_of, winners_of
+from foveate.sweeps.jobs import Job, Outcome, make_records, make_winners, perform
 from foveate.sweeps.ray_engine import RayEngine
 from foveate.sweeps.records import write_results
 from foveate.sweeps.runner import Done
@@ -136,12 +136,12 @@ def as_process(norms: Norms) -> None:
         calls = counted_reductions() if team.count > 1 else [0]
         run = train(config, Path(folder), team=team)
         if not team.is_main:
-            waits(team)
+            reduction_times(team)
             return
         seconds = [entry["seconds"] for entry in run.metrics()]
         steps = 2 * -(-config.samples // config.batch)
         found = {"epoch, s": seconds[1] - seconds[0], "sums per step": round(calls[0] / steps)}
-        print(json.dumps({**found, **waits(team)}))
+        print(json.dumps({**found, **reduction_times(team)}))
 
 
 def counted_reductions() -> list[int]:
@@ -156,7 +156,7 @@ def counted_reductions() -> list[int]:
     return calls
 
 
-def waits(team: Team, rounds: int = 200) -> Table:
+def reduction_times(team: Team, rounds: int = 200) -> Table:
     """Measure an all_reduce in ms, for the statistics of a norm layer and for all gradients."""
     if team.count == 1:
         return {}
@@ -215,8 +215,8 @@ def by_runs(counts: Sequence[int] = (100, 1000)) -> Table:
         job, outcome = tiny_job(Path(folder))
         for count in counts:
             outcomes = [replace(outcome, seed=seed) for seed in range(count)]
-            records = [r for one in outcomes for r in records_of(job, one)]
-            winners = [w for one in outcomes for w in winners_of(job, one)]
+            records = [r for one in outcomes for r in make_records(job, one)]
+            winners = [w for one in outcomes for w in make_winners(job, one)]
             start = time.perf_counter()
             write_results(Path(folder), records, winners)
             found[str(count)] = time.perf_counter() - start
@@ -262,7 +262,7 @@ def measure(only: str | None) -> dict[str, object]:
     return {name: rounded(part()) for name, part in PARTS.items() if only in (None, name)}
 
 
-def keep(printed: dict[str, object], note: str) -> None:
+def write_results_and_page(printed: dict[str, object], note: str) -> None:
     """Write the results, and update the tables of the page from them."""
     entry = {
         "command": "python benchmarks/scaling.py",
@@ -288,4 +288,4 @@ if __name__ == "__main__":
     found = measure(options.only)
     print(json.dumps(found))
     if options.write and not options.only:
-        keep(found, options.note)
+        write_results_and_page(found, options.note)

@@ -14,10 +14,11 @@ DOC = ROOT / "docs" / "scaling.md"
 # Further inputs of the extrapolation. Measured on one H200 (docs/log.md): three runs of FovAvg with
 # batches of 32 in parallel, and the time to their first step. Assumed, not measured: the duration
 # of an all-reduce over GPUs.
-GPUS, BESIDE, EPOCHS, IMAGES = 64, 3, 20, 50_000
+GPUS, RUNS_PER_GPU, EPOCHS, IMAGES = 64, 3, 20, 50_000
 RUN, FIRST = 8.4, 31.5  # seconds: one run when three share a GPU, and the time to its first step
 STEP = 0.82  # ms: FovAvg, batch 128, captured
-NEAR, FAR, PER_NODE = 0.02, 0.05, 8  # ms of an all-reduce in a node and across nodes; GPUs per node
+LATENCY_IN_NODE, LATENCY_BETWEEN_NODES = 0.02, 0.05  # ms of an all-reduce
+PER_NODE = 8  # GPUs
 LARGE = 100.0  # ms: the step of a network that is large enough for many GPUs
 
 
@@ -91,11 +92,11 @@ def pieces(found: dict[str, Any]) -> str:
 def many_runs(found: dict[str, Any]) -> str:
     """Extrapolate a sweep of the paper's runs to 64 GPUs with three runs per GPU."""
     run = found["run"]
-    each = BESIDE * RUN + FIRST
-    rate = GPUS * BESIDE / each
+    each = RUNS_PER_GPU * RUN + FIRST
+    rate = GPUS * RUNS_PER_GPU / each
     saves, held = rate * (EPOCHS + 1), IMAGES * run["windows of an image, kB"] / 1e6
     rows: list[list[object]] = [
-        ["parallel runs", GPUS * BESIDE],
+        ["parallel runs", GPUS * RUNS_PER_GPU],
         ["duration of a run including its start, s", each],
         ["share of that time before the first step, %", 100 * FIRST / each],
         ["runs per hour", 3600 * rate],
@@ -103,7 +104,7 @@ def many_runs(found: dict[str, Any]) -> str:
         ["checkpoints per second on shared storage", saves],
         ["checkpoints, MB per second", saves * run["checkpoint, kB"] / 1e3],
         ["weights sent to the driver instead, MB per second", rate * run["weights, kB"] / 1e3],
-        ["images of three runs on a GPU, GB", BESIDE * held],
+        ["images of three runs on a GPU, GB", RUNS_PER_GPU * held],
     ]
     return table(["on 64 GPUs", "extrapolated"], rows)
 
@@ -117,7 +118,8 @@ def one_run(found: dict[str, Any]) -> str:
     sums = found["processes"]["2, shared norms"]["sums per step"] + 1  # plus one for the gradients
     rows: list[list[object]] = []
     for count in (1, 2, 4, 8, 16, 64):
-        wait = 0 if count == 1 else sums * (NEAR if count <= PER_NODE else FAR)
+        latency = LATENCY_IN_NODE if count <= PER_NODE else LATENCY_BETWEEN_NODES
+        wait = 0 if count == 1 else sums * latency
         steps = [work / count + wait for work in (STEP, LARGE)]
         rows.append([count, steps[0], STEP / steps[0], steps[1], LARGE / steps[1]])
     return table(["GPUs", "FovAvg, ms", "speed-up", f"step of {LARGE:g} ms, ms", "speed-up"], rows)

@@ -21,7 +21,14 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from channels import captured, fovavg, milliseconds, obvious, plainly, training_step
+from channels import (
+    captured,
+    fovavg,
+    loop_over_channels,
+    milliseconds,
+    training_step,
+    without_fast_path,
+)
 
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
@@ -38,12 +45,12 @@ EPOCHS = {"fovavg": 5, "cnn": 5, "swmax": 2}  # of the paper's 20; fewer suffice
 def one_step() -> dict[str, float]:
     """Measure a captured step of FovAvg, 17 channels, batch 128, and the plain loop."""
     images, labels = torch.randn(128, 1, 112, 112).cuda(), torch.randint(0, 10, (128,)).cuda()
-    net, loop = fovavg("cuda"), plainly(fovavg("cuda"))
+    net, loop = fovavg("cuda"), without_fast_path(fovavg("cuda"))
     adam = torch.optim.Adam(net.parameters(), 3e-3, fused=True, capturable=True)
     with torch.no_grad():
         batch = Batch(prepare(net, images, "bf16"), labels)
     step = CapturedStep(net, adam, "bf16", batch=128, compiled=True)
-    slow = training_step(lambda: obvious(loop, images), loop, labels)
+    slow = training_step(lambda: loop_over_channels(loop, images), loop, labels)
     return {
         "step, ms": milliseconds(lambda: step(batch)),
         "obvious loop, ms": milliseconds(slow, 20),
@@ -61,13 +68,13 @@ def one_epoch() -> dict[str, float]:
     splits = (digits.train, digits.val, digits.test)
     shown = torch.cat([rescale(split.images, 2.0) for split in splits])
     labels = torch.cat([split.labels for split in splits])
-    net, loop = fovavg("cpu"), plainly(fovavg("cpu"))
+    net, loop = fovavg("cpu"), without_fast_path(fovavg("cpu"))
     adam, other = (torch.optim.Adam(n.parameters(), 3e-3) for n in (net, loop))
     order = torch.split(torch.randperm(len(labels)), 32)
     start = time.perf_counter()
     for chosen in order:
         other.zero_grad()
-        F.cross_entropy(obvious(loop, shown[chosen]), labels[chosen]).backward()
+        F.cross_entropy(loop_over_channels(loop, shown[chosen]), labels[chosen]).backward()
         other.step()
     middle = time.perf_counter()
     with torch.no_grad():

@@ -55,7 +55,7 @@ CONFIG = TrainConfig(
 )
 
 
-def tell(config: TrainConfig, progress: Progress, steps: int) -> None:
+def print_epoch(config: TrainConfig, progress: Progress, steps: int) -> None:
     """Print one line at the end of each epoch."""
     if progress.step == 0:
         last = progress.metrics[-1]
@@ -63,7 +63,7 @@ def tell(config: TrainConfig, progress: Progress, steps: int) -> None:
 
 
 def main(folder: Path) -> None:
-    run = train(CONFIG, folder, callback=tell)
+    run = train(CONFIG, folder, callback=print_epoch)
     test = load_source("mnist-5k").test
     for at in accuracy_over_scale(run.net(trust=True), test, [0.5, 1, 2, 4]):
         print(f"scale {at.scale:g}: accuracy {at.accuracy:.1%}; trained only on scale 2")

@@ -2,7 +2,7 @@
 
     python examples/photo_scene.py runs/clothes photographs --out scenes.png
 
-``runs/clothes`` is a run of ``foveate train`` on the folder ``photographs``, which has a sub-folder
+``runs/clothes`` is a run of ``foveate train`` on the folder ``photographs``, which has a subfolder
 per class. The program pastes test photographs at random positions and sizes onto grey scenes.
 ``net.search`` evaluates the network at a grid of centres and refines the best ones. The program
 draws the window and the class that it finds into the scene: green if the centre lies in the
@@ -107,7 +107,7 @@ def tile(images: Sequence[Image.Image], columns: int = 3, gap: int = 4) -> Image
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("run", help="folder of a run trained on photographs")
-    parser.add_argument("folder", type=Path, help="photographs, with one sub-folder per class")
+    parser.add_argument("folder", type=Path, help="photographs, with one subfolder per class")
     parser.add_argument("--scenes", type=int, default=6, help="number of scenes (default: 6)")
     parser.add_argument("--step", type=float, help="pixels between centres (default: base / 4)")
     parser.add_argument("--seed", type=int, default=0, help="random seed (default: 0)")

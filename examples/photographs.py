@@ -2,7 +2,7 @@
 
     python examples/photographs.py clothes
 
-``clothes`` has the sub-folders ``train`` and ``test``, each with a sub-folder of photographs per
+``clothes`` has the subfolders ``train`` and ``test``, each with a subfolder of photographs per
 class. The program trains the same backbone twice on photographs of one size: on the whole frame, as
 usual, and in scale channels. It prints the accuracy of both at several sizes.
 """

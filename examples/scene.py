@@ -99,32 +99,32 @@ def compose(split: Split) -> tuple[Tensor, list[int]]:
 
 
 @torch.no_grad()
-def usual_scales(net: ScaleChannels, split: Split) -> Tensor:
+def reference_scales(net: ScaleChannels, split: Split) -> Tensor:
     """Return the median selected scale of each class, shape (K,), for digits of scale 1."""
     images, labels = rescale(split.images, 1.0, size=112), split.labels
     scales = net.select_scale(images)
     return torch.stack([scales[labels == k].median() for k in range(10)])
 
 
-def describe(maps: LocalMaps, labels: list[int], usual: Tensor) -> list[tuple[int, float]]:
+def describe(maps: LocalMaps, labels: list[int], reference: Tensor) -> list[tuple[int, float]]:
     """Print label and prediction at each position; return the predicted classes and scales."""
     print(" position (y, x)  label  pred.   scale  pred.")
-    said = []
+    predictions = []
     for digit, label in zip(DIGITS, labels, strict=True):
         i, j = digit.y // STEP, digit.x // STEP
         guess = int(maps.logits[0, :, i, j].argmax())
-        scale = float(maps.scales[0, i, j] / usual[guess])
-        said.append((guess, scale))
+        scale = float(maps.scales[0, i, j] / reference[guess])
+        predictions.append((guess, scale))
         wrong = "" if guess == label else "  wrong"
         place = f"({digit.y}, {digit.x})"
         print(f" {place:15s} {label:6d} {guess:6d} {digit.scale:7.2f} {scale:6.2f}{wrong}")
-    right = sum(guess == label for (guess, _), label in zip(said, labels, strict=True))
+    right = sum(guess == label for (guess, _), label in zip(predictions, labels, strict=True))
     print(f"{right} of {len(labels)} predictions are correct.")
-    return said
+    return predictions
 
 
 def draw(
-    scene: Tensor, maps: LocalMaps, labels: list[int], said: list[tuple[int, float]]
+    scene: Tensor, maps: LocalMaps, labels: list[int], predictions: list[tuple[int, float]]
 ) -> "Figure":
     """Draw the scene with the predictions, and the class and scale maps of confident positions."""
     from matplotlib.figure import Figure
@@ -138,7 +138,7 @@ def draw(
         ax.set_xticks([])
         ax.set_yticks([])
     axes[0].set_title("prediction at each position: class × scale (red: wrong)")
-    for digit, label, (guess, scale) in zip(DIGITS, labels, said, strict=True):
+    for digit, label, (guess, scale) in zip(DIGITS, labels, predictions, strict=True):
         colour = "#4ade80" if guess == label else "#f87171"
         half = 12 * scale
         x, y = digit.x - half, digit.y - half
@@ -174,8 +174,8 @@ def main() -> None:
     scene, labels = compose(source.test)
     with torch.no_grad():
         maps = local_maps(net, scene, STEP)
-    said = describe(maps, labels, usual_scales(net, source.val))
-    print(f"wrote {save(draw(scene, maps, labels, said), options.out)}")
+    predictions = describe(maps, labels, reference_scales(net, source.val))
+    print(f"wrote {save(draw(scene, maps, labels, predictions), options.out)}")
 
 
 if __name__ == "__main__":

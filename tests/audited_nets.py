@@ -83,7 +83,7 @@ def not_a_number():
 
 
 def write_pictures(folder, count=40, splits=False):
-    """Test digits as PNG files, a sub-folder per class; with splits, training digits too."""
+    """Test digits as PNG files, a subfolder per class; with splits, training digits too."""
     source = load_source("mnist-5k")
     for split in ("train", "test") if splits else ("test",):
         data = getattr(source, split)

@@ -6,7 +6,7 @@ import random
 
 from demo_nets import GOOD
 
-from foveate.demo.uploads import BYTES
+from foveate.demo.uploads import MAX_FILE_BYTES
 
 SEED = 15
 DIGIT = base64.b64encode(bytes(range(196)) * 4).decode()
@@ -62,18 +62,18 @@ def damaged(chance, data):
 
 
 def bad_body(chance, valid, name):
-    question = dict(valid[name])
-    for field in chance.sample(sorted(question), chance.randint(1, len(question))):
+    fields = dict(valid[name])
+    for field in chance.sample(sorted(fields), chance.randint(1, len(fields))):
         if chance.random() < 0.2:
-            del question[field]
+            del fields[field]
         else:
-            question[field] = junk(chance)
+            fields[field] = junk(chance)
     if chance.random() < 0.15:
-        question[chance.choice(["", "self", "path", "__class__", "x" * 3000])] = junk(chance)
-    body = json.dumps(question).encode()
+        fields[chance.choice(["", "self", "path", "__class__", "x" * 3000])] = junk(chance)
+    body = json.dumps(fields).encode()
     forms = [
         body, body, body, damaged(chance, body), json.dumps(junk(chance)).encode(), b"",
-        json.dumps(question).encode("utf-16"), b"[" * 100_000, b'{"zoom":' * 5000, b"9" * 9000,
+        json.dumps(fields).encode("utf-16"), b"[" * 100_000, b'{"zoom":' * 5000, b"9" * 9000,
         b'{"data": "' + base64.b64encode(damaged(chance, GOOD["moving.gif"])) + b'", '
         b'"name": "a.gif", "zoom": 1}',
     ]  # fmt: skip
@@ -98,7 +98,7 @@ def bad_request(number, address, valid=VALID):
             ],
             k=chance.randint(1, 3),
         )  # fmt: skip
-        length = chance.choice([length] * 4 + [str(2 * BYTES), "-1", "x", "1e3", "9" * 30])
+        length = chance.choice([length] * 4 + [str(2 * MAX_FILE_BYTES), "-1", "x", "1e3", "9" * 30])
         method = chance.choice(["POST", "POST", "GET", "PUT", "OPTIONS", "TRACE", "x" * 99, "HEAD"])
         target = chance.choice([target, target, "/", "*", "/%ff%00", "//", "/predict?" + "a" * 999])
         version = chance.choice(["1.1", "1.1", "1.1", "1.0", "2.0", "9"])

@@ -46,11 +46,11 @@ def visiting(browser, address):
     assert (outside, troubles) == ([], [])
 
 
-def answers(page):
+def reply_count(page):
     return int(page.locator(".explore").get_attribute("data-replies") or 0)
 
 
-def answered(page, before):
+def wait_for_reply(page, before):
     page.wait_for_function(
         "before => Number(document.querySelector('.explore').dataset.replies || 0) > before",
         arg=before,

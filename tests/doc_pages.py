@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 COMMANDS = typer.main.get_command(app).commands
 SHELL = ("sh", "console")
-SHOWN = ("text", "toml", "yaml")  # not executed; written to a file if the first line names one
+NOT_EXECUTED_KINDS = ("text", "toml", "yaml")  # written to a file if the first line names one
 BLOCK = re.compile(
     r"^(?P<indent> *)(?:<!-- not executed: (?P<reason>[^\n]+) -->\n *)?"
     r"```(?P<kind>\w*)[^\n]*\n(?P<code>.*?)^(?P=indent)```$",
@@ -82,7 +82,7 @@ TINY = {
 """Options with which the commands of photographs.md take seconds on 42 small photographs."""
 
 
-def made_tiny(block):
+def shrink_block(block):
     """Return the same block with a tiny backbone and without downloads."""
     code = block.code.replace("tf_efficientnet_lite0", "test_efficientnet")
     code = code.replace(" --pretrained", "").replace("pretrained=True", "pretrained=False")
@@ -92,7 +92,7 @@ def made_tiny(block):
     return block._replace(code=code)
 
 
-def perform(block, names):
+def run_block(block, names):
     """Run a block in the current folder; Python blocks share `names`."""
     if block.file:
         Path(block.file).write_text(block.code, encoding="utf-8")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foveate.errors import ConfigError
-from foveate.evaluation.audit.measure import measuring
+from foveate.evaluation.audit.measure import eval_mode
 from foveate.models.channels import ScaleChannels
 from foveate.scales import ScaleGrid, as_scales
 
@@ -57,7 +57,7 @@ def covariance_error(net: ScaleChannels, rescale: Rescale, factor: float) -> Cov
     ]
     if not pairs:
         raise ConfigError(f"no two of the scales {net.scales} are a factor of {factor:g} apart")
-    with measuring(net):
+    with eval_mode(net):
         before, after = net.channels(rescale(1.0)), net.channels(rescale(factor))
     before, after = before[:, [i for i, _ in pairs]], after[:, [j for _, j in pairs]]
     error = (after - before).abs().double() / _spread(before)
@@ -68,7 +68,7 @@ def invariance_error(
     model: Callable[[Tensor], Tensor], rescale: Rescale, scales: ScaleGrid | Sequence[float]
 ) -> list[InvarianceError]:
     """Compare the logits (B, K) of any model at each of `scales` with those at scale 1."""
-    with measuring(model):
+    with eval_mode(model):
         before = model(rescale(1.0))
         unit, label = _spread(before), before.argmax(1)
         errors = []

@@ -47,7 +47,7 @@ def serving(folder, specs, *options, end=signal.SIGINT, program=("-m", "foveate"
     assert log.read_text().count("\n") == 1, log.read_text()  # the address, and no trouble
 
 
-def ask(server, method, path, body=None, headers=None, timeout=10):
+def send_request(server, method, path, body=None, headers=None, timeout=10):
     """Send a request: the status of the reply, its body, and its headers by lower-case name."""
     connection = http.client.HTTPConnection(server, timeout=timeout)
     with closing(connection):

@@ -157,7 +157,7 @@ def test_changes_are_those_of_the_predictions():
         assert change.native_confidence == pytest.approx(sure[1.0][i].item(), abs=1e-5)
         others = [sure[s][i].item() for s in GRID if said[s][i] != said[1.0][i]]
         assert change.confidence == pytest.approx(max(others), abs=1e-5)
-    certainties = [change.certainty for change in found.changes]
+    certainties = [change.min_confidence for change in found.changes]
     assert certainties == sorted(certainties, reverse=True)
     assert found.changes == audit(linear, images, labels, GRID, batch=30).changes
     assert found.to_dict()["changes"][0]["image"] == found.changes[0].image
@@ -215,10 +215,10 @@ def audit_of(accuracies):
 
 
 def test_steady_is_the_range_about_the_native_scale():
-    assert audit_of([0.9, 0.5, 0.9, 0.86, 0.85]).steady() == (1.0, 4.0)
-    assert audit_of([0.9, 0.5, 0.9, 0.86, 0.84]).steady() == (1.0, 2.0)
-    assert audit_of([0.1, 0.5, 0.9, 0.6, 0.84]).steady(0.4) == (0.5, 4.0)
-    assert audit_of([0.1, 0.5, 0.9, 0.6, 0.84]).steady() == (1.0, 1.0)
+    assert audit_of([0.9, 0.5, 0.9, 0.86, 0.85]).stable_range() == (1.0, 4.0)
+    assert audit_of([0.9, 0.5, 0.9, 0.86, 0.84]).stable_range() == (1.0, 2.0)
+    assert audit_of([0.1, 0.5, 0.9, 0.6, 0.84]).stable_range(0.4) == (0.5, 4.0)
+    assert audit_of([0.1, 0.5, 0.9, 0.6, 0.84]).stable_range() == (1.0, 1.0)
 
 
 def refused(classify=linear, images=None, labels=None, **options):

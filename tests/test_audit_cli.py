@@ -14,7 +14,7 @@ from audited_nets import NAMES, SIZE, write_pictures
 from foveate.cli.app import run
 from foveate.data.sources import load_source
 from foveate.evaluation.audit.measure import MEASURES, audit
-from foveate.evaluation.audit.report import AS_IT_IS, COLUMNS, IN_CHANNELS
+from foveate.evaluation.audit.report import COLUMNS, IN_CHANNELS, ORIGINAL
 
 FILES = ["audit.csv", "audit.html", "audit.json", "audit.png", "audit.svg"]
 SCALES = ["--scales", "0.5:2:1"]
@@ -54,7 +54,7 @@ def test_it_prints_a_table_a_summary_and_the_paths(audited):
     assert [line.split()[0] for line in lines[1:4]] == ["0.500", "1.000", "2.000"]
     found = content(out)["audits"]
     for line, plain, inside in zip(
-        lines[1:4], found[AS_IT_IS]["scales"], found[IN_CHANNELS]["scales"], strict=True
+        lines[1:4], found[ORIGINAL]["scales"], found[IN_CHANNELS]["scales"], strict=True
     ):
         shares = [plain[measure] for measure in MEASURES] + [inside["accuracy"]]
         cells = [
@@ -82,7 +82,7 @@ def test_the_numbers_are_those_of_the_function(audited):
     images = audited_nets.framed(test.images[:120])
     found = audit(audited_nets.net(), images, test.labels[:120], [0.5, 1, 2], border=0.0)
     for point, counts in zip(
-        content(out)["audits"][AS_IT_IS]["scales"], found.overall, strict=True
+        content(out)["audits"][ORIGINAL]["scales"], found.overall, strict=True
     ):
         assert (point["right"], point["agreeing"]) == (counts.right, counts.agreeing)
         assert point["confidence"]["value"] == pytest.approx(counts.confidence.value, abs=1e-5)
@@ -96,7 +96,7 @@ def test_the_csv_has_a_line_per_model_scale_and_class(audited):
     keys = [(line["model"], line["scale"], line["class"]) for line in lines]
     assert keys == [
         (model, scale, name)
-        for model in (AS_IT_IS, IN_CHANNELS)
+        for model in (ORIGINAL, IN_CHANNELS)
         for scale in ("0.5", "1.0", "2.0")
         for name in ("", *NAMES)
     ]
@@ -175,10 +175,10 @@ def test_options_reach_the_audit(folder, tmp_path, capsys):
     found = content(tmp_path / "a")
     transform = {"size": [32, 32], "border": "reflect", "mean": [0.1], "std": [0.5]}
     assert {key: found["transform"][key] for key in transform} == transform
-    assert [p["scale"] for p in found["audits"][AS_IT_IS]["scales"]] == [1.0, 1.5, 2.0]
-    assert found["audits"][AS_IT_IS]["native"] == 1.5 and set(found["audits"]) == {AS_IT_IS}
+    assert [p["scale"] for p in found["audits"][ORIGINAL]["scales"]] == [1.0, 1.5, 2.0]
+    assert found["audits"][ORIGINAL]["native"] == 1.5 and set(found["audits"]) == {ORIGINAL}
     assert (found["split"], found["images"], found["pool"]) == ("train", 10, None)
-    assert found["audits"][AS_IT_IS]["classes"] == list(NAMES)
+    assert found["audits"][ORIGINAL]["classes"] == list(NAMES)
     capsys.readouterr()
 
 
@@ -281,4 +281,4 @@ def test_a_frame_that_is_not_square_gets_no_channels_and_says_so(tmp_path, capsy
     finally:
         sys.path.remove(str(tmp_path))
     assert "scale channels require a square input, got 8 x 12" in capsys.readouterr().err
-    assert set(content(tmp_path / "out")["audits"]) == {AS_IT_IS}
+    assert set(content(tmp_path / "out")["audits"]) == {ORIGINAL}

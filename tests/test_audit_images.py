@@ -210,10 +210,10 @@ def test_a_whole_picture_lies_inside_of_the_frame():
 
 def test_what_is_cropped_is_known():
     fill, inside = (Transform(size=(10, 10), fit=fit) for fit in ("fill", "inside"))
-    assert fill.lost(40, 20) == fill.lost(20, 40) == pytest.approx(0.5)
-    assert fill.lost(7, 7) == inside.lost(40, 20) == pytest.approx(0)
-    assert Transform(size=(10, 20)).lost(20, 40) == pytest.approx(0)
-    assert Transform(size=(10, 20)).lost(40, 40) == pytest.approx(0.5)
+    assert fill.cropped_share(40, 20) == fill.cropped_share(20, 40) == pytest.approx(0.5)
+    assert fill.cropped_share(7, 7) == inside.cropped_share(40, 20) == pytest.approx(0)
+    assert Transform(size=(10, 20)).cropped_share(20, 40) == pytest.approx(0)
+    assert Transform(size=(10, 20)).cropped_share(40, 40) == pytest.approx(0.5)
 
 
 def test_the_view_resolution_is_less_of_what_is_shown_at_scale_one():

@@ -17,11 +17,11 @@ from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.audit.audited_images import open_images
 from foveate.evaluation.audit.images import Transform
-from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, audit_beside
+from foveate.evaluation.audit.report import IN_CHANNELS, ORIGINAL, audit_with_channels
 from foveate.evaluation.audit.transforms import choose_transform, classifier
-from foveate.evaluation.audit.zero_shot import beside, in_channels
-from foveate.evaluation.foreign import Classifier
+from foveate.evaluation.audit.zero_shot import pair_with_channels, wrap_zero_shot
 from foveate.evaluation.models import Model, load_model
+from foveate.evaluation.third_party import Classifier
 from foveate.models.zoo import ModelConfig
 from foveate.resampling import foveate_plain
 
@@ -50,14 +50,14 @@ def pictures(tmp_path_factory):
 
 def audited(spec, pictures):
     model = load_model(str(spec), trust=True)
-    return audit_beside(model, pictures, choose_transform(model, pictures), SCALES, batch=16)
+    return audit_with_channels(model, pictures, choose_transform(model, pictures), SCALES, batch=16)
 
 
 def test_every_format_gives_the_same_audit(net, files, pictures):
     """Alone and in scale channels; logits may differ in the last bits of a float."""
     first = audited("audited_nets:net", pictures)
     assert first.plain.at_native.accuracy.value > 0.5  # it has learned something
-    assert set(first.audits) == {AS_IT_IS, IN_CHANNELS} and first.channels == SCALES
+    assert set(first.audits) == {ORIGINAL, IN_CHANNELS} and first.channels == SCALES
     assert first.transform.size == (SIZE, SIZE) and first.transform.channels == 1
     for kind, path in files.items():
         other = audited(path, pictures)
@@ -233,7 +233,7 @@ def test_in_channels_is_the_loop_over_windows(net, pool, antialias):
     images = random_images(2, 1, SIZE, SIZE)
     classifier = Classifier(net, 10, 3)
     with torch.no_grad():
-        wrapped = in_channels(classifier, SCALES, (SIZE, SIZE), pool, antialias=antialias)
+        wrapped = wrap_zero_shot(classifier, SCALES, (SIZE, SIZE), pool, antialias=antialias)
         patches = foveate_plain(images, SCALES, SIZE, antialias=antialias)
         logits = torch.stack([net(patches[:, s]) for s in range(3)], 1).double()
         expected = {
@@ -245,11 +245,11 @@ def test_in_channels_is_the_loop_over_windows(net, pool, antialias):
         torch.testing.assert_close(wrapped(images).double(), expected[pool], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(patches[:, 1], images)
     with pytest.raises(ConfigError, match="square input, got 8 x 9"):
-        in_channels(classifier, SCALES, (8, 9), pool)
+        wrap_zero_shot(classifier, SCALES, (8, 9), pool)
 
 
 def test_the_windows_have_the_same_pixels_whatever_the_patch(net):
-    whole, half = (in_channels(net, SCALES, (SIZE, SIZE), "max", patch=p) for p in (None, 20))
+    whole, half = (wrap_zero_shot(net, SCALES, (SIZE, SIZE), "max", patch=p) for p in (None, 20))
     assert [whole.size * s for s in whole.scales] == [half.size * s for s in half.scales]
     assert (whole.size, half.size) == (SIZE, 20)
 
@@ -258,7 +258,7 @@ def test_windows_beyond_the_input_see_the_picture_beyond_it(pictures):
     """The plain model sees the centre of what the channels see, as if it were audited alone."""
     transform = Transform(size=(9, 9), channels=1, border=0.25)
     images = pictures.first(3)
-    pair = beside(nn.Identity(), transform, (0.5, 1.0, 2.0), "max", None)
+    pair = pair_with_channels(nn.Identity(), transform, (0.5, 1.0, 2.0), "max", None)
     wide = transform(images, 1.5, pair.side)
     assert pair.side == 19 and wide.shape == (3, 1, 19, 19)
     torch.testing.assert_close(pair.plain(wide), transform(images, 1.5), rtol=0, atol=1e-6)
@@ -266,7 +266,7 @@ def test_windows_beyond_the_input_see_the_picture_beyond_it(pictures):
     torch.testing.assert_close(
         largest, transform(images, 0.75), rtol=0, atol=0.1
     )  # resampled twice
-    narrow = beside(nn.Identity(), transform, (0.25, 1.0), "max", None)
+    narrow = pair_with_channels(nn.Identity(), transform, (0.25, 1.0), "max", None)
     assert narrow.side == 9 and isinstance(narrow.plain, nn.Identity)
 
 
@@ -289,7 +289,7 @@ def test_the_transform_follows_model_and_pictures(pictures, net):
     ours = Model(name="run", net=net, shape=(None, 1, 24, 24), **known)
     transform = choose_transform(ours, pictures)
     assert (transform.recipe, transform.size, transform.border) == ("large-scale", (24, 24), "zero")
-    assert ours.native == 2 and replace(ours, trained_on="1-4").native == 1
+    assert ours.native_scale == 2 and replace(ours, trained_on="1-4").native_scale == 1
     own = Model(name="file", net=net, mean=(0.4,), std=(0.2,))
     assert choose_transform(own, pictures, mean=(0.5,)).mean == (0.5,)
     found = choose_transform(own, pictures)

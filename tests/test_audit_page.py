@@ -10,8 +10,8 @@ import torch
 from foveate.evaluation.audit.changes import Change
 from foveate.evaluation.audit.images import Transform
 from foveate.evaluation.audit.measure import Audit, Counts
-from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, AuditReport
-from foveate.report.audit_page import CLASSES, audit_curves, audit_page, shown, summary
+from foveate.evaluation.audit.report import IN_CHANNELS, ORIGINAL, AuditReport
+from foveate.report.audit_page import CLASSES, audit_curves, audit_page, format_estimate, summary
 
 SCALES = (0.5, 1.0, 2.0)
 ABOUT = {
@@ -40,13 +40,13 @@ def made(rights, classes=("a", "b"), scales=SCALES):
     )
 
 
-def report(audits=None, about=None, **changes):
+def report(audits=None, metadata=None, **changes):
     usual = {
         "model": "mynet:net",
         "transform": Transform(size=(9, 9), channels=1),
         "channels": SCALES,
-        "audits": audits or {AS_IT_IS: made([30, 90, 50]), IN_CHANNELS: made([60, 80, 70])},
-        "about": {**ABOUT, **(about or {})},
+        "audits": audits or {ORIGINAL: made([30, 90, 50]), IN_CHANNELS: made([60, 80, 70])},
+        "metadata": {**ABOUT, **(metadata or {})},
     }
     return AuditReport(**{**usual, **changes})
 
@@ -54,7 +54,7 @@ def report(audits=None, about=None, **changes):
 def words(found, trainable=True, changed=()):
     page = audit_page(found, PICTURES, trainable, changed).html()
     inside = re.sub(r"<(style|svg)\b.*?</\1>", " ", page, flags=re.DOTALL)
-    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", inside)).split())
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", inside)).replace("\u2060", "").split())
 
 
 @pytest.mark.parametrize("measure", ["accuracy", "agreement", "confidence"])
@@ -80,17 +80,18 @@ def test_all_measures_side_by_side_with_one_legend():
     figure = audit_curves(report().audits)
     assert len(figure.axes) == 3 and len(figure.legends) == 1
     assert [t.get_text() for t in figure.legends[0].get_texts()] == ["original model", IN_CHANNELS]
-    assert not audit_curves({AS_IT_IS: made([1, 2, 3])}).legends
+    assert not audit_curves({ORIGINAL: made([1, 2, 3])}).legends
 
 
 def test_the_summary_says_how_it_holds():
     text = summary(made([30, 90, 50]))
-    assert text.startswith(f"{shown(counts(90).accuracy)} % accuracy at the native scale 1")
+    best = format_estimate(counts(90).accuracy)
+    assert text.startswith(f"{best} % accuracy at the native scale 1")
     assert "on 100 images" in text and "more than 5 points at the neighbouring scales" in text
-    assert f"it is {shown(counts(30).accuracy)} % at scale 0.5" in text
-    assert f"and {shown(counts(50).accuracy)} % at scale 2" in text
+    assert f"it is {format_estimate(counts(30).accuracy)} % at scale 0.5" in text
+    assert f"and {format_estimate(counts(50).accuracy)} % at scale 2" in text
     assert "at most 5 points from scale 1 to 2;" in summary(made([30, 90, 87]))
-    assert shown(counts(90).accuracy) == "90.0 (83-94)"  # Wilson's interval, from tables
+    assert format_estimate(counts(90).accuracy) == "90.0 (83–94)"  # Wilson's interval, from tables
 
 
 def test_the_page_has_both_forms_and_their_difference():
@@ -100,7 +101,8 @@ def test_the_page_has_both_forms_and_their_difference():
         in text
     )
     row = [getattr(counts(30), measure) for measure in ("accuracy", "agreement", "confidence")]
-    assert " ".join(["0.500", *map(shown, row), shown(counts(60).accuracy)]) in text
+    cells = map(format_estimate, [*row, counts(60).accuracy])
+    assert " ".join(["0.500", *cells]) in text
     assert "load_model('mynet:net').net.train()" in text
     assert "scales = [0.5, 1, 2]" in text
     assert "ScaleChannels(backbone, scales, size=9, pool='max', antialias=True)" in text
@@ -110,14 +112,14 @@ def test_the_page_has_both_forms_and_their_difference():
 
 def test_without_weights_or_channels_the_page_says_so():
     assert "audit the PyTorch module" in words(report(), trainable=False)
-    alone = report({AS_IT_IS: made([1, 2, 3])}, channels=())
+    alone = report({ORIGINAL: made([1, 2, 3])}, channels=())
     assert "was not wrapped in scale channels" in words(alone, trainable=False)
 
 
 def test_notes_and_what_was_left_out_are_on_the_page():
     text = words(report(notes=("mind <this>",), unreadable=("cannot read image x.png",)))
-    assert "mind <this>" in text and "cannot read image x.png" in text
-    assert "skipped 1 unreadable images" in text
+    assert "Mind <this>." in text and "cannot read image x.png" in text
+    assert "skipped 1 unreadable image " in text
 
 
 def test_classes_come_with_those_first_that_lose_most_and_not_without_end():
@@ -130,7 +132,7 @@ def test_classes_come_with_those_first_that_lose_most_and_not_without_end():
         scales=SCALES, native=1.0, classes=tuple(names), overall=(counts(50),) * 3,
         per_class=per_class,
     )  # fmt: skip
-    text = words(report({AS_IT_IS: audit}))
+    text = words(report({ORIGINAL: audit}))
     shown_names = re.findall(r"class\d\d", text)
     assert shown_names == names[::-1][:CLASSES]
     assert "and the remaining 3 classes" in text
@@ -142,14 +144,14 @@ def test_few_images_of_a_class_give_no_shares():
         scales=SCALES, native=1.0, classes=("many", "few", "enough"), overall=(counts(50),) * 3,
         per_class=per_class,
     )  # fmt: skip
-    text = words(report({AS_IT_IS: audit}))
+    text = words(report({ORIGINAL: audit}))
     assert "many 100 50.0 50.0 50.0 enough 10 50.0 50.0 50.0 few 9 (too few) – – –" in text
     assert "classes with fewer than 10 images are at the end" in text
 
 
 def test_changed_predictions_are_shown_at_both_scales():
     change = Change(7, 1, 0.5, 1, 0.93, 0, 0.81)
-    found = report({AS_IT_IS: replace(made([30, 90, 50], ("hat", "shoe")), changes=(change,))})
+    found = report({ORIGINAL: replace(made([30, 90, 50], ("hat", "shoe")), changes=(change,))})
     text = words(found, changed=PICTURES)
     assert "shoe scale 1: shoe, 93 % scale 0.5: hat, 81 %" in text
     assert "at most 3 are of one class" in text
@@ -164,5 +166,5 @@ def test_a_class_without_images_is_not_shown():
         scales=SCALES, native=1.0, classes=("here", "nowhere"), overall=(counts(50),) * 3,
         per_class=per_class,
     )  # fmt: skip
-    text = words(report({AS_IT_IS: audit}))
+    text = words(report({ORIGINAL: audit}))
     assert "here" in text and "nowhere" not in text

@@ -15,7 +15,7 @@ from foveate.data.recipes import Recipe
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
 from foveate.evaluation.audit.audited_images import open_images
-from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, _cropped, audit_beside
+from foveate.evaluation.audit.report import IN_CHANNELS, ORIGINAL, _cropped, audit_with_channels
 from foveate.evaluation.audit.run_recipe import from_patches
 from foveate.evaluation.audit.transforms import choose_transform
 from foveate.evaluation.models import Model, load_model
@@ -48,12 +48,12 @@ def test_scale_by_scale_a_run_is_right_as_often_as_evaluate_says(trained, tmp_pa
     folder = RunFolder(trained)
     expected = open_test_set(folder, load_source).measure(folder.net(), SCALES)
     found = content(tmp_path)
-    points = found["audits"][AS_IT_IS]["scales"]
+    points = found["audits"][ORIGINAL]["scales"]
     assert [p["accuracy"]["value"] for p in points] == [at.accuracy for at in expected]
     per_class = [[c["right"] for c in p["per_class"].values()] for p in points]
     assert per_class == [[row[k] for k, row in enumerate(at.confusion)] for at in expected]
     assert len(set(map(str, per_class))) > 1  # a curve, not a constant
-    assert set(found["audits"]) == {AS_IT_IS} and found["channels"] == []
+    assert set(found["audits"]) == {ORIGINAL} and found["channels"] == []
     transform = found["transform"]
     assert (transform["recipe"], transform["base"], transform["size"]) == ("photo", 48, 16)
     assert transform["windows"] == [16.0, 32.0, 64.0]
@@ -99,8 +99,8 @@ def test_less_resolution_of_a_run(trained, photos):
     with pytest.raises(
         ConfigError, match="the view resolution requires scales of at most 1, got 2"
     ):
-        audit_beside(load_model(trained), photos, transform, [1.0, 2.0])
-    found = audit_beside(load_model(trained), photos, transform)
+        audit_with_channels(load_model(trained), photos, transform, [1.0, 2.0])
+    found = audit_with_channels(load_model(trained), photos, transform)
     assert found.plain.scales[0] == 0.125 and found.plain.scales[-1] == 1.0
 
 
@@ -108,10 +108,14 @@ def test_what_lies_beyond_the_windows_of_a_run_is_said(trained, photos):
     """Windows of 64 pixels in pictures with a short side of 48 see 4/3 of it."""
     model = load_model(trained)
     transform = choose_transform(model, photos)
-    assert transform.lost(480, 640) == transform.lost(30, 30) == pytest.approx(0)
-    assert transform.lost(480, 1280) == transform.lost(1280, 480) == pytest.approx(0.5)
+    assert transform.cropped_share(480, 640) == transform.cropped_share(30, 30) == pytest.approx(0)
+    assert (
+        transform.cropped_share(480, 1280)
+        == transform.cropped_share(1280, 480)
+        == pytest.approx(0.5)
+    )
     narrow = replace(transform, windows=ScaleChannels(nn.Identity(), [0.75, 1.0], 24))
-    assert narrow.lost(480, 480) == pytest.approx(0.75)
+    assert narrow.cropped_share(480, 480) == pytest.approx(0.75)
     shown = narrow.show([photos.read(0)])
     assert shown.shape == (1, 3, 24, 24) and 0 <= shown.min() < shown.max() <= 1
     (note,) = _cropped(narrow, [(480, 480)])
@@ -132,7 +136,7 @@ def test_a_run_keeps_its_recipe(trained, photos):
     with pytest.raises(
         ConfigError, match="5760 pixels, above the limit of 4096; use smaller scales"
     ):
-        audit_beside(replace(model, recipe=None), photos, replace(
+        audit_with_channels(replace(model, recipe=None), photos, replace(
             transform, recipe=replace(transform.recipe, base=90)), [64.0])  # fmt: skip
 
 
@@ -162,14 +166,16 @@ MODEL = Model(name="m", net=by_colour, shape=(None, 3, 24, 24))
 
 def test_what_is_cropped_is_said(photos):
     transform = choose_transform(MODEL, photos)
-    found = audit_beside(MODEL, photos, transform, [0.5, 1.0], pool=None)
+    found = audit_with_channels(MODEL, photos, transform, [0.5, 1.0], pool=None)
     shapes = [photos.read(i).shape[1:] for i in range(len(photos))]
     lost = [1 - min(shape) / max(shape) for shape in shapes]
     cut = sorted(share for share in lost if share > 0.01)
     (note,) = [note for note in found.notes if "cropped" in note]
     assert note.startswith(f"{len(cut)} of {len(shapes)} images are cropped")
     assert f"at most {100 * cut[-1]:.0f} %; pass --fit inside" in note
-    inside = audit_beside(MODEL, photos, replace(transform, fit="inside"), [0.5, 1.0], pool=None)
+    inside = audit_with_channels(
+        MODEL, photos, replace(transform, fit="inside"), [0.5, 1.0], pool=None
+    )
     assert not [note for note in inside.notes if "cropped" in note]
 
 
@@ -177,16 +183,16 @@ def test_scale_channels_without_training_are_a_wrapped_network_on_the_pictures(p
     """At scale 2 the network sees the picture at twice the size, not only its centre."""
     transform = choose_transform(MODEL, photos)
     scales = [0.5, 1.0, 2.0]
-    found = audit_beside(MODEL, photos, transform, scales, patch=12, batch=5)
+    found = audit_with_channels(MODEL, photos, transform, scales, patch=12, batch=5)
     net = ScaleChannels(_Colours(), [1.0, 2.0, 4.0], 12, "logsumexp", antialias=True)
     for i, scale in enumerate(scales):
         pictures = [photos.read(k) for k in range(len(photos))]
         wide = torch.cat([transform([picture], scale, 48) for picture in pictures])
         right = int((net(wide).argmax(1) == photos.labels).sum())
         assert found.audits[IN_CHANNELS].overall[i].right == right
-    assert found.about["pool"] == "logsumexp" and found.about["patch"] == 12
-    assert found.about["cost"]["pixels"] == 3 / 4 and found.about["cost"]["time"] > 0
-    alone = audit_beside(MODEL, photos, transform, scales, pool=None)
+    assert found.metadata["pool"] == "logsumexp" and found.metadata["patch"] == 12
+    assert found.metadata["cost"]["pixels"] == 3 / 4 and found.metadata["cost"]["time"] > 0
+    alone = audit_with_channels(MODEL, photos, transform, scales, pool=None)
     for one, other in zip(found.plain.overall, alone.plain.overall, strict=True):
         assert (one.right, one.agreeing) == (other.right, other.agreeing)
 
@@ -198,14 +204,14 @@ class _Colours(nn.Module):
 
 def test_windows_of_the_view_resolution_hold_the_picture_at_its_own_pixels(photos):
     transform = choose_transform(MODEL, photos, view="resolution")
-    found = audit_beside(MODEL, photos, transform, [0.25, 0.5, 1.0])
+    found = audit_with_channels(MODEL, photos, transform, [0.25, 0.5, 1.0])
     assert found.channels == (1.0, 2.0, 4.0)
 
 
 def test_windows_without_end_are_refused(photos):
     transform = choose_transform(replace(MODEL, shape=(None, 3, None, None)), photos, size=4096)
     with pytest.raises(ConfigError, match="GB are free; use a smaller --size"):
-        audit_beside(MODEL, photos, transform, [1.0, 64.0])
+        audit_with_channels(MODEL, photos, transform, [1.0, 64.0])
 
 
 def test_options_reach_the_command(tmp_path, capsys, monkeypatch):
@@ -219,7 +225,7 @@ def test_options_reach_the_command(tmp_path, capsys, monkeypatch):
     known = {"view": "resolution", "fit": "inside", "border": [0.5, 0.25, 1.0], "size": [20, 20]}
     assert {key: found["transform"][key] for key in known} == known
     assert (found["patch"], found["pool"]) == (10, "probabilities")
-    assert found["audits"][AS_IT_IS]["scales"][0]["scale"] == 0.125
+    assert found["audits"][ORIGINAL]["scales"][0]["scale"] == 0.125
     capsys.readouterr()
     cases = {
         "the view resolution requires scales of at most 1, got 2": ["--scales", "1,2"],

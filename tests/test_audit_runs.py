@@ -11,7 +11,7 @@ from tiny_runs import MODEL, tiny
 import foveate.evaluation.models as models
 from foveate.cli.app import run
 from foveate.data.sources import load_source
-from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS
+from foveate.evaluation.audit.report import IN_CHANNELS, ORIGINAL
 from foveate.evaluation.curve import accuracy_over_scale
 from foveate.models.pretrained import PretrainedInfo
 from foveate.models.zoo import ModelConfig
@@ -45,12 +45,12 @@ def test_a_run_gets_the_curve_that_evaluate_gives(runs, tmp_path, capsys, name, 
     test = replace(test, images=test.images[:200], labels=test.labels[:200])
     expected = accuracy_over_scale(net, test, [0.5, 1.0, 2.0], size=24)
     found = content(tmp_path)
-    points = found["audits"][AS_IT_IS]["scales"]
+    points = found["audits"][ORIGINAL]["scales"]
     assert found["transform"]["recipe"] == "large-scale"
     assert found["transform"]["size"] == [24, 24]
     assert [p["accuracy"]["value"] for p in points] == [at.accuracy for at in expected]
-    assert found["audits"][AS_IT_IS]["native"] == native
-    beside = {AS_IT_IS, IN_CHANNELS} if name == "cnn" else {AS_IT_IS}
+    assert found["audits"][ORIGINAL]["native"] == native
+    beside = {ORIGINAL, IN_CHANNELS} if name == "cnn" else {ORIGINAL}
     assert set(found["audits"]) == beside
     if name == "cnn":
         assert found["channels"] == [0.25, 0.5, 1.0]  # relative to the training scale
@@ -77,7 +77,7 @@ def test_a_run_knows_what_it_has_seen(runs, tmp_path, trained_on, source, split,
     shutil.copytree(runs / "cnn", tmp_path / "run")
     path = tmp_path / "run" / "config.json"
     path.write_text(path.read_text().replace('"mnist-5k"', f'"{trained_on}"'))
-    assert models.load_model(tmp_path / "run").has_seen(source, split) == seen
+    assert models.load_model(tmp_path / "run").was_trained_on(source, split) == seen
 
 
 def test_images_that_a_run_was_trained_on_are_warned_of(runs, tmp_path, capsys):
@@ -104,9 +104,11 @@ def test_a_pretrained_network_by_its_name(tmp_path, monkeypatch, capsys):
     command = ["audit", "small", "--source", "mnist-5k", *SCALES, "--samples", "20"]
     command += ["--recipe", "mnist-large-scale"]  # the default, by the name that train has too
     assert run([*command, "--split", "all", "--out", str(tmp_path)]) == 0
-    warning = "warning: small was trained on mnist, which includes images of mnist-5k (all)\n"
+    warning = (
+        "warning: the model small was trained on mnist, which includes images of mnist-5k (all)\n"
+    )
     assert warning in capsys.readouterr().err
     found = content(tmp_path)
-    assert found["audits"][AS_IT_IS]["native"] == 2
+    assert found["audits"][ORIGINAL]["native"] == 2
     assert found["transform"]["recipe"] == "large-scale"
     assert (found["transform"]["size"], found["transform"]["border"]) == ([24, 24], "zero")

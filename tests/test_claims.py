@@ -83,19 +83,19 @@ RESTS = {
 @pytest.mark.parametrize(("name", "row"), RESTS.items())
 def test_a_missing_seed_leaves_it_open(name, row):
     found = judged(without(row))
-    assert found[name].verdict == "not yet"
+    assert found[name].verdict == "undecided"
     others = {claim.verdict for claim in found.values()}
-    assert others == {"not yet", "holds"}  # what does not rest on it is judged
+    assert others == {"undecided", "holds"}  # what does not rest on it is judged
 
 
 @pytest.mark.parametrize("name", RESTS)
 def test_a_scale_that_was_not_tested_leaves_it_open(name):
     scale = 2**0.5 if name in "ae" else 2.0
-    assert judged(without(RESTS[name], 2, scale))[name].verdict == "not yet"
+    assert judged(without(RESTS[name], 2, scale))[name].verdict == "undecided"
 
 
 def test_without_results_everything_is_open():
-    assert {claim.verdict for claim in [*judged([]).values(), selection([])]} == {"not yet"}
+    assert {claim.verdict for claim in [*judged([]).values(), selection([])]} == {"undecided"}
 
 
 def test_the_winner_has_to_move_with_the_digit():
@@ -105,7 +105,7 @@ def test_the_winner_has_to_move_with_the_digit():
     lazy = made_winners(moves=lambda scale: 2 * (scale / 2) ** 0.8)  # 1.6 octaves of 2
     assert selection(lazy).verdict == "fails"
     partly = [w for w in made_winners() if not (w.row == "fovavg-tr14" and w.seed == 2)]
-    assert selection(partly).verdict == "not yet"
+    assert selection(partly).verdict == "undecided"
 
 
 def test_a_check_is_told_in_words():
@@ -122,12 +122,12 @@ def test_a_check_is_told_in_words():
 def test_a_check_compares_as_it_says(relation, below, at, above):
     for value, right in ((0.9, below), (1.0, at), (1 + 1e-12, at), (1.1, above)):
         assert Check("", relation, 1, value).verdict == ("holds" if right else "fails")
-    assert Check("", relation, 1, math.nan).verdict == "not yet"
+    assert Check("", relation, 1, math.nan).verdict == "undecided"
 
 
 def test_a_check_that_lacks_results_leaves_the_claim_open():
     parts = (Check("x", ">", 0, -1), Check("y", ">", 0, math.nan))
-    assert Claim("n", "s", parts).verdict == "not yet"
+    assert Claim("n", "s", parts).verdict == "undecided"
 
 
 @pytest.mark.parametrize("values", [(math.nan, 1, 2), (1, math.nan, 2), (1, 2, math.nan)])

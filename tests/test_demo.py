@@ -19,8 +19,8 @@ from foveate.data.sources import load_source
 from foveate.demo import networks, scenes, uploads
 from foveate.demo.digit_page import DigitPage
 from foveate.demo.networks import load_networks, predict_digit
-from foveate.demo.panels import LOW, accuracy, channels
-from foveate.demo.uploads import as_digit, pack, read_upload, unpack
+from foveate.demo.panels import MIN_ZOOM, accuracy, channels
+from foveate.demo.uploads import decode_digit, encode_digit, read_upload, to_mnist_digit
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.models.sliding import LocalMaps, local_maps
 from foveate.training.loop import train
@@ -32,7 +32,7 @@ def specs(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def contenders(specs):
+def digit_networks(specs):
     return load_networks(specs)
 
 
@@ -42,8 +42,8 @@ def digits():
 
 
 @pytest.fixture(scope="module")
-def page(contenders, digits):
-    return DigitPage(contenders, digits)
+def page(digit_networks, digits):
+    return DigitPage(digit_networks, digits)
 
 
 def refusal(work, *arguments, **options):
@@ -52,11 +52,11 @@ def refusal(work, *arguments, **options):
     return str(caught.value)
 
 
-def test_networks_come_with_titles_and_what_they_scored(contenders, specs):
-    assert [c.title for c in contenders] == ["CNN", "FovMax", "FovAvg"]
-    for contender in contenders:
-        assert tuple(contender.accuracy) == SCALES
-        assert contender.tested == "100 test images of mnist-5k"
+def test_networks_come_with_titles_and_what_they_scored(digit_networks, specs):
+    assert [c.title for c in digit_networks] == ["CNN", "FovMax", "FovAvg"]
+    for network in digit_networks:
+        assert tuple(network.accuracy) == SCALES
+        assert network.tested == "100 test images of mnist-5k"
 
 
 def test_two_networks_of_one_kind_are_told_apart(specs):
@@ -85,27 +85,27 @@ def test_networks_that_do_not_fit_the_page_are_refused(specs, tmp_path):
 
 
 def test_a_file_of_weights_has_no_accuracy(specs):
-    (contender,) = load_networks([f"{specs[1]}/weights.safetensors"])
-    assert (contender.title, contender.accuracy, contender.tested) == ("FovMax", {}, "")
+    (network,) = load_networks([f"{specs[1]}/weights.safetensors"])
+    assert (network.title, network.accuracy, network.tested) == ("FovMax", {}, "")
 
 
-def test_the_answers_are_the_networks(contenders, digits):
+def test_the_answers_are_the_networks(digit_networks, digits):
     digit = digits.images[7:8]
     for zoom in (0.5, 1.7, 8.0):
-        seen = predict_digit(contenders, digit, zoom)
+        seen = predict_digit(digit_networks, digit, zoom)
         frame = rescale(digit, zoom, size=112)
         torch.testing.assert_close(seen.frame, frame[0, 0], rtol=0, atol=0)
-        assert [contender for contender, _ in seen.predictions] == contenders
-        for contender, prediction in seen.predictions:
+        assert [network for network, _ in seen.predictions] == digit_networks
+        for network, prediction in seen.predictions:
             with torch.no_grad():
-                logits = contender.model.net(frame)[0]
+                logits = network.model.net(frame)[0]
             assert prediction.probabilities == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
             assert prediction.label == str(int(logits.argmax()))
 
 
-def test_channels_show_what_they_see_and_the_strongest_is_marked(contenders, digits):
-    seen = predict_digit(contenders, digits.images[3:4], 2.0)
-    frame, net = seen.frame[None, None], contenders[1].model.net
+def test_channels_show_what_they_see_and_the_strongest_is_marked(digit_networks, digits):
+    seen = predict_digit(digit_networks, digits.images[3:4], 2.0)
+    frame, net = seen.frame[None, None], digit_networks[1].model.net
     with torch.no_grad():
         torch.testing.assert_close(seen.patches, net.patches(frame)[0, :, 0], rtol=0, atol=0)
         said = net.channels(frame)[0]
@@ -119,10 +119,10 @@ def test_channels_show_what_they_see_and_the_strongest_is_marked(contenders, dig
     assert [float(value) for value in shown] == pytest.approx(strengths.tolist(), abs=0.051)
 
 
-def test_a_reply_has_the_answers_of_all_and_one_winner_each(page, contenders, digits):
+def test_a_reply_has_the_answers_of_all_and_one_winner_each(page, digit_networks, digits):
     digit = digits.images[5:6]
-    reply = page.predict(pack(digit), 2.5, int(digits.labels[5]))
-    seen = predict_digit(contenders, digit, 2.5)
+    reply = page.predict(encode_digit(digit), 2.5, int(digits.labels[5]))
+    seen = predict_digit(digit_networks, digit, 2.5)
     said = re.findall(r"<output>(\d)</output>", reply["cards"])
     assert said == [prediction.label for _, prediction in seen.predictions]
     for _, prediction in seen.predictions:
@@ -137,13 +137,13 @@ def test_a_reply_has_the_answers_of_all_and_one_winner_each(page, contenders, di
 
 
 def test_without_a_true_label_nothing_is_called_right(page, digits):
-    reply = page.predict(pack(digits.images[:1]), 1.0)
+    reply = page.predict(encode_digit(digits.images[:1]), 1.0)
     assert "right" not in reply["cards"] and "wrong" not in reply["cards"]
 
 
 @pytest.mark.parametrize("zoom", [0.49, 8.01, float("nan"), "2", None, True])
 def test_a_zoom_out_of_range_is_said(page, digits, zoom):
-    assert "zoom must be" in refusal(page.predict, pack(digits.images[:1]), zoom)
+    assert "zoom must be" in refusal(page.predict, encode_digit(digits.images[:1]), zoom)
 
 
 @pytest.mark.parametrize("digit", ["", "no base64!", base64_of(b"short"), None])
@@ -157,7 +157,7 @@ WHOLE = ("turn", "label", "count", "network", "seed")
 @pytest.mark.parametrize("value", [-1, 2**31, 10**4000, 1.0, "1", True, [[1]], {}, float("nan")])
 @pytest.mark.parametrize("name", WHOLE)
 def test_integers_of_a_request_are_checked(page, digits, name, value):
-    digit, scene = pack(digits.images[:1]), {"count": 2, "network": 0, "seed": 0}
+    digit, scene = encode_digit(digits.images[:1]), {"count": 2, "network": 0, "seed": 0}
     if name == "turn":
         reason = refusal(page.samples, value)
     elif name == "label":
@@ -167,41 +167,41 @@ def test_integers_of_a_request_are_checked(page, digits, name, value):
     assert f"{name} must be an integer from" in reason and len(reason) < 150
 
 
-def test_a_scene_needs_a_network_with_scale_channels(contenders, digits):
-    plain = DigitPage(contenders[:1], digits)
+def test_a_scene_needs_a_network_with_scale_channels(digit_networks, digits):
+    plain = DigitPage(digit_networks[:1], digits)
     assert (
         refusal(plain.scene, count=2, network=0, seed=0)
         == "none of these networks has scale channels; add one with --model"
     )
 
 
-def test_a_network_that_was_not_tested_has_no_curve(contenders):
-    untested = [replace(c, accuracy={}, tested="") for c in contenders]
+def test_a_network_that_was_not_tested_has_no_curve(digit_networks):
+    untested = [replace(c, accuracy={}, tested="") for c in digit_networks]
     assert "No test results" in accuracy(2.0, untested)
-    some = [contenders[0], untested[1]]
+    some = [digit_networks[0], untested[1]]
     assert "not tested" in accuracy(2.0, some)
 
 
 @pytest.mark.parametrize(
     ("zoom", "place", "nearest"), [(0.5, 0, 0.5), (8.0, 100, 8.0), (2.1, 51.8, 2.0)]
 )
-def test_the_cursor_stands_at_the_zoom(contenders, zoom, place, nearest):
-    drawn = accuracy(zoom, contenders)
+def test_the_cursor_stands_at_the_zoom(digit_networks, zoom, place, nearest):
+    drawn = accuracy(zoom, digit_networks)
     assert f'class="cursor" style="left:{place:.1f}%"' in drawn
-    assert place == pytest.approx(25 * np.log2(zoom / LOW), abs=0.05)
-    share = 100 * contenders[0].accuracy[nearest]
+    assert place == pytest.approx(25 * np.log2(zoom / MIN_ZOOM), abs=0.05)
+    share = 100 * digit_networks[0].accuracy[nearest]
     assert f"<b>CNN</b> {share:.1f} at scale {nearest:g}" in drawn
 
 
-def test_titles_are_escaped(contenders, digits):
-    odd = [replace(c, title="<script>", tested="<b>") for c in contenders]
-    reply = DigitPage(odd, digits).predict(pack(digits.images[:1]), 1.0)
+def test_titles_are_escaped(digit_networks, digits):
+    odd = [replace(c, title="<script>", tested="<b>") for c in digit_networks]
+    reply = DigitPage(odd, digits).predict(encode_digit(digits.images[:1]), 1.0)
     assert "<script>" not in "".join(reply.values())
 
 
 def test_a_digit_survives_the_way_to_the_page_and_back(digits):
     digit = digits.images[9:10]
-    assert torch.equal(unpack(pack(digit)), digit)
+    assert torch.equal(decode_digit(encode_digit(digit)), digit)
 
 
 def test_ten_digits_are_offered_one_of_each_class_others_each_turn(page, digits):
@@ -210,7 +210,7 @@ def test_ten_digits_are_offered_one_of_each_class_others_each_turn(page, digits)
     found = re.findall(r'data-digit="([^"]+)"', first)
     assert len(found) == 10 and not set(found) & set(re.findall(r'data-digit="([^"]+)"', second))
     for k, text in enumerate(found):
-        matching = (digits.images == unpack(text)).flatten(1).all(1)
+        matching = (digits.images == decode_digit(text)).flatten(1).all(1)
         assert int(digits.labels[matching][0]) == k
 
 
@@ -231,7 +231,7 @@ def test_bad_files_are_refused_in_one_line(page, name):
 
 
 def test_files_that_are_too_large_or_broken_on_the_way_are_refused(page, monkeypatch):
-    monkeypatch.setattr(uploads, "BYTES", 2**20)
+    monkeypatch.setattr(uploads, "MAX_FILE_BYTES", 2**20)
     said = refusal(page.upload, base64_of(b"x" * (2**20 + 9)), "large.png", 1.0)
     assert said == "large.png is larger than 1 MiB; choose a smaller file"
     assert "was not transmitted completely" in refusal(page.upload, "§", "odd.png", 1.0)
@@ -249,7 +249,7 @@ def pixels(image):
 
 
 def test_a_digit_is_brought_to_the_form_of_mnist():
-    digit = as_digit(pixels(seven()))[0, 0].double() / 255
+    digit = to_mnist_digit(pixels(seven()))[0, 0].double() / 255
     rows, columns = ((digit > uploads.INK).any(axis).nonzero() for axis in (1, 0))
     assert len(rows) in (20, 21) and len(columns) <= 20  # resampling may smear by one pixel
     assert digit.max() == 1
@@ -263,10 +263,10 @@ def test_place_polarity_and_size_of_a_drawing_do_not_matter():
     plain = seven()
     moved = Image.new("L", (300, 400), 0)
     moved.paste(plain, (150, 20))
-    same = as_digit(pixels(plain))
-    assert torch.equal(as_digit(pixels(moved)), same)
-    assert torch.equal(as_digit(255 - pixels(plain)), same)
-    double = as_digit(pixels(plain.resize((240, 320), Image.Resampling.NEAREST)))
+    same = to_mnist_digit(pixels(plain))
+    assert torch.equal(to_mnist_digit(pixels(moved)), same)
+    assert torch.equal(to_mnist_digit(255 - pixels(plain)), same)
+    double = to_mnist_digit(pixels(plain.resize((240, 320), Image.Resampling.NEAREST)))
     assert (double.int() - same.int()).abs().float().mean() < 2
 
 
@@ -277,8 +277,8 @@ def test_what_is_drawn_is_answered_like_an_upload(page):
     assert again["cards"] == reply["cards"]
 
 
-def test_a_reply_takes_at_most_five_times_the_networks_alone(page, contenders, digits):
-    frame, digit = rescale(digits.images[:1], 2.0, size=112), pack(digits.images[:1])
+def test_a_reply_takes_at_most_five_times_the_networks_alone(page, digit_networks, digits):
+    frame, digit = rescale(digits.images[:1], 2.0, size=112), encode_digit(digits.images[:1])
 
     def quickest(work):
         times = []
@@ -289,7 +289,7 @@ def test_a_reply_takes_at_most_five_times_the_networks_alone(page, contenders, d
         return min(times)
 
     with torch.no_grad():
-        bare = quickest(lambda: [c.model.net(frame) for c in contenders])
+        bare = quickest(lambda: [c.model.net(frame) for c in digit_networks])
     assert quickest(lambda: page.predict(digit, 2.0)) <= 5 * bare
 
 
@@ -327,23 +327,23 @@ def test_a_scene_of_too_many_digits_is_refused(digits, count):
 def test_what_is_said_at_a_digit_is_read_at_its_place():
     logits, scales = torch.zeros(1, 10, 56, 80), torch.ones(1, 56, 80)
     logits[0, 7, 10, 30], scales[0, 10, 30] = 5.0, 3.0
-    digit = scenes.Placed(y=42, x=121, scale=1.0, label=7)  # 42 // 4 = 10, 121 // 4 = 30
-    assert scenes.predicted_at(LocalMaps(logits, scales), digit) == (7, 3.0)
+    digit = scenes.PlacedDigit(y=42, x=121, scale=1.0, label=7)  # 42 // 4 = 10, 121 // 4 = 30
+    assert scenes.predict_at(LocalMaps(logits, scales), digit) == (7, 3.0)
 
 
-def test_the_maps_of_a_scene_are_drawn(page, contenders, digits):
+def test_the_maps_of_a_scene_are_drawn(page, digit_networks, digits):
     scene, placed = scenes.compose(digits, 4, 0)
-    drawn = scenes.draw(contenders[1], scene, placed)
+    drawn = scenes.draw(digit_networks[1], scene, placed)
     assert drawn.count("<img") == 3
     with torch.no_grad():
-        maps = local_maps(contenders[1].model.net, scene, scenes.STEP)
-    labels = [scenes.predicted_at(maps, digit)[0] for digit in placed]
+        maps = local_maps(digit_networks[1].model.net, scene, scenes.STEP)
+    labels = [scenes.predict_at(maps, digit)[0] for digit in placed]
     found = re.findall(r'<g class="(right|wrong)">.*?>(\d)</text>', drawn)
     assert found == [
         ("right" if label == digit.label else "wrong", str(label))
         for label, digit in zip(labels, placed, strict=True)
     ]
-    assert [c.title for c in page.explorers] == ["FovMax", "FovAvg"]
+    assert [c.title for c in page.channel_networks] == ["FovMax", "FovAvg"]
 
 
 @pytest.mark.parametrize("package", ["starlette", "uvicorn"])

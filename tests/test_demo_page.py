@@ -6,7 +6,7 @@ import time
 
 import pytest
 import torch
-from browsed_page import answered, answers, contrast
+from browsed_page import contrast, reply_count, wait_for_reply
 from demo_nets import BAD, GOOD, made_runs
 from served_page import serving, written
 
@@ -69,9 +69,9 @@ def test_dragging_the_zoom_changes_everything(page):
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.down()
     for part in (0.6, 0.8, 1.0):
-        before = answers(page)
+        before = reply_count(page)
         page.mouse.move(box["x"] + part * box["width"] - 1, box["y"] + box["height"] / 2)
-        answered(page, before)
+        wait_for_reply(page, before)
         page.wait_for_timeout(50)
         frames.add(page.locator(".frame img").get_attribute("src"))
     page.mouse.up()
@@ -82,15 +82,15 @@ def test_dragging_the_zoom_changes_everything(page):
 
 def test_a_digit_can_be_drawn(page):
     page.locator(".clear").click()
-    before, box = answers(page), page.locator(".pad").bounding_box()
+    before, box = reply_count(page), page.locator(".pad").bounding_box()
     page.mouse.move(box["x"] + 0.3 * box["width"], box["y"] + 0.2 * box["height"])
     page.mouse.down()
-    answered(page, before)  # a dot is a drawing, too
-    before = answers(page)
+    wait_for_reply(page, before)  # a dot is a drawing, too
+    before = reply_count(page)
     for x, y in ((0.5, 0.2), (0.7, 0.2), (0.6, 0.5), (0.45, 0.85)):
         page.mouse.move(box["x"] + x * box["width"], box["y"] + y * box["height"], steps=4)
     page.mouse.up()
-    answered(page, before)
+    wait_for_reply(page, before)
     assert page.locator(".right, .wrong").count() == 0  # nobody knows what it should be
     assert page.locator("#digit .notice").is_hidden()
     drawn = page.locator(".pad").evaluate(
@@ -100,9 +100,9 @@ def test_a_digit_can_be_drawn(page):
 
 
 def test_a_digit_can_be_picked_and_others_offered(page):
-    before = answers(page)
+    before = reply_count(page)
     page.locator(".picks button").nth(7).click()
-    answered(page, before)
+    wait_for_reply(page, before)
     assert page.locator(".right, .wrong").count() == 3
     first = page.locator(".picks button").nth(7).get_attribute("data-digit")
     page.locator(".more").click()
@@ -119,9 +119,9 @@ def upload(page, name, data):
 
 def test_good_files_are_answered(page):
     for name, data in GOOD.items():
-        before = answers(page)
+        before = reply_count(page)
         upload(page, name, data)
-        answered(page, before)
+        wait_for_reply(page, before)
         told = page.locator("#digit .notice").text_content()
         assert ("only its first frame is used" in told) == (name == "moving.gif")
         assert told == "" or name == "moving.gif"
@@ -136,9 +136,9 @@ def test_bad_files_are_refused_and_the_page_goes_on(page):
         )
         assert page.locator("#digit .notice").is_visible()
         assert said(page) == shown
-    before = answers(page)
+    before = reply_count(page)
     page.locator(".picks button").first.click()
-    answered(page, before)
+    wait_for_reply(page, before)
     assert page.locator("#digit .notice").is_hidden()
     refusals = [trouble for trouble in page.troubles if REFUSED in trouble]
     assert len(refusals) == len(BAD)
@@ -217,7 +217,7 @@ def test_nothing_is_wider_than_the_screen_and_text_can_be_read(open_page, width,
         for part in page.locator(parts).filter(visible=True).all():
             box = part.bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= width
-    for what in (".lead", ".card h3", ".quiet", ".said output"):
+    for what in (".lead", ".card h3", ".quiet", ".prediction output"):
         assert contrast(page.locator(what).first) >= 4.5, what  # what the W3C asks for (WCAG 2, AA)
 
 

@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from browsed_page import answered, answers, contrast
+from browsed_page import contrast, reply_count, wait_for_reply
 from photo_runs import PHOTOGRAPHS, photo_config
 from served_page import PHOTOS, serving, written
 
@@ -28,15 +28,15 @@ def address(tmp_path_factory):
 
 
 def upload(page, path=HAT):
-    before = answers(page)
+    before = reply_count(page)
     page.locator(".file input").first.set_input_files(path)
-    answered(page, before)
+    wait_for_reply(page, before)
 
 
 def resize(page, octave):
-    before = answers(page)
+    before = reply_count(page)
     page.locator(".zoom input").fill(str(octave))
-    answered(page, before)
+    wait_for_reply(page, before)
 
 
 def window(page):
@@ -104,14 +104,14 @@ def test_the_photograph_is_dragged_and_moved_by_keys(page):
     resize(page, -1)
     middle, patches = page.locator("canvas").evaluate(DOT), page.locator(".strip img")
     first = patches.get_attribute("src")
-    before, box = answers(page), page.locator("canvas").bounding_box()
+    before, box = reply_count(page), page.locator("canvas").bounding_box()
     x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
     page.mouse.move(x, y)
     page.mouse.down()
     with page.expect_request("**/predict") as sent:
         page.mouse.move(x + box["width"] / 4, y - box["height"] / 8)
     page.mouse.up()
-    answered(page, before)
+    wait_for_reply(page, before)
     fields = json.loads(sent.value.post_data)
     assert (fields["x"], fields["y"]) == (
         pytest.approx(0.25, abs=0.01),
@@ -120,13 +120,13 @@ def test_the_photograph_is_dragged_and_moved_by_keys(page):
     assert page.locator("canvas").evaluate(DOT) != middle
     second = patches.get_attribute("src")
     assert second != first
-    before = answers(page)
+    before = reply_count(page)
     page.locator("canvas").press("ArrowDown")
-    answered(page, before)
+    wait_for_reply(page, before)
     assert patches.get_attribute("src") != second
-    before = answers(page)
+    before = reply_count(page)
     page.locator(".reset").click()
-    answered(page, before)
+    wait_for_reply(page, before)
     resize(page, -1)
     page.wait_for_timeout(100)
     assert patches.get_attribute("src") == first
@@ -145,7 +145,7 @@ def test_the_border_is_repeated_around_the_photograph(page, tmp_path):
 
 def test_a_dropped_file_is_taken(page):
     data = base64.b64encode(HAT.read_bytes()).decode()
-    before = answers(page)
+    before = reply_count(page)
     page.evaluate(
         """(data) => {
           const bytes = Uint8Array.from(atob(data), (c) => c.charCodeAt(0));
@@ -156,7 +156,7 @@ def test_a_dropped_file_is_taken(page):
         }""",
         data,
     )
-    answered(page, before)
+    wait_for_reply(page, before)
     assert page.locator(".right, .wrong").count() == 0
 
 
@@ -174,9 +174,9 @@ def test_a_file_that_is_no_picture_is_refused_and_the_page_goes_on(page):
 
 
 def test_samples_are_picked_and_others_offered(page):
-    before = answers(page)
+    before = reply_count(page)
     page.locator(".picks button").nth(3).click()
-    answered(page, before)
+    wait_for_reply(page, before)
     assert page.locator(".picks [aria-pressed=true]").get_attribute("data-index") == "3"
     page.locator(".more").click()
     page.wait_for_function("() => document.querySelector('.picks button').dataset.index === '8'")
@@ -197,5 +197,5 @@ def test_nothing_is_wider_than_the_screen_and_text_can_be_read(open_page, width,
     for part in page.locator(".panel, .card, .lead, .picks, .strip, canvas").all():
         box = part.bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= width
-    for what in (".lead", ".card h3", ".quiet", ".said output", ".top b", ".top span"):
+    for what in (".lead", ".card h3", ".quiet", ".prediction output", ".top b", ".top span"):
         assert contrast(page.locator(what).first) >= 4.5, what  # what the W3C asks for (WCAG 2, AA)

@@ -17,8 +17,8 @@ from foveate.data.recipes import Recipe
 from foveate.data.sources import load_source
 from foveate.demo import photo_panels
 from foveate.demo.pages import open_page
-from foveate.demo.photo_networks import as_photo_networks, predict_photo
-from foveate.demo.photo_page import SHOWN, PhotoPage
+from foveate.demo.photo_networks import predict_photo, to_photo_networks
+from foveate.demo.photo_page import EXAMPLES_SHOWN, PhotoPage
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.models import Model, load_model
 from foveate.evaluation.test_sets import open_test_set
@@ -120,13 +120,13 @@ def test_several_networks_are_compared_as_they_are(photo_run, tmp_path):
     page = open_page([str(one), photo_run])
     assert [n.title for n in page.networks] == ["whole", "clothes"]
     assert page.predict(0, 1, 0, 0)["cards"].count("<article") == 2
-    alike = as_photo_networks([load_model(photo_run)] * 2)
+    alike = to_photo_networks([load_model(photo_run)] * 2)
     assert [n.title for n in alike] == [photo_run] * 2
     (alone,) = open_page([str(one)]).networks
     assert alone.title == "whole"
     other = replace(load_model(photo_run), recipe=Recipe(name="photo", base=64))
     with pytest.raises(ConfigError, match="short sides of 48 and 64 pixels"):
-        as_photo_networks([load_model(photo_run), other])
+        to_photo_networks([load_model(photo_run), other])
 
 
 def test_digits_and_photographs_need_a_page_each(photo_run, tmp_path, capsys):
@@ -141,10 +141,10 @@ def test_digits_and_photographs_need_a_page_each(photo_run, tmp_path, capsys):
 
 def test_samples_are_pictures_of_every_class_and_others_follow(page):
     first, second = (page.samples(turn)["html"] for turn in (0, 1))
-    assert re.findall(r'data-index="(\d+)"', first) == [str(k) for k in range(SHOWN)]
+    assert re.findall(r'data-index="(\d+)"', first) == [str(k) for k in range(EXAMPLES_SHOWN)]
     assert re.findall(r'data-index="(\d+)"', second)[:2] == ["8", "0"]
     assert set(re.findall(r'title="(\w+)"', first)) == {"hat", "pants", "shoes"}
-    assert first.count('src="data:image/jpeg;base64,') == SHOWN
+    assert first.count('src="data:image/jpeg;base64,') == EXAMPLES_SHOWN
 
 
 def test_a_run_whose_pictures_are_gone_takes_files(photo_run):
@@ -157,7 +157,7 @@ def test_a_run_whose_pictures_are_gone_takes_files(photo_run):
 
 
 def page_network(ref):
-    return as_photo_networks([load_model(ref)])[1]
+    return to_photo_networks([load_model(ref)])[1]
 
 
 def test_a_sample_that_cannot_be_read_is_left_out(photo_run, tmp_path):
@@ -166,7 +166,7 @@ def test_a_sample_that_cannot_be_read_is_left_out(photo_run, tmp_path):
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(b"" if path == FILES[0] else path.read_bytes())
     page = PhotoPage([replace(page_network(photo_run), source=f"folder:{tmp_path}")])
-    assert page.samples(0)["html"].count("<button") == SHOWN - 1
+    assert page.samples(0)["html"].count("<button") == EXAMPLES_SHOWN - 1
 
 
 def test_grey_pictures_and_transparency_are_seen_as_in_training(page):
@@ -220,10 +220,10 @@ def test_a_model_of_timm_is_wrapped_with_the_names_of_its_classes(monkeypatch):
         name="timm:lcnet_035", net=create("lcnet_035", num_classes=7), shape=(None, 3, 224, 224)
     )
     few = replace(few, mean=(0.5,) * 3, std=(0.5,) * 3)
-    assert as_photo_networks([few])[1].classes == tuple("0123456")
+    assert to_photo_networks([few])[1].classes == tuple("0123456")
     bare = replace(few, net=create("lcnet_035", num_classes=0))
     with pytest.raises(ConfigError, match="is not a classifier of RGB images"):
-        as_photo_networks([bare])
+        to_photo_networks([bare])
 
 
 def test_pretrained_is_for_timm(photo_run):

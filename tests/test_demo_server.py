@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 from bad_requests import VALID
-from served_page import JSON, ask, written
+from served_page import JSON, send_request, written
 
 pytest.importorskip("uvicorn", reason="pip install 'foveate[demo]'")
 from foveate.demo.web import HERE as DEMO
-from foveate.demo.web import LIMIT, make_app
+from foveate.demo.web import MAX_REQUEST_BYTES, make_app
 from foveate.errors import ConfigError
 
 
 def test_browsers_are_told_to_fetch_nothing_from_elsewhere(server):
-    _, _, headers = ask(server, "GET", "/")
+    _, _, headers = send_request(server, "GET", "/")
     policy = headers["content-security-policy"]
     assert "default-src 'none'; script-src 'self'; style-src 'self';" in policy
     assert "frame-ancestors 'none'" in policy
@@ -30,27 +30,27 @@ def test_browsers_are_told_to_fetch_nothing_from_elsewhere(server):
 
 
 def test_every_file_of_the_page_is_served(server):
-    _, page, _ = ask(server, "GET", "/")
+    _, page, _ = send_request(server, "GET", "/")
     names = re.findall(r'(?:src|href)="([a-z.]+)"', page.decode())
     assert len(names) == 4
     for name in names:
-        status, body, headers = ask(server, "GET", f"/{name}")
+        status, body, headers = send_request(server, "GET", f"/{name}")
         assert status == 200 and body == (DEMO / name).read_bytes()
         kind = "css" if name.endswith(".css") else "javascript"
         assert headers["content-type"] == f"text/{kind}; charset=utf-8"
 
 
 def test_requests_that_are_too_large_are_refused(server):
-    headers = {**JSON, "Content-Length": str(LIMIT + 1)}
-    assert ask(server, "POST", "/upload", headers=headers)[0] == 413
+    headers = {**JSON, "Content-Length": str(MAX_REQUEST_BYTES + 1)}
+    assert send_request(server, "POST", "/upload", headers=headers)[0] == 413
 
 
 def test_a_body_of_unknown_length_is_read_up_to_the_limit(server):
     def parts():
-        for _ in range(LIMIT // 2**20 + 1):
+        for _ in range(MAX_REQUEST_BYTES // 2**20 + 1):
             yield b" " * 2**20
 
-    assert ask(server, "POST", "/upload", parts())[0] == 413
+    assert send_request(server, "POST", "/upload", parts())[0] == 413
 
 
 @pytest.mark.parametrize(
@@ -66,17 +66,17 @@ def test_a_body_of_unknown_length_is_read_up_to_the_limit(server):
     ],
 )
 def test_a_request_of_the_wrong_form_gets_a_reason(server, body, words):
-    status, reply, _ = ask(server, "POST", "/predict", body)
+    status, reply, _ = send_request(server, "POST", "/predict", body)
     assert status == 400 and words in json.loads(reply)["error"]
 
 
 def test_twenty_at_once_are_all_answered(server):
     questions = [{**VALID["predict"], "zoom": 0.5 * 16 ** (k / 20)} for k in range(20)]
 
-    def reply(question):
-        return ask(server, "POST", "/predict", question)[:2]
+    def reply(fields):
+        return send_request(server, "POST", "/predict", fields)[:2]
 
-    alone = [reply(question) for question in questions]
+    alone = [reply(fields) for fields in questions]
     with ThreadPoolExecutor(20) as visitors:
         assert list(visitors.map(reply, questions)) == alone
     assert len(set(alone)) == 20 and {status for status, _ in alone} == {200}
@@ -140,5 +140,5 @@ def test_a_port_that_is_taken_is_said(server, fovmax_run):
 
 
 def test_nothing_is_written_outside_the_cache(server, server_folder):
-    assert ask(server, "GET", "/")[0] == 200
+    assert send_request(server, "GET", "/")[0] == 200
     assert written(server_folder) == []

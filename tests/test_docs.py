@@ -14,16 +14,16 @@ import torch
 from doc_pages import (
     ALL,
     COMMANDS,
+    NOT_EXECUTED_KINDS,
     PAGES,
     ROOT,
     SHELL,
-    SHOWN,
     anchors,
     blocks,
     check_command,
     links,
-    made_tiny,
-    perform,
+    run_block,
+    shrink_block,
 )
 from photo_runs import PHOTOGRAPHS
 
@@ -70,7 +70,7 @@ def test_commands_and_snippets_run(page, here):
         lay_out_photographs()
     for block in blocks(page):
         if not block.reason:
-            perform(made_tiny(block) if photos else block, names)
+            run_block(shrink_block(block) if photos else block, names)
             assert_pools(block, names)
     CHECKS.get(page.name, lambda names: None)(names)
 
@@ -212,8 +212,10 @@ def audited(folder):
 
 def test_every_block_says_what_it_is():
     for block in ALL:
-        assert block.kind in (*SHELL, *SHOWN, "python"), f"{block.place}: {block.kind!r}"
-        if block.kind in SHOWN:
+        assert block.kind in (*SHELL, *NOT_EXECUTED_KINDS, "python"), (
+            f"{block.place}: {block.kind!r}"
+        )
+        if block.kind in NOT_EXECUTED_KINDS:
             assert not re.search(r"^(\$ )?(foveate|python|make) ", block.code, re.M), block.place
 
 

@@ -9,7 +9,7 @@ from tiny_runs import same_bits, tiny, weights
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.sweeps import runner
-from foveate.sweeps.jobs import Job, outcome_of
+from foveate.sweeps.jobs import Job, find_outcome
 from foveate.sweeps.records import read_records
 from foveate.sweeps.runner import Done, Failure, LocalEngine, Study, make_engine
 from foveate.training.checkpoint import RunFolder
@@ -65,13 +65,13 @@ def test_a_cluster_that_does_not_answer_is_named():
 def test_new_test_scales_are_tested_without_training_again(tmp_path):
     list(Study([job()], tmp_path).run(LocalEngine(cpus=1)))
     made = (tmp_path / "run-s0" / "weights.safetensors").stat().st_mtime_ns
-    assert outcome_of(job(scales=(1.0, 2.0)), tmp_path) is None
+    assert find_outcome(job(scales=(1.0, 2.0)), tmp_path) is None
     more = Study([job(scales=(1.0, 2.0))], tmp_path)
-    assert len(more.left) == 1
+    assert len(more.remaining) == 1
     assert [type(one) for one in more.run(LocalEngine(cpus=1))] == [Done]
     assert [record.scale for record in read_records(tmp_path)] == [1.0, 2.0]
     assert (tmp_path / "run-s0" / "weights.safetensors").stat().st_mtime_ns == made
-    assert Study([job()], tmp_path).left == []
+    assert Study([job()], tmp_path).remaining == []
 
 
 def test_a_run_half_done_with_other_settings_is_refused_at_once(tmp_path):

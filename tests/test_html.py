@@ -72,7 +72,7 @@ def full_page():
     page.figure(drawing(), drawing(), caption="Two drawings.")
     with page.details("More"):
         page.code("x = 1 < 2\n")
-    page.made({"version": "1.0", "seed": 3})
+    page.provenance({"version": "1.0", "seed": 3})
     return page
 
 
@@ -119,7 +119,7 @@ def test_any_text_comes_out_as_it_went_in(text):
     page.code(text)
     with page.details(text):
         pass
-    page.made({text: text})
+    page.provenance({text: text})
     tree = Tree(page.html())
     for tag in ("title", "h1", "code", "summary", "dt", "dd"):
         assert tree.texts(tag) == [text]

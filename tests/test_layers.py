@@ -12,12 +12,12 @@ import foveate
 from foveate.execution.plan import PLANS
 
 PACKAGE = Path(foveate.__file__).parent
-ROOMS = [  # in the order of the page; a module may import from its own room and from those before
+PACKAGES = [  # in the order of the page; a module may import from its own package and earlier ones
     re.findall(r"`(\w+)`", row.split("|")[1])
     for row in (PACKAGE.parent / "docs" / "architecture.md").read_text().splitlines()
     if row.startswith("| `")
 ][:12]
-RANK = {name: rank for rank, names in enumerate(ROOMS) for name in names}
+RANK = {name: rank for rank, names in enumerate(PACKAGES) for name in names}
 
 
 def imports(path):
@@ -28,16 +28,16 @@ def imports(path):
             yield from (alias.name for alias in node.names if alias.name.startswith("foveate"))
 
 
-def room(module):
+def package(module):
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else None
 
 
-def test_the_page_has_every_room_once():
-    rooms = [room for row in ROOMS for room in row]
+def test_the_page_has_every_package_once():
+    packages = [package for row in PACKAGES for package in row]
     there = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
     there -= {"__init__", "__pycache__", "alone"}  # `alone` is put on the path of other processes
-    assert sorted(rooms) == sorted(there)
+    assert sorted(packages) == sorted(there)
 
 
 def test_the_page_has_every_plan():
@@ -47,18 +47,18 @@ def test_the_page_has_every_plan():
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.name))
-def test_imports_point_only_to_earlier_rooms(path):
+def test_imports_point_only_to_earlier_packages(path):
     own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     if own == "__init__":
         return
     for module in imports(path):
-        other = room(module)
+        other = package(module)
         if other is not None:
             assert RANK[other] <= RANK[own], f"{own} may not import {module}"
 
 
-def harm(code):
-    """What code does that could run a stranger's: the words of it."""
+def unsafe_calls(code):
+    """Yield the calls and imports that could run code from a file."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("eval", "exec", "torch.load"):
             yield ast.unparse(node)
@@ -70,10 +70,10 @@ def harm(code):
 
 def test_no_pickle_no_torch_load_no_eval():
     for line in ("import pickle as p", "from pickle import load", "eval('1')", "torch.load(path)"):
-        assert list(harm(line)) == [line]
-    assert not list(harm("net.eval()"))
+        assert list(unsafe_calls(line)) == [line]
+    assert not list(unsafe_calls("net.eval()"))
     for path in PACKAGE.rglob("*.py"):
-        assert not list(harm(path.read_text())), path
+        assert not list(unsafe_calls(path.read_text())), path
 
 
 @pytest.mark.parametrize("command", ["--help", "--version", "generate --help"])

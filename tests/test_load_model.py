@@ -39,7 +39,7 @@ def test_a_name_of_the_zoo_is_the_network_with_new_weights(name):
     expected = create_model(name).eval()
     torch.manual_seed(0)
     model = load_model(name)
-    assert not model.net.training and model.source == "" and model.native == 1
+    assert not model.net.training and model.source == "" and model.native_scale == 1
     assert (model.size, model.shape[1], model.classes) == (112, 1, tuple("0123456789"))
     images = torch.rand(1, 1, 112, 112)
     with torch.no_grad():
@@ -51,7 +51,7 @@ def test_a_trained_network_is_loaded_with_its_weights():
     images = torch.rand(2, 1, 112, 112)
     with torch.no_grad():
         assert torch.equal(model.net(images), net(images))
-    assert (model.source, model.native, model.size) == ("mnist", 2.0, 112)
+    assert (model.source, model.native_scale, model.size) == ("mnist", 2.0, 112)
     assert model.scales == net.scales and model.trainable and model.config == ZOO["fovmax"]
 
 

@@ -3,14 +3,14 @@
 import pytest
 
 from foveate.errors import ConfigError
-from foveate.paper.tables import MIDDLE, SCALES, find_rows, paper_jobs, paper_rows
+from foveate.paper.tables import SCALES, SCALES_1_TO_4, find_rows, paper_jobs, paper_rows
 from foveate.training.presets import preset
 
 
 def test_all_rows_are_there():
     count = {table: len(find_rows([table])) for table in ("table1", "table2", "table3")}
     assert count == {"table1": 21, "table2": 6, "table3": 35}
-    assert len(SCALES) == 17 and len(MIDDLE) == 9
+    assert len(SCALES) == 17 and len(SCALES_1_TO_4) == 9
 
 
 def test_figures_stand_at_their_scales():

@@ -12,7 +12,7 @@ from foveate.errors import ConfigError
 from foveate.evaluation.results import read_results
 from foveate.models.zoo import ModelConfig
 from foveate.paper import quickstart
-from foveate.paper.quickstart import full_size, images_to_score, quick_runs
+from foveate.paper.quickstart import count_images, full_size_curves, quick_runs
 from foveate.report.quickstart import quick_figure, quick_page
 from foveate.sweeps import records
 
@@ -28,7 +28,7 @@ def tiny_runs(seed=0):
 
 def done(folder, seed=0):
     quickstart.train_runs(tiny_runs(seed), folder)
-    return quickstart.score_runs(tiny_runs(seed), folder, SCALES)
+    return quickstart.evaluate_runs(tiny_runs(seed), folder, SCALES)
 
 
 @pytest.fixture(scope="module")
@@ -77,17 +77,17 @@ def test_finished_runs_are_not_done_again(first, monkeypatch):
     monkeypatch.setattr(quickstart, "accuracy_over_scale", lambda *a, **k: pytest.fail("again"))
     counted = []
     quickstart.train_runs(tiny_runs(), folder)
-    again = quickstart.score_runs(tiny_runs(), folder, SCALES, counted.append)
+    again = quickstart.evaluate_runs(tiny_runs(), folder, SCALES, counted.append)
     assert again == before
-    assert sum(counted) == images_to_score(tiny_runs(), SCALES) == 2 * 3 * 1000
+    assert sum(counted) == count_images(tiny_runs(), SCALES) == 2 * 3 * 1000
     assert weights(folder / "cnn").keys() == kept.keys()
 
 
 def test_other_scales_are_tested_again(first):
     folder, _ = first
-    (cnn, _) = quickstart.score_runs(tiny_runs(), folder, (1.0,))
+    (cnn, _) = quickstart.evaluate_runs(tiny_runs(), folder, (1.0,))
     assert [at.scale for at in cnn.scales] == [1.0]
-    quickstart.score_runs(tiny_runs(), folder, SCALES)
+    quickstart.evaluate_runs(tiny_runs(), folder, SCALES)
 
 
 def test_each_run_has_its_results_for_the_demo(first):
@@ -136,14 +136,14 @@ def test_the_page_says_what_it_found_and_that_no_full_size_is_there(first):
 
 def published_as(monkeypatch, folder, made):
     records.write_results(folder, made, made_winners(seeds=1))
-    monkeypatch.setattr(quickstart, "published", lambda: folder)
+    monkeypatch.setattr(quickstart, "published_folder", lambda: folder)
 
 
 def test_full_size_results_stand_beside_and_are_labelled(first, tmp_path, monkeypatch):
     folder, results = first
     made = made_records(seeds=3)
     published_as(monkeypatch, tmp_path, made)
-    curves = full_size()
+    curves = full_size_curves()
     assert [curve.label for curve in curves] == ["CNN", "FovAvg", "FovMax"]
     at_4 = [r.accuracy for r in made if r.row == "cnn-tr2" and r.table == "table1" and r.scale == 4]
     assert curves[0].mean[curves[0].scales.index(4.0)] == pytest.approx(sum(at_4) / len(at_4))
@@ -157,14 +157,14 @@ def test_full_size_results_stand_beside_and_are_labelled(first, tmp_path, monkey
 def test_full_size_results_of_fewer_seeds_say_so(tmp_path, monkeypatch):
     made = [r for r in made_records(seeds=2) if r.row != "fovmax-tr2"]
     published_as(monkeypatch, tmp_path, made)
-    curves = full_size()
+    curves = full_size_curves()
     assert [c.label for c in curves] == ["CNN, 2 of 3 seeds", "FovAvg, 2 of 3 seeds"]
     assert {c.runs for c in curves} == {2}
 
 
 def test_without_published_results_there_are_none(monkeypatch):
-    monkeypatch.setattr(quickstart, "published", lambda: None)
-    assert full_size() == []
+    monkeypatch.setattr(quickstart, "published_folder", lambda: None)
+    assert full_size_curves() == []
 
 
 @pytest.mark.parametrize("spoil", ["damaged", "of another run"])
@@ -172,4 +172,4 @@ def test_results_that_are_not_the_run_s_are_measured_again(first, spoil):
     folder, results = first
     other = (folder / "fovavg" / "results.json").read_text()
     (folder / "cnn" / "results.json").write_text("{" if spoil == "damaged" else other)
-    assert quickstart.score_runs(tiny_runs(), folder, SCALES) == results
+    assert quickstart.evaluate_runs(tiny_runs(), folder, SCALES) == results

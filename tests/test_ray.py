@@ -199,7 +199,7 @@ def test_without_shared_storage_runs_are_sent_and_one_failure_stops_nothing(conn
         assert same_bits(weights(here / name), weights(there / name))
         assert RunFolder(there / name).metrics()[-1]["epoch"] == 3
     assert not (there / "run1-s0").exists()  # nothing was tried here
-    assert Study(chosen, there).left == [chosen[1]]
+    assert Study(chosen, there).remaining == [chosen[1]]
 
 
 def test_a_run_that_was_interrupted_goes_on_from_its_checkpoint(connected, tmp_path):
@@ -231,13 +231,13 @@ def test_a_run_that_kills_its_worker_fails_after_its_retries(connected, tmp_path
 def test_a_straggler_is_waited_for_but_not_for_ever(connected, tmp_path):
     chosen = jobs(tiny())
     with RunFolder(tmp_path / "run0-s0").locked():  # as a process on a node that is given up
-        found = ended(RayEngine(cpus=1, patience=1.0), chosen, tmp_path)["run0"]
+        found = ended(RayEngine(cpus=1, lock_timeout=1.0), chosen, tmp_path)["run0"]
         assert isinstance(found, Failure)
         assert "another process is training" in found.reason
     with ExitStack() as straggler:
         straggler.enter_context(RunFolder(tmp_path / "run0-s0").locked())
         Timer(3.0, straggler.close).start()
-        found = ended(RayEngine(cpus=1, patience=60.0), chosen, tmp_path)["run0"]
+        found = ended(RayEngine(cpus=1, lock_timeout=60.0), chosen, tmp_path)["run0"]
     assert isinstance(found, Done)
 
 

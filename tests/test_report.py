@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 from made_results import made_records, made_winners
-from update_docs import BLOCK, BLOCKS, DOCS, PICTURES, fill, tables_markdown, update_docs
+from update_docs import BLOCK, BLOCKS, DOCS, FIGURES, fill_blocks, tables_markdown, update_docs
 
 from foveate.cli.app import run
 from foveate.errors import ConfigError
-from foveate.paper.tables import published
+from foveate.paper.tables import published_folder
 from foveate.report import figures
 from foveate.report.reproduction import (
-    Plate,
+    CaptionedFigure,
     Reproduction,
-    plates,
+    captioned_figures,
+    format_difference,
+    format_mean,
     reproduction_page,
-    shown,
-    signed,
 )
 from foveate.sweeps.records import write_results
 
@@ -87,31 +87,31 @@ def test_a_partial_page_says_what_is_missing_and_of_how_many_seeds_a_figure_is(p
     assert "Partial results: 2 rows are incomplete; 5 runs are missing." in text
     assert "Incomplete rows: fovavg-tr2, cnn-few100." in text
     assert "98.58 (1 of 3) 98.58" in text and "cannot be judged yet" in text
-    assert "a not yet the mean accuracy of FovMax and FovAvg" in text
+    assert "a undecided the mean accuracy of FovMax and FovAvg" in text
 
 
 def test_a_page_without_results_says_so():
     text = words(Reproduction())
     assert "No results yet; run foveate reproduce to create them." in text
-    assert "a not yet" in text and "a holds" not in text
+    assert "a undecided" in text and "a holds" not in text
 
 
 def test_all_figures_are_drawn(whole):
-    drawn = plates(whole)
+    drawn = captioned_figures(whole)
     assert tuple(drawn) == NAMES
-    assert all(plate.figure.axes and plate.caption for plate in drawn.values())
+    assert all(each.figure.axes and each.caption for each in drawn.values())
 
 
-def one_plate(found):
-    return {"spacing": Plate("Spacing", figures.spacing(found.results), "A caption.")}
+def one_figure(found):
+    return {"spacing": CaptionedFigure("Spacing", figures.spacing(found.results), "A caption.")}
 
 
 def test_the_command_writes_the_page_and_the_figures(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("foveate.report.reproduction.plates", one_plate)
+    monkeypatch.setattr("foveate.report.reproduction.captioned_figures", one_figure)
     write_results(tmp_path / "paper", made_records(seeds=1), made_winners(seeds=1))
     assert run(["report", str(tmp_path / "paper"), "--out", str(tmp_path / "out")]) == 0
     printed = capsys.readouterr().out
-    assert "report.html" in printed and "not yet" in printed
+    assert "report.html" in printed and "undecided" in printed
     page = (tmp_path / "out" / "report.html").read_text()
     assert page.count("<svg") == 1 and "A caption." in page
     files = sorted((tmp_path / "out" / "figures").iterdir())
@@ -120,7 +120,7 @@ def test_the_command_writes_the_page_and_the_figures(tmp_path, capsys, monkeypat
 
 
 def test_the_command_without_results_says_what_to_do(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("foveate.paper.tables.published", lambda: None)
+    monkeypatch.setattr("foveate.paper.tables.published_folder", lambda: None)
     assert run(["report", "--out", str(tmp_path)]) == 2
     assert "includes no published results; run" in capsys.readouterr().err
     assert run(["report", str(tmp_path / "nowhere")]) == 2
@@ -131,8 +131,8 @@ def test_the_command_without_results_says_what_to_do(tmp_path, capsys, monkeypat
 
 def test_the_published_results_are_the_default(tmp_path, monkeypatch, capsys):
     write_results(tmp_path / "own", made_records(seeds=1), [])
-    monkeypatch.setattr("foveate.paper.tables.published", lambda: tmp_path / "own")
-    monkeypatch.setattr("foveate.report.reproduction.plates", lambda found: {})
+    monkeypatch.setattr("foveate.paper.tables.published_folder", lambda: tmp_path / "own")
+    monkeypatch.setattr("foveate.report.reproduction.captioned_figures", lambda found: {})
     assert run(["report", "--out", str(tmp_path / "out")]) == 0
     assert "published with foveate" in (tmp_path / "out" / "report.html").read_text()
     assert "60 runs took" in capsys.readouterr().out
@@ -141,10 +141,10 @@ def test_the_published_results_are_the_default(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("name", DOCS)
 def test_the_committed_docs_say_what_the_committed_results_say(name):
     """If this fails, run 'python tools/update_docs.py'."""
-    folder = published()
+    folder = published_folder()
     found = Reproduction.read(folder) if folder else Reproduction()
     text = (ROOT / name).read_text()
-    assert fill(text, tables_markdown(found)) == text
+    assert fill_blocks(text, tables_markdown(found)) == text
 
 
 def test_the_page_on_the_reproduction_has_every_table():
@@ -179,13 +179,13 @@ def test_pictures_are_drawn_where_the_pages_have_theirs(tmp_path, whole):
     written = update_docs(whole, tmp_path)
     pictures = sorted((tmp_path / "docs" / "images").iterdir())
     assert sorted(written) == sorted([page, *pictures])
-    assert [path.stem for path in pictures] == sorted(PICTURES)
+    assert [path.stem for path in pictures] == sorted(FIGURES)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in pictures)
 
 
 def test_a_marker_without_a_table_and_a_folder_without_pages_are_errors(tmp_path, whole):
     with pytest.raises(ConfigError, match="unknown table 'mine'"):
-        fill("<!-- results:begin mine -->\n<!-- results:end -->", tables_markdown(whole))
+        fill_blocks("<!-- results:begin mine -->\n<!-- results:end -->", tables_markdown(whole))
     with pytest.raises(ConfigError, match="use a checkout"):
         update_docs(whole, tmp_path)
 
@@ -203,9 +203,9 @@ def test_every_block_is_a_table_or_a_sentence(whole, partial):
 
 
 def test_numbers_are_told_with_their_sign_and_their_seeds(whole, partial):
-    assert [signed(v) for v in (0.126, -0.07, 0.001, -0.001, None)] == [
+    assert [format_difference(v) for v in (0.126, -0.07, 0.001, -0.001, None)] == [
         "+0.13", "−0.07", "0.00", "0.00", None
     ]  # fmt: skip
-    assert shown(whole.results.row("cnn-tr1").at(1.0)) == "99.37"
-    assert shown(partial.results.row("fovavg-tr2").at(1.0)) == "99.38 (1 of 3)"
-    assert shown(Reproduction().results.row("cnn-tr1").at(1.0)) is None
+    assert format_mean(whole.results.row("cnn-tr1").at(1.0)) == "99.37"
+    assert format_mean(partial.results.row("fovavg-tr2").at(1.0)) == "99.38 (1 of 3)"
+    assert format_mean(Reproduction().results.row("cnn-tr1").at(1.0)) is None

@@ -12,7 +12,7 @@ from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.evaluation.curve import accuracy_over_scale
 from foveate.sweeps import runner
-from foveate.sweeps.jobs import Job, Outcome, outcome_of, perform
+from foveate.sweeps.jobs import Job, Outcome, find_outcome, perform
 from foveate.sweeps.records import (
     Record,
     merge_records,
@@ -71,8 +71,8 @@ def test_accuracies_and_winners_are_those_of_the_trained_network(done):
 def test_what_is_done_is_not_done_again(done, monkeypatch):
     monkeypatch.setattr(runner, "perform", lambda *a, **k: pytest.fail("it was done already"))
     again = Study(jobs(), done.folder)
-    assert again.left == [] and list(again.run(LocalEngine())) == []
-    assert len(Study(jobs(4), done.folder).left) == 1
+    assert again.remaining == [] and list(again.run(LocalEngine())) == []
+    assert len(Study(jobs(4), done.folder).remaining) == 1
 
 
 def test_a_finished_run_that_is_not_in_the_table_is_taken_up(done, tmp_path):
@@ -81,15 +81,15 @@ def test_a_finished_run_that_is_not_in_the_table_is_taken_up(done, tmp_path):
         outcome = (done.folder / name / "outcome.json").read_text()
         (tmp_path / name / "outcome.json").write_text(outcome)
     study = Study(jobs(), tmp_path)
-    assert [job.config.seed for job in study.left] == [1]
+    assert [job.config.seed for job in study.remaining] == [1]
     assert read_records(tmp_path) == [r for r in read_records(done.folder) if r.seed != 1]
 
 
 def test_runs_side_by_side_give_the_same_results(done, tmp_path):
     found = perform(jobs(), tmp_path)
     for job, outcome in zip(jobs(), found, strict=True):
-        assert outcome.scales == outcome_of(job, done.folder).scales
-        assert outcome_of(job, tmp_path) == outcome
+        assert outcome.scales == find_outcome(job, done.folder).scales
+        assert find_outcome(job, tmp_path) == outcome
 
 
 def test_a_failed_run_does_not_stop_the_others(tmp_path):
@@ -99,7 +99,7 @@ def test_a_failed_run_does_not_stop_the_others(tmp_path):
     ended = list(study.run(LocalEngine(together=2)))
     assert [type(one) for one in ended] == [Failure, Done]
     assert "the size of the training set" in ended[0].reason
-    assert [job.name for job in study.left] == ["wrong"]
+    assert [job.name for job in study.remaining] == ["wrong"]
 
 
 def test_an_interruption_keeps_what_is_done(tmp_path):
@@ -111,15 +111,15 @@ def test_an_interruption_keeps_what_is_done(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         list(study.run(LocalEngine(callback=stop)))
     again = Study(jobs(), tmp_path)
-    assert [job.config.seed for job in again.left] == [1, 2]
+    assert [job.config.seed for job in again.remaining] == [1, 2]
     assert RunFolder(tmp_path / "row-s1").saved
     list(again.run(LocalEngine()))
-    assert Study(jobs(), tmp_path).left == []
+    assert Study(jobs(), tmp_path).remaining == []
 
 
 def test_another_run_of_the_same_name_is_refused(done):
     with pytest.raises(ConfigError, match="choose another --out"):
-        outcome_of(jobs(1, epochs=7)[0], done.folder)
+        find_outcome(jobs(1, epochs=7)[0], done.folder)
 
 
 def test_a_damaged_outcome_is_named(done, tmp_path):
@@ -130,7 +130,7 @@ def test_a_damaged_outcome_is_named(done, tmp_path):
 
 
 def test_outcomes_survive_json(done):
-    outcome = outcome_of(jobs(1)[0], done.folder)
+    outcome = find_outcome(jobs(1)[0], done.folder)
     assert Outcome.read(done.folder / "row-s0" / "outcome.json") == outcome
     assert outcome.scales[0].count == len(load_source("mnist-5k").test)
 
@@ -149,7 +149,7 @@ def test_runs_of_another_machine_are_collected_from_their_copied_folders(done, t
     for seed in (0, 2):
         shutil.copytree(done.folder / f"row-s{seed}", tmp_path / f"row-s{seed}")
     study = Study(jobs(), tmp_path)
-    assert [job.config.seed for job in study.left] == [1]
+    assert [job.config.seed for job in study.remaining] == [1]
     assert read_records(tmp_path) == [r for r in done.records if r.seed != 1]
 
 

@@ -14,7 +14,7 @@ from foveate.cli.app import run
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.models.pretrained import from_pretrained, pretrained_info, pretrained_names
-from foveate.paper.tables import published
+from foveate.paper.tables import published_folder
 from foveate.sweeps.records import read_records
 from foveate.training.presets import preset
 
@@ -30,7 +30,7 @@ def row_of(name):
 def results():
     """The published records of Table I by row, seed and scale."""
     found = defaultdict(lambda: defaultdict(dict))
-    for record in read_records(published()):
+    for record in read_records(published_folder()):
         if record.table == "table1":
             found[record.row][record.seed][record.scale] = record
     return found

@@ -51,7 +51,7 @@ def test_embedded_digits_load_alike_each_time_and_checksum_covers_all_content():
 def test_damaged_embedded_file_is_noticed(monkeypatch):
     wrong = dict.fromkeys(sources.EMBEDDED, "0" * 64)
     monkeypatch.setattr(sources, "EMBEDDED", wrong)
-    assert "install foveate again" in error_of("mnist-5k")
+    assert "reinstall foveate" in error_of("mnist-5k")
 
 
 def test_embedded_digits_are_the_first_500_of_each_class_of_mnist():

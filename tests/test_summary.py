@@ -8,13 +8,13 @@ import pytest
 from made_results import HARDWARE, made_records, record
 
 from foveate.paper.tables import (
-    MIDDLE,
     SCALES,
+    SCALES_1_TO_4,
     Summaries,
     effort,
+    find_precision,
     find_rows,
     paper_rows,
-    precision_of,
 )
 
 (CNN,) = find_rows(["table1"], ["cnn-tr2"])
@@ -29,7 +29,7 @@ def test_a_point_is_the_mean_of_its_seeds_beside_the_papers_figure():
     values = [40.0, 42.0, 41.5]
     point = of(CNN, [record(CNN, seed, 4.0, v) for seed, v in enumerate(values)]).at(4.0)
     assert point.values == pytest.approx(values) and point.seeds == 3 and point.complete
-    assert point.mean == pytest.approx(mean(values)) == point.settled
+    assert point.mean == pytest.approx(mean(values)) == point.complete_mean
     assert point.spread == pytest.approx(stdev(values))
     assert point.paper == 40.85 and point.difference == pytest.approx(mean(values) - 40.85)
 
@@ -38,7 +38,7 @@ def test_no_and_one_and_two_seeds_are_partial_and_never_settled():
     for seeds in range(3):
         point = of(CNN, [record(CNN, seed, 1.0, 50 + seed) for seed in range(seeds)]).at(1.0)
         assert point.seeds == seeds and not point.complete
-        assert math.isnan(point.settled)
+        assert math.isnan(point.complete_mean)
         assert (point.mean is None) == (point.difference is None) == (seeds == 0)
         assert (point.spread is None) == (seeds < 2)
 
@@ -47,8 +47,8 @@ def test_a_row_is_complete_when_every_scale_has_every_seed():
     records = [record(CNN, seed, scale, 50) for seed in range(3) for scale in SCALES]
     assert of(CNN, records).complete
     found = of(CNN, records[:-1])
-    assert not found.complete and found.over() == pytest.approx(50)
-    assert math.isnan(found.over(SCALES))
+    assert not found.complete and found.mean_over() == pytest.approx(50)
+    assert math.isnan(found.mean_over(SCALES))
 
 
 def test_a_seed_counts_once_and_other_scales_do_not_count():
@@ -68,7 +68,7 @@ def test_few_samples_are_averaged_over_scales_then_over_seeds():
     records = [
         record(FEW, seed, scale, value)
         for seed, values in figures.items()
-        for scale, value in zip(MIDDLE, values, strict=True)
+        for scale, value in zip(SCALES_1_TO_4, values, strict=True)
     ]
     (point,) = of(FEW, records).points
     assert point.values == pytest.approx([mean(values) for values in figures.values()])
@@ -105,8 +105,8 @@ def test_a_run_that_two_tables_show_counts_once():
 
 def test_the_settings_of_a_run_are_known_by_their_digest():
     run = record(CNN, 1, 1.0, 50)
-    assert precision_of(run) == "bf16"
+    assert find_precision(run) == "bf16"
     plain = replace(CNN.config, seed=1).digest()
-    assert precision_of(replace(run, config=plain)) == "float32"
-    assert precision_of(replace(run, config="0" * 12)) is None
-    assert precision_of(replace(run, row="mine")) is None
+    assert find_precision(replace(run, config=plain)) == "float32"
+    assert find_precision(replace(run, config="0" * 12)) is None
+    assert find_precision(replace(run, row="mine")) is None

@@ -11,7 +11,7 @@ from tiny_runs import tiny
 
 from foveate.cli.app import run
 from foveate.errors import ConfigError
-from foveate.evaluation.test_sets import source_of_tests
+from foveate.evaluation.test_sets import find_test_source
 from foveate.paper.tables import SCALES
 from foveate.scales import ScaleGrid
 from foveate.sweeps.records import read_records
@@ -68,7 +68,7 @@ BAD = [
     ("epochs = 2", "epochs = 2.5", "defaults.epochs must be a whole number, got 2.5"),
     ("epochs = 2", "epochs = true", "defaults.epochs must be a whole number, got True"),
     ("epochs = 2", "epochs = 1979-05-27", "defaults.epochs must be a whole number, got datetime"),
-    ('"mnist-5k"', "5", "defaults.source must be a text, got 5"),
+    ('"mnist-5k"', "5", "defaults.source must be a string, got 5"),
     ("= [4, 8]", "= [4, 8.5]", "defaults.model.features must be a list of whole numbers, got"),
     (
         "= [1, 2, 1]",
@@ -102,7 +102,11 @@ BAD = [
     ),
     ("model.hidden = 8", "model.channels = 3", "defaults.model.channels: mnist-5k has 1 channels"),
     ('preset = "fovmax"', 'preset = "cnn"', "but size is 24; set both to the same number"),
-    ('"fovmax"', '"fovavg"\nbackbone = "a"', "runs[1].backbone: "),
+    (
+        '"fovmax"',
+        '"fovavg"\nbackbone = "a"',
+        "runs[1].backbone must be given as package.module",
+    ),
     (
         "seeds = 2",
         "seeds = [1, 1]",
@@ -252,8 +256,8 @@ def test_images_that_are_made_already_decide_their_scales(tmp_path):
             file[f"x_{split}"] = np.zeros((4, 24, 24, 1), np.float32)
             file[f"y_{split}"] = np.arange(4)
     with pytest.raises(ConfigError, match="does not name the source of its images"):
-        source_of_tests(tiny(source=str(path)))
-    assert source_of_tests(tiny()) == "mnist-5k"
+        find_test_source(tiny(source=str(path)))
+    assert find_test_source(tiny()) == "mnist-5k"
 
 
 # Running it

@@ -141,7 +141,7 @@ def test_a_streamed_run_ends_with_the_bits_of_a_resident_one(tmp_path, data_file
 
 @pytest.fixture
 def picture_folder(tmp_path):
-    """90 digits as pictures, a sub-folder for each of three classes."""
+    """90 digits as pictures, a subfolder for each of three classes."""
     digits, counts = load_source("mnist-5k").train, [0, 0, 0]
     for image, label in zip(digits.images, digits.labels.tolist(), strict=True):
         if label < 3 and counts[label] < 30:

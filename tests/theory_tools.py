@@ -129,7 +129,7 @@ def response_error(image, scale, orders, frame):
     kernel = KernelNet(orders).kernel.abs()
     pixels = image.patch_error(scale, KERNEL_SIZE)
     if scale * RADIUS > frame / 2 - 1:
-        pixels = pixels + 2 * image.beyond(-math.inf, frame / 2 - 1)
+        pixels = pixels + 2 * image.tail_bound(-math.inf, frame / 2 - 1)
     sampling = sum(_sampling_error(image, scale, pair) for pair in orders)
     return float((kernel * pixels).sum()) + sampling
 

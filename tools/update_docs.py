@@ -15,25 +15,31 @@ from illustration import foveated
 from foveate.errors import ConfigError
 from foveate.files import write_text
 from foveate.paper.claims import Claim
-from foveate.paper.tables import Point, Row, published
+from foveate.paper.tables import Point, Row, published_folder
 from foveate.report.plots import save
-from foveate.report.reproduction import NONE_YET, Reproduction, plates, shown, signed
+from foveate.report.reproduction import (
+    NO_RESULTS,
+    Reproduction,
+    captioned_figures,
+    format_difference,
+    format_mean,
+)
 
 ROOT = Path(__file__).parents[1]
 DOCS = ("README.md", "docs/reproduction.md")
 BLOCK = re.compile(r"(<!-- results:begin (\S+) -->\n)(.*?)(<!-- results:end -->)", re.DOTALL)
 HEADLINE = ("cnn-tr2", "fovconc-tr2", "swmax-tr2", "fovmax-tr2", "fovavg-tr2")
 NETWORKS = ("CNN", "FovAvg", "FovMax", "FovConc", "SWMax")
-PICTURES = ("generalisation", "spacing", "few-samples", "winning-scale", "foveated")
+FIGURES = ("generalisation", "spacing", "few-samples", "winning-scale", "foveated")
 CELLS = "Accuracy in percent (difference from the paper in points); every second of the 17 scales."
 
 
 def tables_markdown(found: Reproduction) -> dict[str, str]:
     """Return the text of every block by name; without results, each is a notice."""
-    return {name: write(found) if found.records else NONE_YET for name, write in BLOCKS.items()}
+    return {name: write(found) if found.records else NO_RESULTS for name, write in BLOCKS.items()}
 
 
-def fill(text: str, blocks: dict[str, str]) -> str:
+def fill_blocks(text: str, blocks: dict[str, str]) -> str:
     """Replace the text between the markers of a Markdown page with the blocks."""
 
     def put(match: re.Match[str]) -> str:
@@ -54,13 +60,13 @@ def update_docs(found: Reproduction, root: Path) -> list[Path]:
         raise ConfigError(f"no page in {root} has markers for tables; use a checkout of foveate")
     blocks = tables_markdown(found)
     for path in having:
-        write_text(path, fill(texts[path], blocks))
+        write_text(path, fill_blocks(texts[path], blocks))
     folder = root / "docs" / "images"
     if not (found.records and folder.is_dir()):
         return having
-    drawn = {name: plate.figure for name, plate in plates(found).items()}
+    drawn = {name: each.figure for name, each in captioned_figures(found).items()}
     drawn["foveated"] = foveated()
-    return having + [save(drawn[name], folder / f"{name}.png") for name in PICTURES]
+    return having + [save(drawn[name], folder / f"{name}.png") for name in FIGURES]
 
 
 def _claims(found: Reproduction) -> str:
@@ -85,26 +91,26 @@ def _verdicts(what: str, claims: Sequence[Claim]) -> str:
 
 def _headline(found: Reproduction) -> str:
     rows = [found.results.row(name) for name in HEADLINE]
-    return _partly(rows) + _over_scale(rows, 4)
+    return _partial_notice(rows) + _over_scale(rows, 4)
 
 
 def _over_scale_of(table: str) -> Callable[[Reproduction], str]:
     def write(found: Reproduction) -> str:
         rows = found.results.table(table)
-        return f"{_partly(rows)}{CELLS}\n\n" + _over_scale(rows, 2)
+        return f"{_partial_notice(rows)}{CELLS}\n\n" + _over_scale(rows, 2)
 
     return write
 
 
-def _few(found: Reproduction) -> str:
+def _few_samples(found: Reproduction) -> str:
     lines = {network: found.results.table("table3", network) for network in NETWORKS}
     rows = [[name, *(_cell(row.points[0]) for row in own)] for name, own in lines.items()]
     sizes = [f"{int(row.trained):,}" for row in lines["CNN"]]
-    return _partly(found.results.table("table3")) + _table(["network", *sizes], rows)
+    return _partial_notice(found.results.table("table3")) + _table(["network", *sizes], rows)
 
 
-def _made(found: Reproduction) -> str:
-    spent, missing = found.effort, found.missing()
+def _provenance(found: Reproduction) -> str:
+    spent, missing = found.effort, found.missing_lines()
     return (
         "".join(f"{line}\n\n" for line in missing[:1])
         + f"{spent.runs} runs, {spent.seconds / 60:.1f} minutes of machine time on "
@@ -120,10 +126,12 @@ def _over_scale(rows: Sequence[Row], step: int) -> str:
 
 
 def _cell(point: Point) -> str:
-    return "–" if point.mean is None else f"{shown(point)} ({signed(point.difference)})"
+    if point.mean is None:
+        return "–"
+    return f"{format_mean(point)} ({format_difference(point.difference)})"
 
 
-def _partly(rows: Sequence[Row]) -> str:
+def _partial_notice(rows: Sequence[Row]) -> str:
     """Return the notice above a table whose results are incomplete, or an empty string."""
     count = sum(not row.complete for row in rows)
     return f"Partial: {count} of {len(rows)} rows are not complete.\n\n" if count else ""
@@ -140,12 +148,12 @@ BLOCKS: dict[str, Callable[[Reproduction], str]] = {
     "bars": _bars,
     "table1": _over_scale_of("table1"),
     "table2": _over_scale_of("table2"),
-    "table3": _few,
-    "made": _made,
+    "table3": _few_samples,
+    "made": _provenance,
 }
 
 
 if __name__ == "__main__":
-    folder = published()
+    folder = published_folder()
     for written in update_docs(Reproduction.read(folder) if folder else Reproduction(), ROOT):
         print(written)

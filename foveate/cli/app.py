@@ -23,7 +23,7 @@ from foveate.cli import (
     theory,
     training,
 )
-from foveate.cli.console import complain, interrupted, interruptible
+from foveate.cli.console import interrupted, interruptible, print_error
 from foveate.errors import FoveateError
 
 HELP = """Vision networks that recognise objects at sizes they were never trained on.
@@ -126,17 +126,17 @@ def run(arguments: list[str]) -> int:
         where = usage.ctx.command_path if usage.ctx else "foveate"
         if os.environ.get("RANK", "0") != "0":  # torchrun: the first process prints for all
             return 2
-        complain(f"{usage.format_message().rstrip('.')}; see '{where} --help'")
+        print_error(f"{usage.format_message().rstrip('.')}; see '{where} --help'")
     except (typer.Abort, KeyboardInterrupt) as error:  # click raises Abort outside a command
         return interrupted(error, "run the same command again")
     except Exception as error:
         if "--debug" in arguments:
             raise
-        complain(_told(error))
+        print_error(_error_message(error))
     return 2
 
 
-def _told(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     """Return the message for an error: with a remedy where there is one, else its type and text."""
     if isinstance(error, FoveateError):
         return str(error)

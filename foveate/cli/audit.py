@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from foveate.cli.console import ERRORS, OUTPUT, progress
-from foveate.cli.evaluation import PICTURES
+from foveate.cli.evaluation import FIGURE_FORMATS
 from foveate.cli.options import (
     BATCH,
     DATA,
@@ -29,7 +29,7 @@ from foveate.cli.options import (
     complete_model,
     shared,
 )
-from foveate.cli.training import _loader
+from foveate.cli.training import cached_loader
 from foveate.scales import as_scales
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ def audit(
     ```
 
     The model maps images of shape (B, C, H, W), normalised with --mean and --std, to logits of
-    shape (B, classes). The classes are the sub-folders of folder:DIR in alphabetical order, or
+    shape (B, classes). The classes are the subfolders of folder:DIR in alphabetical order, or
     --classes. At scale 1 an image fills the input; at other scales it is rescaled about its centre.
     Runs on photographs prepare images with their own recipe. Other networks of foveate, and sources
     other than folders, are audited on MNIST Large Scale. Both agree with 'foveate evaluate'.
@@ -128,7 +128,7 @@ def audit(
     from foveate.errors import ConfigError
     from foveate.evaluation.audit.audited_images import open_images
     from foveate.evaluation.audit.images import check_view
-    from foveate.evaluation.audit.report import audit_beside, usual_scales
+    from foveate.evaluation.audit.report import audit_with_channels, default_scales
     from foveate.evaluation.audit.transforms import choose_transform
     from foveate.evaluation.models import load_model
     from foveate.files import check_folder
@@ -153,7 +153,8 @@ def audit(
         raise ConfigError(f"batch must be at most {MAX_BATCH:,} images, got {batch}")
     if samples is not None and samples > MAX_SAMPLES:
         raise ConfigError(f"samples must be at most {MAX_SAMPLES:,} images, got {samples}")
-    found, load = load_model(model, trust=trust, device=place, pretrained=pretrained), _loader()
+    found = load_model(model, trust=trust, device=place, pretrained=pretrained)
+    load = cached_loader()
     if recipe == "photo" and found.recipe is None:
         raise ConfigError("--recipe photo requires a run on photographs; use frame for others")
     if (run := Path(model).expanduser()).is_dir() and not changed_data:
@@ -172,9 +173,9 @@ def audit(
         fit=fit,
         view=view,
     )
-    wanted = grid or usual_scales(transform)
+    wanted = grid or default_scales(transform)
     with progress("images", len(images) * len(wanted)) as advance:
-        report = audit_beside(
+        report = audit_with_channels(
             found,
             images,
             transform,
@@ -200,7 +201,7 @@ def _write(report: "AuditReport", page: "Page", out: Path) -> None:
 
     written = [*report.save(out), page.save(out / "audit.html")]
     curves = audit_curves(report.audits)
-    written += [save(curves, out / f"audit.{kind}") for kind in PICTURES]
+    written += [save(curves, out / f"audit.{kind}") for kind in FIGURE_FORMATS]
     OUTPUT.print(_table(report))
     OUTPUT.print(summary(report.plain), markup=False)
     for path in written:
@@ -215,9 +216,9 @@ def _write(report: "AuditReport", page: "Page", out: Path) -> None:
 def _table(report: "AuditReport") -> "Table":
     from rich.table import Table
 
-    from foveate.report.audit_page import over_scale
+    from foveate.report.audit_page import scale_table
 
-    header, rows = over_scale(report)
+    header, rows = scale_table(report)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in header:
         table.add_column(name, justify="right")

@@ -27,12 +27,12 @@ ERRORS = Console(stderr=True, highlight=False, soft_wrap=True)
 LOG_EVERY = 30.0  # seconds between progress lines in a log
 
 
-def complain(message: str) -> None:
+def print_error(message: str) -> None:
     """Print an error as one line on stderr."""
     ERRORS.print("[bold red]error:[/] " + escape(" ".join(message.split())))
 
 
-def tell(message: str) -> None:
+def print_message(message: str) -> None:
     """Print a message on stderr, apart from the results on stdout."""
     ERRORS.print(message, markup=False)
 
@@ -76,24 +76,24 @@ def _logged(title: str, total: int) -> Callable[[int], None]:
             printed = now
             left = math.ceil((now - start) * (total - done) / done)
             share = f"{done:,} of {total:,} ({100 * done // total} %)"
-            tell(f"{title}: {share}, about {timedelta(seconds=left)} remaining")
+            print_message(f"{title}: {share}, about {timedelta(seconds=left)} remaining")
 
     return advance
 
 
 @contextmanager
-def interruptible(words: Callable[[], str]) -> Iterator[None]:
-    """At Ctrl-C or SIGTERM print one line that ends with `words()`, and exit with 130 or 143."""
+def interruptible(message: Callable[[], str]) -> Iterator[None]:
+    """At Ctrl-C or SIGTERM print one line that ends with `message()`, and exit with 130 or 143."""
     try:
         yield
     except KeyboardInterrupt as error:
-        raise typer.Exit(interrupted(error, words())) from None
+        raise typer.Exit(interrupted(error, message())) from None
 
 
-def interrupted(error: BaseException, words: str) -> int:
-    """Print one line for Ctrl-C or SIGTERM that ends with `words`, and return the exit code."""
+def interrupted(error: BaseException, message: str) -> int:
+    """Print one line for Ctrl-C or SIGTERM that ends with `message`, and return the exit code."""
     terminated = isinstance(error, Terminated) or signal.SIGTERM in received_signals
     signal_name, code = ("terminated", 143) if terminated else ("interrupted", 130)
-    if words and os.environ.get("RANK", "0") == "0":  # torchrun: the first process prints for all
-        ERRORS.print(f"{signal_name}: {words}", markup=False)
+    if message and os.environ.get("RANK", "0") == "0":  # torchrun: the first process prints for all
+        ERRORS.print(f"{signal_name}: {message}", markup=False)
     return code

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foveate.cli.console import OUTPUT, progress, status, tell
+from foveate.cli.console import OUTPUT, print_message, progress, status
 from foveate.cli.options import (
     DATA,
     OUT_FILE,
@@ -44,7 +44,7 @@ BorderOption = Annotated[
 
 
 def generate(
-    what: Annotated[
+    recipe: Annotated[
         str,
         typer.Argument(
             metavar="RECIPE",
@@ -76,8 +76,8 @@ def generate(
     from foveate.errors import ConfigError
     from foveate.files import check_folder
 
-    if what != RECIPE:
-        raise ConfigError(f"recipe must be {RECIPE}, got {what!r}")
+    if recipe != RECIPE:
+        raise ConfigError(f"recipe must be {RECIPE}, got {recipe!r}")
     specs = _plan(train_scales, test_scales, size, seed, border)
     check_folder(out)
     data = _load(source)
@@ -90,7 +90,7 @@ def generate(
 
 
 def show(
-    what: Annotated[
+    source: Annotated[
         str,
         typer.Argument(metavar="SOURCE", help=SOURCE_HELP, autocompletion=completing(*SOURCES)),
     ],
@@ -116,12 +116,12 @@ def show(
     from foveate.training.data import has_colour_pictures
 
     check_folder(out.parent)
-    if what.endswith((".h5", ".hdf5")):
-        images, titles = _from_file(Path(what), samples)
-    elif has_colour_pictures(what):
-        images, titles = _from_photographs(what, samples, as_scales(scales), size, border)
+    if source.endswith((".h5", ".hdf5")):
+        images, titles = _from_file(Path(source), samples)
+    elif has_colour_pictures(source):
+        images, titles = _from_photographs(source, samples, as_scales(scales), size, border)
     else:
-        images, titles = _from_source(what, samples, as_scales(scales), size, border)
+        images, titles = _from_source(source, samples, as_scales(scales), size, border)
     OUTPUT.print(save(sample_grid(images, titles), out))
 
 
@@ -147,7 +147,7 @@ def _load(name: str) -> "Source":
     from foveate.data.sources import load_source
 
     with status(f"loading {name} ..."):
-        return load_source(name, report=tell)
+        return load_source(name, report=print_message)
 
 
 def _check_space(folder: Path, needed: int) -> None:

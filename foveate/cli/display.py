@@ -26,7 +26,7 @@ class Display:
         self.bar = Progress(*columns, console=ERRORS, disable=not watched, transient=True)
         self.task = self.bar.add_task("preparing", total=None, now="")
         self.start: tuple[float, int] | None = None
-        self.told = 0  # epochs whose line is printed
+        self.printed_epochs = 0  # epochs whose line is printed
         self.drawn = 0.0
 
     def __enter__(self) -> Self:
@@ -42,11 +42,11 @@ class Display:
         total = config.epochs * steps
         if self.start is None:
             ended = progress.step == 0  # stopped in validation: that epoch still needs its line
-            self.start, self.told = (now, done), len(progress.metrics) - ended
+            self.start, self.printed_epochs = (now, done), len(progress.metrics) - ended
             OUTPUT.print(self.greeting, markup=False)
         left = self._left(now, done, total, config.batch) if done < total else ""
-        if len(progress.metrics) > self.told:
-            self.told = len(progress.metrics)
+        if len(progress.metrics) > self.printed_epochs:
+            self.printed_epochs = len(progress.metrics)
             text = _join(f"loss {progress.metrics[-1]['loss']:.4f}", _validation(progress), left)
             OUTPUT.print(f"epoch {progress.epoch}/{config.epochs}  {text}")
         if now - self.drawn > REFRESH and ERRORS.is_terminal:

@@ -18,7 +18,7 @@ from foveate.cli.options import (
     DeviceOption,
     TrustOption,
 )
-from foveate.cli.training import _loader, _warn_of_skipped
+from foveate.cli.training import cached_loader, warn_of_skipped
 from foveate.scales import as_scales
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from foveate.data.splits import SplitName
     from foveate.evaluation.results import Curve
 
-PICTURES = ("png", "svg")
+FIGURE_FORMATS = ("png", "svg")
 
 
 def evaluate(
@@ -71,7 +71,8 @@ def evaluate(
         raise ConfigError(
             f"--out is required to evaluate {len(runs)} runs; name a folder for the results"
         )
-    target, place, factors, load = out or runs[0], find_device(device), as_scales(scales), _loader()
+    target, place, factors = out or runs[0], find_device(device), as_scales(scales)
+    load = cached_loader()
     check_folder(target)
     folders = [RunFolder(path) for path in dict.fromkeys(runs)]
     made = [with_channels(f.net(trust), f.config(), windows, pool) for f in folders]
@@ -98,14 +99,17 @@ def evaluate(
         about["skipped"] = dict(sorted(skipped.items()))
     curves = summarise(results)
     written = save_results(results, target, about)
-    pictures = [save(accuracy_curves(curves), target / f"accuracy.{kind}") for kind in PICTURES]
-    OUTPUT.print(_table(curves))
+    pictures = [
+        save(accuracy_curves(curves), target / f"accuracy.{kind}") for kind in FIGURE_FORMATS
+    ]
+    OUTPUT.print(accuracy_table(curves))
     for path in (*written, *pictures):
         OUTPUT.print(path, markup=False)
-    _warn_of_skipped(len(skipped), written[1])
+    warn_of_skipped(len(skipped), written[1])
 
 
-def _table(curves: "list[Curve]") -> "Table":
+def accuracy_table(curves: "list[Curve]") -> "Table":
+    """Return a table of the accuracy per scale, one column per curve."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -67,7 +67,7 @@ def export(
             out,
             shape=(channels, side, side),
             format=cast(Format | None, format),
-            about=found.about(),
+            about=found.metadata(),
         )
     OUTPUT.print(f"{made.path} maps images to {' and '.join(made.outputs)}", markup=False)
     OUTPUT.print(

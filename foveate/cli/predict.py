@@ -111,11 +111,11 @@ def _check(images: list[Path], search: bool, step: float | None, picture: Path |
 
 def _draw(model: "Model", path: Path, prediction: "Prediction", out: Path) -> None:
     from foveate.data.pictures import read_picture
-    from foveate.evaluation.predict import background_of
+    from foveate.evaluation.predict import choose_background
     from foveate.files import replacing
     from foveate.report.boxes import draw_prediction
 
-    drawn = draw_prediction(read_picture(path, background_of(model)), prediction)
+    drawn = draw_prediction(read_picture(path, choose_background(model)), prediction)
     with replacing(out) as temporary:
         drawn.save(temporary, format="png")
 

@@ -34,8 +34,8 @@ def quickstart(
 
     runs = work.quick_runs(seed)
     work.train_runs(runs, out, lambda name: _shown(name, out / name))
-    with progress("testing", work.images_to_score(runs)) as advance:
-        results = work.score_runs(runs, out, advance=advance)
+    with progress("testing", work.count_images(runs)) as advance:
+        results = work.evaluate_runs(runs, out, advance=advance)
     _report(results, out)
 
 
@@ -50,18 +50,18 @@ def _shown(name: str, path: Path) -> "Iterator[Callback]":
 
 
 def _report(results: "list[RunResult]", out: Path) -> None:
-    from foveate.cli.evaluation import PICTURES, _table
+    from foveate.cli.evaluation import FIGURE_FORMATS, accuracy_table
     from foveate.evaluation.results import summarise
-    from foveate.paper.quickstart import full_size
+    from foveate.paper.quickstart import full_size_curves
     from foveate.report.plots import save
-    from foveate.report.quickstart import quick_figure, quick_lead, quick_page
+    from foveate.report.quickstart import quick_figure, quick_page, quick_summary
 
-    full = full_size()
+    full = full_size_curves()
     figure = quick_figure(results, full)
     written = [quick_page(results, full, out).save(out / "report.html")]
-    written += [save(figure, out / f"accuracy.{kind}") for kind in PICTURES]
-    beside = [replace(curve, label=f"full size: {curve.label}", spread=()) for curve in full]
-    OUTPUT.print(_table([*summarise(results), *beside]))
-    OUTPUT.print(quick_lead(results), markup=False)
+    written += [save(figure, out / f"accuracy.{kind}") for kind in FIGURE_FORMATS]
+    reference = [replace(curve, label=f"full size: {curve.label}", spread=()) for curve in full]
+    OUTPUT.print(accuracy_table([*summarise(results), *reference]))
+    OUTPUT.print(quick_summary(results), markup=False)
     for path in (*written, out / "accuracy.csv", out / "results.json"):
         OUTPUT.print(path, markup=False)

@@ -39,10 +39,10 @@ def report(
     """
     from foveate.errors import DataError
     from foveate.files import check_folder
-    from foveate.paper.tables import published
+    from foveate.paper.tables import published_folder
     from foveate.report.reproduction import Reproduction
 
-    folder = results or published()
+    folder = results or published_folder()
     if folder is None:
         raise DataError(
             "this version includes no published results; run 'foveate reproduce --out paper', then "
@@ -53,18 +53,18 @@ def report(
     for path in _write(found, str(results or "published with foveate"), out):
         OUTPUT.print(path, markup=False)
     OUTPUT.print(_table(found))
-    OUTPUT.print(found.lead(), markup=False)
+    OUTPUT.print(found.summary(), markup=False)
 
 
 def _write(found: "Reproduction", source: str, out: Path) -> list[Path]:
     from foveate.report.plots import save
-    from foveate.report.reproduction import plates, reproduction_page
+    from foveate.report.reproduction import captioned_figures, reproduction_page
 
-    drawn = plates(found)
+    drawn = captioned_figures(found)
     written = [reproduction_page(found, drawn, source).save(out / "report.html")]
     with progress("figures", len(drawn)) as advance:
-        for name, plate in drawn.items():
-            written += [save(plate.figure, out / "figures" / f"{name}.{kind}") for kind in KINDS]
+        for name, each in drawn.items():
+            written += [save(each.figure, out / "figures" / f"{name}.{kind}") for kind in KINDS]
             advance(1)
     return written
 
@@ -72,7 +72,7 @@ def _write(found: "Reproduction", source: str, out: Path) -> list[Path]:
 def _table(found: "Reproduction") -> "Table":
     from rich.table import Table
 
-    colours = {"holds": "green", "fails": "bold red", "not yet": "yellow"}
+    colours = {"holds": "green", "fails": "bold red", "undecided": "yellow"}
     table = Table("", "statement", "verdict", box=None, pad_edge=False, header_style="bold")
     for claim in found.claims:
         verdict = f"[{colours[claim.verdict]}]{claim.verdict}[/]"

@@ -17,12 +17,12 @@ from foveate.cli.options import (
     EngineOption,
     TrustOption,
 )
-from foveate.cli.training import _warn_of_skipped
+from foveate.cli.training import warn_of_skipped
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from foveate.sweeps.runner import Ended, Failure, Study
+    from foveate.sweeps.runner import Failure, JobResult, Study
     from foveate.training.checkpoint import Progress
     from foveate.training.config import TrainConfig
 
@@ -53,7 +53,7 @@ def sweep(
     decide between CPU and GPU. If interrupted, the same command resumes; finished runs are not
     repeated.
     """
-    from foveate.cli.training import _loader
+    from foveate.cli.training import cached_loader
     from foveate.files import check_folder
     from foveate.sweeps.runner import Study
     from foveate.sweeps.study import read_study
@@ -61,7 +61,7 @@ def sweep(
     from foveate.training.loop import find_device
     from foveate.training.skipped import check_bad
 
-    load = _loader()
+    load = cached_loader()
     plan = read_study(study, load, trust=trust, dry_run=dry_run)
     check_bad(bad, max((job.config for job in plan.jobs), key=is_photo))  # skip needs photographs
     folder = out or Path("runs") / plan.name
@@ -93,7 +93,7 @@ def run_study(study: "Study", labels: Labels, *, dry_run: bool, **engine: Any) -
     live = _Live(study)
     workers = make_engine(callback=live.watch, **engine)
     workers.check()
-    total, left = len(study.jobs), len(study.left)
+    total, left = len(study.jobs), len(study.remaining)
     OUTPUT.print(f"{total} runs: {total - left} finished, {left} remaining", markup=False)
     if dry_run:
         OUTPUT.print(_table(study, labels))
@@ -101,7 +101,7 @@ def run_study(study: "Study", labels: Labels, *, dry_run: bool, **engine: Any) -
     again = "run the same command to resume"
     with (
         live.status if ERRORS.is_terminal else nullcontext(),
-        interruptible(lambda: f"{len(study.left)} runs remain; {again}"),
+        interruptible(lambda: f"{len(study.remaining)} runs remain; {again}"),
     ):
         failures = live.follow(study.run(workers))
     OUTPUT.print(_table(study, labels))
@@ -117,7 +117,7 @@ class _Live:
     """Prints a line for each run that ends and, on a terminal, the progress of the current run."""
 
     def __init__(self, study: "Study") -> None:
-        self.left = len(study.left)
+        self.remaining = len(study.remaining)
         self.names = {job.config.digest(): job.folder for job in study.jobs}
         self.status, self.folder = ERRORS.status("training"), study.folder
 
@@ -126,17 +126,17 @@ class _Live:
         if ERRORS.is_terminal and progress.step % 20 == 0:  # a step on a GPU takes a millisecond
             epoch = f"epoch {min(progress.epoch + 1, config.epochs)} of {config.epochs}"
             self.status.update(
-                f"{self.left} runs remaining; {self.names[config.digest()]}, {epoch}"
+                f"{self.remaining} runs remaining; {self.names[config.digest()]}, {epoch}"
             )
 
-    def follow(self, ended: "Iterator[Ended]") -> "list[Failure]":
+    def follow(self, ended: "Iterator[JobResult]") -> "list[Failure]":
         """Report every run as it ends, and return the failed ones."""
         from foveate.sweeps.runner import Failure
         from foveate.training.skipped import TABLE, read_skipped
 
         failures = []
         for one in ended:
-            self.left -= 1
+            self.remaining -= 1
             name = f"{one.job.name} seed {one.job.config.seed}"
             if isinstance(one, Failure):
                 failures.append(one)
@@ -149,7 +149,7 @@ class _Live:
                     f"{name}: mean accuracy {mean:.2f} % over all scales, {taken}", markup=False
                 )
                 if count := len(read_skipped(self.folder / one.job.folder)):
-                    _warn_of_skipped(count, self.folder / one.job.folder / TABLE)
+                    warn_of_skipped(count, self.folder / one.job.folder / TABLE)
         return failures
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foveate.cli.console import OUTPUT, complain, interruptible, tell
+from foveate.cli.console import OUTPUT, interruptible, print_error, print_message
 from foveate.cli.options import (
     BATCH,
     DATA,
@@ -135,7 +135,7 @@ def train(
             # Printed here: when this process leaves the team, torchrun terminates it before
             # `run` can print the message.
             if team.may_print():
-                complain(str(error))
+                print_error(str(error))
             raise typer.Exit(2) from None
         except Exception:
             if not team.may_print():  # another process printed the message
@@ -156,7 +156,7 @@ def _train(
     from foveate.training.photos import describe_photos
     from foveate.training.skipped import TABLE, check_bad, read_skipped
 
-    load = _loader()
+    load = cached_loader()
     config = team.in_turn(lambda: _configure(model, given, load, options["stream"]))
     check_bad(options["bad"], config, team.count)
     path = out or Path("runs") / f"{model}-{config.digest()}"
@@ -164,7 +164,7 @@ def _train(
     state = "was already finished" if folder.finished else "is finished"
     device = "cpu" if folder.finished else team.device(options["device"])
     if is_photo(config) and team.is_main and not folder.finished:
-        tell(describe_photos(config))
+        print_message(describe_photos(config))
     with (
         interruptible(lambda: _saved(folder) if team.may_print() else ""),
         _shown(f"training {model} in {path}", team) as callback,
@@ -172,7 +172,7 @@ def _train(
         run(config, path, load=load, callback=callback, team=team, **{**options, "device": device})
     if team.is_main:
         OUTPUT.print(f"{path} {state}: {_score(folder)}", markup=False)
-        _warn_of_skipped(len(read_skipped(path)), path / TABLE)
+        warn_of_skipped(len(read_skipped(path)), path / TABLE)
 
 
 @contextmanager
@@ -187,9 +187,11 @@ def _shown(greeting: str, team: "Team") -> "Iterator[Callback]":
         yield display
 
 
-def _warn_of_skipped(count: int, table: Path) -> None:
+def warn_of_skipped(count: int, table: Path) -> None:
+    """Print a warning if images were skipped."""
     if count:
-        tell(f"warning: skipped {count} images that cannot be read; see {table}")
+        images = "1 image" if count == 1 else f"{count} images"
+        print_message(f"warning: skipped {images} that cannot be read; see {table}")
 
 
 def _settings(texts: Sequence[str]) -> dict[str, str]:
@@ -231,13 +233,13 @@ def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) ->
     return config
 
 
-def _loader() -> "Load":
+def cached_loader() -> "Load":
     """Return a cached function that loads a source and reports downloads."""
     from functools import lru_cache
 
     from foveate.data.sources import load_source
 
-    return lru_cache(maxsize=None)(lambda name: load_source(name, report=tell))
+    return lru_cache(maxsize=None)(lambda name: load_source(name, report=print_message))
 
 
 def _score(folder: "RunFolder") -> str:

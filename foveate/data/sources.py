@@ -153,7 +153,7 @@ def _read_verified(file: str, sha256: str) -> Tensor:
     path = Path(__file__).with_name("embedded") / file
     data = decode(path)
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise DataError(f"{path} differs from the file in the release; install foveate again")
+        raise DataError(f"{path} differs from the file in the release; reinstall foveate")
     return read_idx(data, str(path))
 
 

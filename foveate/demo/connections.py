@@ -9,7 +9,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 PER_CLIENT, TOTAL = 32, 64  # maximum open connections per client address and in total
 # Timeouts in seconds for sending the headers of a request, sending its body, and reading the
 # reply. A body can be several megabytes on a slow connection.
-PATIENCE = {"head": 8.0, "body": 20.0, "reply": 20.0}
+TIMEOUTS = {"head": 8.0, "body": 20.0, "reply": 20.0}
 
 
 def _watched(method: Callable[[H11Protocol], None]) -> Callable[["Connection"], None]:
@@ -25,7 +25,7 @@ def _watched(method: Callable[[H11Protocol], None]) -> Callable[["Connection"], 
 class Connection(H11Protocol):
     """HTTP connection that closes on a timeout, or if idle when the limit is reached."""
 
-    waiting = ""  # key of PATIENCE while the server waits for the client, else empty
+    waiting = ""  # key of TIMEOUTS while the server waits for the client, else empty
     since = 0.0
     timer: asyncio.TimerHandle | None = None
 
@@ -94,4 +94,4 @@ class Connection(H11Protocol):
             if self.timer:
                 self.timer.cancel()
             self.waiting, self.since = waiting, self.loop.time()
-            self.timer = self.loop.call_later(PATIENCE[waiting], self.drop) if waiting else None
+            self.timer = self.loop.call_later(TIMEOUTS[waiting], self.drop) if waiting else None

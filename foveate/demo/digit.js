@@ -5,13 +5,13 @@ const root = document.getElementById("digit");
 const find = (what) => root.querySelector(what);
 const pad = find(".pad"), ink = pad.getContext("2d");
 const slider = find(".zoom input"), file = find(".file input");
-const { ask, tell } = connect(root), samples = connect(root);
+const { request, notify } = connect(root), samples = connect(root);
 let digit = root.dataset.digit;
 let label = Number(root.dataset.label);
 let turn = 0, drawing = false, fresh = true;
 
 const zoom = () => 2 ** Number(slider.value);
-const predict = () => ask("predict", () => ({ digit, zoom: zoom(), label }), show);
+const predict = () => request("predict", () => ({ digit, zoom: zoom(), label }), show);
 
 function show(reply) {
   for (const part of ["frame", "cards", "channels", "accuracy"]) {
@@ -48,7 +48,7 @@ function stroke(event) {
   ink.lineTo(...place(event));
   ink.stroke();
   const data = () => pad.toDataURL("image/png").split(",")[1];
-  ask("upload", () => ({ data: data(), name: "The drawing", zoom: zoom() }), show);
+  request("upload", () => ({ data: data(), name: "The drawing", zoom: zoom() }), show);
 }
 
 pad.addEventListener("pointerdown", (event) => {
@@ -71,12 +71,12 @@ function upload(chosen) {
   if (!chosen) return;
   const limit = Number(root.dataset.bytes);
   if (chosen.size > limit) {
-    return tell(`${chosen.name} is larger than ${limit >> 20} MiB; choose a smaller file`);
+    return notify(`${chosen.name} is larger than ${limit >> 20} MiB; choose a smaller file`);
   }
   const reader = new FileReader();
   reader.onload = () => {
     const data = reader.result.split(",")[1] || "";
-    ask("upload", () => ({ data, name: chosen.name, zoom: zoom() }), (reply) => {
+    request("upload", () => ({ data, name: chosen.name, zoom: zoom() }), (reply) => {
       paint(reply.digit);
       show(reply);
     });
@@ -98,10 +98,10 @@ slider.addEventListener("input", () => {
   find(".zoom output").textContent = "× " + zoom().toFixed(2);
   predict();
 });
-find(".clear").addEventListener("click", () => { clear(); tell(""); });
+find(".clear").addEventListener("click", () => { clear(); notify(""); });
 find(".more").addEventListener("click", () => {
-  const question = { turn: ++turn };
-  samples.ask("samples", () => question, (reply) => { find(".picks").innerHTML = reply.html; });
+  const fields = { turn: ++turn };
+  samples.request("samples", () => fields, (reply) => { find(".picks").innerHTML = reply.html; });
 });
 find(".picks").addEventListener("click", (event) => {
   const picked = event.target.closest("button");

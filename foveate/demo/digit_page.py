@@ -11,9 +11,9 @@ from torch import Tensor
 
 from foveate.data.sources import Split
 from foveate.demo import panels, scenes
-from foveate.demo.fields import integer, number
-from foveate.demo.networks import Contender, predict_digit
-from foveate.demo.uploads import BYTES, pack, read_upload, unpack
+from foveate.demo.fields import check_integer, check_number
+from foveate.demo.networks import DigitNetwork, predict_digit
+from foveate.demo.uploads import MAX_FILE_BYTES, decode_digit, encode_digit, read_upload
 from foveate.errors import ConfigError, DataError
 from foveate.models.channels import ScaleChannels
 
@@ -35,15 +35,15 @@ class DigitPage:
     Requests are stateless and validate all their fields.
 
     Args:
-        contenders: Networks with the same input size.
+        networks: Networks with the same input size.
         digits: Digits used as examples and in scenes.
     """
 
     files = ("page.css", "page.js", "digit.js", "scene.js")
 
-    def __init__(self, contenders: Sequence[Contender], digits: Split) -> None:
-        self.contenders, self.digits = contenders, digits
-        self.explorers = [c for c in contenders if isinstance(c.model.net, ScaleChannels)]
+    def __init__(self, networks: Sequence[DigitNetwork], digits: Split) -> None:
+        self.networks, self.digits = networks, digits
+        self.channel_networks = [n for n in networks if isinstance(n.model.net, ScaleChannels)]
 
     def requests(self) -> tuple[Callable[..., dict[str, Any]], ...]:
         """Return the methods that handle requests."""
@@ -51,29 +51,30 @@ class DigitPage:
 
     def predict(self, digit: str, zoom: float, label: int | None = None) -> dict[str, Any]:
         """Classify a digit at a zoom, and return the panels as HTML."""
-        known = None if label is None else integer("label", label, 0, 9)
-        return self._panels(unpack(digit), zoom, known)
+        known = None if label is None else check_integer("label", label, 0, 9)
+        return self._panels(decode_digit(digit), zoom, known)
 
     def upload(self, data: str, name: str, zoom: float) -> dict[str, Any]:
         """Classify a drawing or an image file (base64), and return the panels and the digit."""
         if not isinstance(data, str) or not isinstance(name, str):
             raise DataError("data and name must be strings")
         digit, note = read_upload(data, name[:80])
-        return {**self._panels(digit, zoom, None), "digit": pack(digit), "note": note}
+        return {**self._panels(digit, zoom, None), "digit": encode_digit(digit), "note": note}
 
     def samples(self, turn: int) -> dict[str, Any]:
         """Return ten example digits, one per class; each `turn` returns different ones."""
-        turn = integer("turn", turn, 0, SEEDS)
+        turn = check_integer("turn", turn, 0, SEEDS)
         return {"html": "".join(_button(self._sample(k, turn), k) for k in range(10))}
 
     def scene(self, count: int, network: int, seed: int) -> dict[str, Any]:
         """Compose a scene of several digits, and return the dense prediction of one network."""
-        if not self.explorers:
+        if not self.channel_networks:
             raise ConfigError("none of these networks has scale channels; add one with --model")
-        contender = self.explorers[integer("network", network, 0, len(self.explorers) - 1)]
-        count = integer("count", count, scenes.FEWEST, scenes.MOST)
-        scene, placed = scenes.compose(self.digits, count, integer("seed", seed, 0, SEEDS))
-        return {"html": scenes.draw(contender, scene, placed)}
+        last = len(self.channel_networks) - 1
+        chosen = self.channel_networks[check_integer("network", network, 0, last)]
+        count = check_integer("count", count, scenes.MIN_DIGITS, scenes.MAX_DIGITS)
+        scene, placed = scenes.compose(self.digits, count, check_integer("seed", seed, 0, SEEDS))
+        return {"html": scenes.draw(chosen, scene, placed)}
 
     def html(self) -> str:
         """Return the initial page."""
@@ -81,26 +82,27 @@ class DigitPage:
         digit = self._sample(label, 0)
         networks = "".join(
             f'<label><input type="radio" name="network" value="{k}"{"" if k else " checked"}>'
-            f"{escape(contender.title)}</label>"
-            for k, contender in enumerate(self.explorers)
+            f"{escape(network.title)}</label>"
+            for k, network in enumerate(self.channel_networks)
         )
-        own = all(contender.model.source == "mnist-5k" for contender in self.contenders)
+        own = all(network.model.source == "mnist-5k" for network in self.networks)
         page = Path(__file__).with_name("page.html").read_text("utf-8")
         return Template(page).substitute(
-            self._panels(digit, zoom, label), digit=pack(digit), label=label, octave=1,
-            zoom=f"× {zoom:.2f}", samples=self.samples(0)["html"], bytes=BYTES, seeds=SEEDS,
-            fewest=scenes.FEWEST, most=scenes.MOST, origin=UNSEEN if own else MAYBE_SEEN,
+            self._panels(digit, zoom, label), digit=encode_digit(digit), label=label, octave=1,
+            zoom=f"× {zoom:.2f}", samples=self.samples(0)["html"], bytes=MAX_FILE_BYTES,
+            seeds=SEEDS, fewest=scenes.MIN_DIGITS, most=scenes.MAX_DIGITS,
+            origin=UNSEEN if own else MAYBE_SEEN,
             networks=networks or "no network has scale channels",
         )  # fmt: skip
 
     def _panels(self, digit: Tensor, zoom: float, label: int | None) -> dict[str, Any]:
-        zoom = number("zoom", zoom, panels.LOW, panels.HIGH)
-        view = predict_digit(self.contenders, digit, zoom)
+        zoom = check_number("zoom", zoom, panels.MIN_ZOOM, panels.MAX_ZOOM)
+        view = predict_digit(self.networks, digit, zoom)
         return {
             "frame": panels.frame(view),
             "cards": panels.cards(view, label),
             "channels": panels.channels(view),
-            "accuracy": panels.accuracy(zoom, self.contenders),
+            "accuracy": panels.accuracy(zoom, self.networks),
         }
 
     def _sample(self, label: int, turn: int) -> Tensor:
@@ -111,6 +113,6 @@ class DigitPage:
 def _button(digit: Tensor, label: int) -> str:
     shown = panels.image(Image.fromarray(digit[0, 0].numpy()), f"handwritten {label}")
     return (
-        f'<button type="button" data-digit="{pack(digit)}" data-label="{label}" '
+        f'<button type="button" data-digit="{encode_digit(digit)}" data-label="{label}" '
         f'title="{label}">{shown}</button>'
     )

@@ -21,12 +21,12 @@ from foveate.paper.tables import network_title
 from foveate.training.config import TrainConfig
 from foveate.training.presets import model_name
 
-USUAL = ("cnn-mnist-tr2", "fovmax-mnist-tr2", "fovavg-mnist-tr2")
-MOST = 4  # networks that fit next to each other on the page
+DEFAULT_NETWORKS = ("cnn-mnist-tr2", "fovmax-mnist-tr2", "fovavg-mnist-tr2")
+MAX_NETWORKS = 4  # networks that fit next to each other on the page
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Contender:
+class DigitNetwork:
     """A digit network of the demo.
 
     Attributes:
@@ -53,34 +53,35 @@ class DigitView:
 
     zoom: float
     frame: Tensor
-    predictions: tuple[tuple[Contender, Prediction], ...]
+    predictions: tuple[tuple[DigitNetwork, Prediction], ...]
     patches: Tensor | None = None
     scales: tuple[float, ...] = ()
 
 
-def load_networks(refs: Sequence[str] = (), trust: bool = False) -> list[Contender]:
+def load_networks(refs: Sequence[str] = (), trust: bool = False) -> list[DigitNetwork]:
     """Load networks by name or run folder; by default those shipped with the package."""
-    if not refs and not set(USUAL) <= set(pretrained_names()):
+    if not refs and not set(DEFAULT_NETWORKS) <= set(pretrained_names()):
         raise ConfigError(
             "this version contains no trained networks: run 'foveate quickstart', then 'foveate "
             "demo --model quickstart/cnn --model quickstart/fovmax --model quickstart/fovavg'"
         )
-    check_room(refs)
-    return as_contenders([load_model(ref, trust=trust) for ref in refs or USUAL])
+    check_count(refs)
+    return to_digit_networks([load_model(ref, trust=trust) for ref in refs or DEFAULT_NETWORKS])
 
 
-def check_room(refs: Sequence[str]) -> None:
+def check_count(refs: Sequence[str]) -> None:
     """Raise if there are more networks than fit on the page."""
-    if len(refs) > MOST:
+    if len(refs) > MAX_NETWORKS:
         raise ConfigError(
-            f"the demo compares at most {MOST} networks, got {len(refs)}; remove --model options"
+            f"the demo compares at most {MAX_NETWORKS} networks, got {len(refs)}; remove --model "
+            "options"
         )
 
 
-def as_contenders(models: Sequence[Model]) -> list[Contender]:
+def to_digit_networks(models: Sequence[Model]) -> list[DigitNetwork]:
     """Check that all models classify digits in the same frames; give them distinct titles."""
-    found = [_contender(model) for model in models]
-    first, titles = models[0], [contender.title for contender in found]
+    found = [_digit_network(model) for model in models]
+    first, titles = models[0], [network.title for network in found]
     for other in models:
         if (other.size, other.border) != (first.size, first.border):
             raise ConfigError(
@@ -93,7 +94,7 @@ def as_contenders(models: Sequence[Model]) -> list[Contender]:
     ]
 
 
-def _contender(model: Model) -> Contender:
+def _digit_network(model: Model) -> DigitNetwork:
     """Prepare a digit model, with its accuracy if results are stored with it."""
     config, trained = model.config, model.source or Path(model.name).is_file()
     if not (trained and config and config.channels == 1 and model.classes == DIGITS):
@@ -103,7 +104,7 @@ def _contender(model: Model) -> Contender:
         )
     accuracy, tested = _evaluated(model.name)
     title, window = network_title(model_name(TrainConfig(model=config))), config.size
-    return Contender(title=title, model=model, window=window, accuracy=accuracy, tested=tested)
+    return DigitNetwork(title=title, model=model, window=window, accuracy=accuracy, tested=tested)
 
 
 def _evaluated(name: str) -> tuple[Mapping[float, float], str]:
@@ -123,13 +124,13 @@ def _evaluated(name: str) -> tuple[Mapping[float, float], str]:
 
 
 @torch.no_grad()
-def predict_digit(contenders: Sequence[Contender], digit: Tensor, zoom: float) -> DigitView:
+def predict_digit(networks: Sequence[DigitNetwork], digit: Tensor, zoom: float) -> DigitView:
     """Classify a digit (1, 1, 28, 28), values 0 to 255, with all networks at the scale `zoom`."""
-    first = contenders[0].model
+    first = networks[0].model
     frame = rescale(digit, zoom, size=first.size, border=first.border)
-    predictions = tuple((contender, classify(contender.model, frame)) for contender in contenders)
+    predictions = tuple((network, classify(network.model, frame)) for network in networks)
     view = DigitView(zoom=zoom, frame=frame[0, 0], predictions=predictions)
-    for net in (contender.model.net for contender in contenders):
+    for net in (network.model.net for network in networks):
         if isinstance(net, ScaleChannels):
             return replace(view, patches=net.patches(frame)[0, :, 0], scales=net.scales)
     return view

@@ -1,45 +1,45 @@
 // Code shared by all pages: tabs, and requests to the server.
 
 /** Send a JSON request. Resolves to the reply, which has `error` if the server rejected it. */
-async function post(name, question) {
+async function post(name, fields) {
   const headers = { "Content-Type": "application/json" };
-  const reply = await fetch(name, { method: "POST", headers, body: JSON.stringify(question) });
+  const reply = await fetch(name, { method: "POST", headers, body: JSON.stringify(fields) });
   return reply.json();
 }
 
 /**
  * Connect a panel to the server. Requests are sent one at a time, and only the latest pending
- * request is kept. `question` returns its fields when it is sent, and `show` renders the reply.
- * Errors and notes appear in the notice of the panel.
+ * request is kept. `fields` returns the fields of a request when it is sent, and `show` renders the
+ * reply. Errors and notes appear in the notice of the panel.
  */
 export function connect(panel) {
   const notice = panel.querySelector(".notice");
   let busy = false, wanted = null;
 
-  function tell(words) {
-    notice.textContent = words || "";
-    notice.hidden = !words;
+  function notify(message) {
+    notice.textContent = message || "";
+    notice.hidden = !message;
   }
 
-  async function ask(name, question, show) {
-    wanted = [name, question, show];
+  async function request(name, fields, show) {
+    wanted = [name, fields, show];
     if (busy) return;
     busy = true;
     while (wanted) {
-      const [name, question, show] = wanted;
+      const [name, fields, show] = wanted;
       wanted = null;
       try {
-        const reply = await post(name, question());
-        tell(reply.error || reply.note);
+        const reply = await post(name, fields());
+        notify(reply.error || reply.note);
         if (!reply.error) show(reply);
       } catch {
-        tell("No response from the server; check that foveate demo is still running");
+        notify("No response from the server; check that foveate demo is still running");
       }
     }
     busy = false;
   }
 
-  return { ask, tell };
+  return { request, notify };
 }
 
 const tabs = [...document.querySelectorAll("[role=tab]")];

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from foveate.data.sources import load_source
 from foveate.demo.digit_page import DigitPage
-from foveate.demo.networks import as_contenders, check_room, load_networks
-from foveate.demo.photo_networks import as_photo_networks
+from foveate.demo.networks import check_count, load_networks, to_digit_networks
+from foveate.demo.photo_networks import to_photo_networks
 from foveate.demo.photo_page import PhotoPage
 from foveate.errors import ConfigError
 from foveate.evaluation.models import TIMM, load_model
@@ -28,7 +28,7 @@ def open_page(
     Raises:
         ConfigError: If the networks cannot be compared on one page.
     """
-    check_room(refs)
+    check_count(refs)
     if pretrained and not any(ref.startswith(TIMM) for ref in refs):
         raise ConfigError("--pretrained applies to timm models only: add --model timm:NAME")
     for ref in refs:
@@ -39,10 +39,10 @@ def open_page(
     models = [load_model(r, trust=trust, pretrained=r.startswith(TIMM)) for r in refs]
     photos = [model for model in models if model.recipe or model.name.startswith(TIMM)]
     if not photos:
-        return DigitPage(as_contenders(models), load_source("mnist-5k").test)
+        return DigitPage(to_digit_networks(models), load_source("mnist-5k").test)
     if other := next((model for model in models if model not in photos), None):
         raise ConfigError(
             f"{photos[0].name} classifies photographs and {other.name} does not; run a separate "
             "demo for each"
         )
-    return PhotoPage(as_photo_networks(models))
+    return PhotoPage(to_photo_networks(models))

@@ -6,7 +6,7 @@ const root = document.getElementById("photo");
 const find = (what) => root.querySelector(what);
 const canvas = find("canvas"), pen = canvas.getContext("2d"), slider = find(".zoom input");
 const base = Number(root.dataset.base), frame = Number(root.dataset.frame);
-const { ask, tell } = connect(root), samples = connect(root);
+const { request, notify } = connect(root), samples = connect(root);
 let image = null;  // canvas or <img> that is drawn
 let picture = null;  // value sent to the server: a JPEG in base64, or the index of an example
 let x = 0, y = 0;  // offset of the photograph from the frame centre, in frame sides
@@ -16,7 +16,7 @@ const size = () => 2 ** Number(slider.value);
 
 function predict() {
   draw();
-  if (picture !== null) ask("predict", () => ({ picture, size: size(), y, x }), show);
+  if (picture !== null) request("predict", () => ({ picture, size: size(), y, x }), show);
 }
 
 function show(reply) {
@@ -61,7 +61,7 @@ async function upload(file) {
   try {
     bitmap = await createImageBitmap(file);
   } catch {
-    return tell(`${file.name} is not an image that this browser can read; choose another file`);
+    return notify(`${file.name} is not an image that this browser can read; choose another file`);
   }
   const factor = Math.min(1, LONGEST / Math.max(bitmap.width, bitmap.height));
   const small = document.createElement("canvas");
@@ -124,8 +124,8 @@ find(".reset").addEventListener("click", () => {
   predict();
 });
 find(".more").addEventListener("click", () => {
-  const question = { turn: ++turn };
-  samples.ask("samples", () => question, (reply) => { find(".picks").innerHTML = reply.html; });
+  const fields = { turn: ++turn };
+  samples.request("samples", () => fields, (reply) => { find(".picks").innerHTML = reply.html; });
 });
 find(".picks").addEventListener("click", (event) => {
   const picked = event.target.closest("button");

@@ -69,7 +69,7 @@ class PhotoPrediction:
         return int(self.probabilities.argmax())
 
 
-def as_photo_networks(models: Sequence[Model]) -> list[PhotoNetwork]:
+def to_photo_networks(models: Sequence[Model]) -> list[PhotoNetwork]:
     """Prepare models for the page; add a whole-frame baseline if there is only one."""
     found = [_network(model) for model in models]
     for model, network in zip(models, found, strict=True):

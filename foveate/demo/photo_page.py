@@ -16,7 +16,7 @@ from torch import Tensor
 
 from foveate.data.shards import Shards
 from foveate.demo import photo_panels
-from foveate.demo.fields import integer, number
+from foveate.demo.fields import check_integer, check_number
 from foveate.demo.panels import image
 from foveate.demo.photo_networks import PhotoNetwork, predict_photo
 from foveate.demo.uploads import decode
@@ -24,7 +24,7 @@ from foveate.errors import DataError, FoveateError
 from foveate.training.data import open_pictures
 
 LOW, HIGH = 0.25, 4.0  # range of the size slider
-SHOWN = 8  # examples shown at a time
+EXAMPLES_SHOWN = 8  # examples shown at a time
 SIDE = 512  # longest side of an example in the browser; the networks get the full image
 TURNS = 2**31 - 1
 
@@ -59,8 +59,8 @@ class PhotoPage:
         Size 1 is the base size of the recipe. `y` and `x` are the offset of the image from the
         centre, as fractions of the frame side.
         """
-        scale = number("size", size, LOW, HIGH)
-        shift = tuple(self.frame * number(n, at, -1, 1) for n, at in (("y", y), ("x", x)))
+        scale = check_number("size", size, LOW, HIGH)
+        shift = tuple(self.frame * check_number(n, at, -1, 1) for n, at in (("y", y), ("x", x)))
         pixels, truth, note = self._pixels(picture)
         begun = time.perf_counter()
         predictions = predict_photo(self.networks, pixels, scale, (shift[0], shift[1]))
@@ -74,8 +74,9 @@ class PhotoPage:
 
     def samples(self, turn: int) -> dict[str, Any]:
         """Return example images of the run's source; each `turn` returns different ones."""
-        first = SHOWN * integer("turn", turn, 0, TURNS)
-        chosen = dict.fromkeys((first + k) % self.count for k in range(SHOWN)) if self.count else {}
+        first = EXAMPLES_SHOWN * check_integer("turn", turn, 0, TURNS)
+        shown = range(first, first + EXAMPLES_SHOWN) if self.count else ()
+        chosen = dict.fromkeys(k % self.count for k in shown)
         return {"html": "".join(map(self._button, chosen))}
 
     def html(self) -> str:
@@ -93,7 +94,7 @@ class PhotoPage:
             pixels, note = decode(picture, "the uploaded file", "black")
             return torch.from_numpy(pixels.transpose(2, 0, 1).copy()), None, note
         if type(picture) is int and self.count:
-            return *self._sample(integer("picture", picture, 0, self.count - 1)), ""
+            return *self._sample(check_integer("picture", picture, 0, self.count - 1)), ""
         raise DataError("the request contains no image; upload or pick one")
 
     def _read(self, index: int) -> tuple[Tensor, str]:

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from foveate.data.recipes import Recipe
-from foveate.demo.panels import DASH, VERDICTS, image, least
+from foveate.demo.panels import DASH, VERDICTS, bar_height, image
 from foveate.demo.photo_networks import PhotoPrediction
 
 TOP = 5  # classes per card
@@ -41,7 +41,7 @@ def _card(k: int, prediction: PhotoPrediction, truth: str | None) -> str:
     shares, labels = prediction.probabilities.topk(min(TOP, len(prediction.probabilities)))
     rows = "".join(
         f"<li><span>{escape(network.classes[label])}</span><b>{100 * share:.1f}</b>"
-        f'<i style="--w:{least(share)}%"></i></li>'
+        f'<i style="--w:{bar_height(share)}%"></i></li>'
         for share, label in zip(shares.tolist(), labels.tolist(), strict=True)
     )
     window = network.windows[prediction.channel]
@@ -49,7 +49,7 @@ def _card(k: int, prediction: PhotoPrediction, truth: str | None) -> str:
     seen = f"{kind}: {window:.0f} pixels"
     return (
         f'<article class="card net{k}"><h3>{escape(network.title)}</h3>'
-        f'<p class="said"><output>{escape(network.classes[prediction.label])}</output>'
+        f'<p class="prediction"><output>{escape(network.classes[prediction.label])}</output>'
         f"<span>{100 * shares[0]:.1f} %{verdict}</span></p>"
         f'<ol class="top">{rows}</ol><p class="quiet">{seen}</p></article>'
     )
@@ -101,7 +101,7 @@ def _responses(k: int, prediction: PhotoPrediction) -> str:
     low, span = min(strengths), max(max(strengths) - min(strengths), 1e-9)
     bars = "".join(
         f'<i class="{"best" if n == prediction.channel else ""}" '
-        f'style="--h:{least((strength - low) / span)}%" '
+        f'style="--h:{bar_height((strength - low) / span)}%" '
         f'title="window of {side:.0f} pixels: {strength:.1f}"></i>'
         for n, (strength, side) in enumerate(zip(strengths, network.windows, strict=True))
     )

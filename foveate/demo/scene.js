@@ -3,14 +3,14 @@ import { connect } from "./page.js";
 
 const panel = document.getElementById("scene"), form = panel.querySelector("form");
 const { count, seed } = form.elements, shown = panel.querySelector(".shown");
-const { ask } = connect(panel);
+const { request } = connect(panel);
 
-const question = () => ({
+const fields = () => ({
   count: Number(count.value), network: Number(form.elements.network?.value), seed: Number(seed.value),
 });
 
 function draw() {
-  if (form.reportValidity()) ask("scene", question, (reply) => { shown.innerHTML = reply.html; });
+  if (form.reportValidity()) request("scene", fields, (reply) => { shown.innerHTML = reply.html; });
 }
 
 panel.addEventListener("open", () => { if (!shown.innerHTML) draw(); });

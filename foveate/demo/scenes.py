@@ -13,8 +13,8 @@ from torch import Tensor
 
 from foveate.data.large_scale import BACKGROUND, rescale
 from foveate.data.sources import Split
-from foveate.demo.networks import Contender
-from foveate.demo.panels import TICKS, grey, image
+from foveate.demo.networks import DigitNetwork
+from foveate.demo.panels import TICKS, image, to_greyscale
 from foveate.errors import ConfigError
 from foveate.execution.plan import local_maps
 from foveate.models.channels import ScaleChannels
@@ -23,7 +23,7 @@ from foveate.models.sliding import LocalMaps
 HEIGHT, WIDTH = 224, 320
 STEP = 4  # stride of the predictions in pixels
 SMALLEST, LARGEST = 0.7, 3.5  # scales of the digits
-FEWEST, MOST = 2, 10
+MIN_DIGITS, MAX_DIGITS = 2, 10
 HALF = 14  # pixels from the centre of a source image to its edge
 REACH = 11  # pixels from the centre of a digit of scale 1 to the end of its strokes
 TRIES = 40
@@ -39,7 +39,7 @@ SMALL, LARGE = (
 DIM = 0.45  # brightness of the scene below a map
 
 
-class Placed(NamedTuple):
+class PlacedDigit(NamedTuple):
     """A digit in a scene: centre in pixels from the top left, scale and class."""
 
     y: int
@@ -48,18 +48,18 @@ class Placed(NamedTuple):
     label: int
 
 
-def compose(digits: Split, count: int, seed: int) -> tuple[Tensor, list[Placed]]:
+def compose(digits: Split, count: int, seed: int) -> tuple[Tensor, list[PlacedDigit]]:
     """Compose a scene (1, 1, H, W) of `count` digits of random sizes, and return their places."""
     chance = np.random.default_rng(seed)
     scene = torch.full((1, 1, HEIGHT, WIDTH), BACKGROUND)
-    placed: list[Placed] = []
+    placed: list[PlacedDigit] = []
     for y, x, scale in _places(count, chance):
         index = int(chance.integers(len(digits)))
         half = round(HALF * scale)
         drawn = rescale(digits.images[index : index + 1], scale, size=2 * half)
         part = scene[..., y - half : y + half, x - half : x + half]
         torch.maximum(part, drawn, out=part)
-        placed.append(Placed(y=y, x=x, scale=scale, label=int(digits.labels[index])))
+        placed.append(PlacedDigit(y=y, x=x, scale=scale, label=int(digits.labels[index])))
     return scene, placed
 
 
@@ -69,8 +69,8 @@ def _places(count: int, chance: np.random.Generator) -> list[tuple[int, int, flo
     Each digit takes the candidate position with the most free space around it. A digit that would
     still touch another is made smaller.
     """
-    if not FEWEST <= count <= MOST:
-        raise ConfigError(f"count must be from {FEWEST} to {MOST} digits, got {count}")
+    if not MIN_DIGITS <= count <= MAX_DIGITS:
+        raise ConfigError(f"count must be from {MIN_DIGITS} to {MAX_DIGITS} digits, got {count}")
     ratio = LARGEST / SMALLEST
     scales = sorted((SMALLEST * ratio ** chance.random(count)).tolist(), reverse=True)
     found: list[tuple[int, int, float]] = []
@@ -87,16 +87,16 @@ def _places(count: int, chance: np.random.Generator) -> list[tuple[int, int, flo
     return found
 
 
-def draw(contender: Contender, scene: Tensor, placed: Sequence[Placed]) -> str:
+def draw(network: DigitNetwork, scene: Tensor, placed: Sequence[PlacedDigit]) -> str:
     """Render the scene with its predictions, the class map and the scale map."""
-    assert isinstance(contender.model.net, ScaleChannels)
-    maps = local_maps(contender.model.net, scene, STEP)
-    boxes = "".join(_box(digit, maps, contender.window) for digit in placed)
+    assert isinstance(network.model.net, ScaleChannels)
+    maps = local_maps(network.model.net, scene, STEP)
+    boxes = "".join(_box(digit, maps, network.window) for digit in placed)
     over = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true">{boxes}</svg>'
     best = "Prediction and strongest window at each digit: green is correct, red is incorrect"
-    classes, scales = _class_map(maps), _scale_map(maps, contender.model.scales)
+    classes, scales = _class_map(maps), _scale_map(maps, network.model.scales)
     figures = (
-        _figure(image(grey(scene[0, 0]), "scene of digits") + over, best),
+        _figure(image(to_greyscale(scene[0, 0]), "scene of digits") + over, best),
         _figure(
             _overlay(scene, classes, maps),
             "Predicted class, where the network is confident",
@@ -105,13 +105,13 @@ def draw(contender: Contender, scene: Tensor, placed: Sequence[Placed]) -> str:
         _figure(
             _overlay(scene, scales, maps),
             "Estimated scale, where the network is confident",
-            _scale_legend(contender.model.scales),
+            _scale_legend(network.model.scales),
         ),
     )
     return f'<div class="maps">{"".join(figures)}</div>'
 
 
-def predicted_at(maps: LocalMaps, digit: Placed) -> tuple[int, float]:
+def predict_at(maps: LocalMaps, digit: PlacedDigit) -> tuple[int, float]:
     """Return the predicted class and the estimated scale at the centre of a digit."""
     place = digit.y // STEP, digit.x // STEP
     return int(maps.logits[0, :, *place].argmax()), float(maps.scales[0, *place])
@@ -124,8 +124,8 @@ def _figure(shown: str, caption: str, legend: str = "") -> str:
     )
 
 
-def _box(digit: Placed, maps: LocalMaps, window: int) -> str:
-    label, scale = predicted_at(maps, digit)
+def _box(digit: PlacedDigit, maps: LocalMaps, window: int) -> str:
+    label, scale = predict_at(maps, digit)
     side = window * scale
     x, y = digit.x - side / 2, digit.y - side / 2
     kind = "right" if label == digit.label else "wrong"
@@ -141,7 +141,7 @@ def _overlay(scene: Tensor, colours: Image.Image, maps: LocalMaps) -> str:
     sure = ((first - second - 1) / 4).clamp(
         0, 0.85
     )  # a logit margin of 5 means a probability of 99 %
-    below = grey(scene[0, 0], DIM).convert("RGB")
+    below = to_greyscale(scene[0, 0], DIM).convert("RGB")
     mask = Image.fromarray((255 * sure).byte().numpy())
     mask = mask.resize(below.size, Image.Resampling.BILINEAR)
     above = colours.convert("RGB").resize(below.size, Image.Resampling.NEAREST)

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from foveate.data.decoding import Background, Pixels, read_picture
 from foveate.errors import DataError
-from foveate.evaluation.predict import edge, is_light
+from foveate.evaluation.predict import edge_pixels, has_light_background
 
-BYTES = 8 * 2**20  # maximum file size
+MAX_FILE_BYTES = 8 * 2**20  # maximum file size
 PIXELS = 25_000_000  # maximum image size; a decoded pixel takes four bytes
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
 SIDE, BOX = 28, 20  # side in pixels of an MNIST image and of the bounding box of its digit
@@ -39,7 +39,7 @@ def read_upload(text: str, name: str) -> tuple[Tensor, str]:
     """Convert an image file (base64) to a digit (1, 1, 28, 28) and a note for the user."""
     pixels, note = decode(text, name, "contrast")
     try:
-        return as_digit(pixels), note
+        return to_mnist_digit(pixels), note
     except DataError as error:
         raise DataError(f"{name} {error}") from None
 
@@ -49,8 +49,8 @@ def decode(text: str, name: str, background: Background) -> tuple[Pixels, str]:
 
     The format is detected from the content. The image size is checked before decoding.
     """
-    if len(text) > 4 * (BYTES // 3 + 1):
-        raise DataError(f"{name} is larger than {BYTES >> 20} MiB; choose a smaller file")
+    if len(text) > 4 * (MAX_FILE_BYTES // 3 + 1):
+        raise DataError(f"{name} is larger than {MAX_FILE_BYTES >> 20} MiB; choose a smaller file")
     try:
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
@@ -59,7 +59,7 @@ def decode(text: str, name: str, background: Background) -> tuple[Pixels, str]:
     return read_picture(Upload(data, name), background), note
 
 
-def as_digit(pixels: Pixels) -> Tensor:
+def to_mnist_digit(pixels: Pixels) -> Tensor:
     """Convert an image (H, W, 1 or 3) of one digit to MNIST format: (1, 1, 28, 28), 0 to 255.
 
     The digit is light on dark, its longer side is 20 pixels, and its centre of mass is centred.
@@ -77,13 +77,13 @@ def as_digit(pixels: Pixels) -> Tensor:
     return torch.from_numpy(np.rint(255 * digit).astype(np.uint8))[None, None]
 
 
-def pack(digit: Tensor) -> str:
+def encode_digit(digit: Tensor) -> str:
     """Encode a digit (1, 1, 28, 28) as base64 text for the page."""
     return base64.b64encode(digit.numpy().tobytes()).decode()
 
 
-def unpack(text: str) -> Tensor:
-    """Decode a digit encoded by `pack`."""
+def decode_digit(text: str) -> Tensor:
+    """Decode a digit encoded by `encode_digit`."""
     try:
         values = np.frombuffer(base64.b64decode(text, validate=True), np.uint8)
         return torch.from_numpy(values.reshape(1, 1, SIDE, SIDE).copy())
@@ -117,8 +117,8 @@ def _ink(pixels: Pixels) -> npt.NDArray[np.float32]:
     picture = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
     blocks = max(1, max(picture.size) // LARGEST)
     grey = np.asarray(picture.convert("L").reduce(blocks))[None]
-    light = 255 - grey if is_light(grey) else grey
-    ground = float(np.median(edge(light)))
+    light = 255 - grey if has_light_background(grey) else grey
+    ground = float(np.median(edge_pixels(light)))
     above: npt.NDArray[np.float32] = (light[0].astype(np.float32) - ground).clip(0)
     if above.max() < 16:  # of 255
         raise DataError("shows no digit that stands out from its background; use more contrast")

@@ -15,13 +15,13 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from foveate.demo.uploads import BYTES
+from foveate.demo.uploads import MAX_FILE_BYTES
 from foveate.errors import ConfigError, FoveateError
 
-LIMIT = 4 * BYTES // 3 + 2**16  # maximum bytes of a request: a base64 file and other fields
+MAX_REQUEST_BYTES = 4 * MAX_FILE_BYTES // 3 + 2**16  # a base64 file and other fields
 KINDS = {".css": "text/css", ".js": "text/javascript"}
 HERE = Path(__file__).parent
-Work: TypeAlias = Callable[..., dict[str, Any]]
+Handler: TypeAlias = Callable[..., dict[str, Any]]
 
 
 class WebPage(Protocol):
@@ -34,7 +34,7 @@ class WebPage(Protocol):
     @property
     def files(self) -> Sequence[str]: ...  # noqa: D102
     def html(self) -> str: ...  # noqa: D102
-    def requests(self) -> Sequence[Work]: ...  # noqa: D102
+    def requests(self) -> Sequence[Handler]: ...  # noqa: D102
 
 
 def make_app(page: WebPage, names: Collection[str] = ()) -> Starlette:
@@ -65,7 +65,7 @@ def _file(name: str, text: str, kind: str) -> Route:
     return Route(f"/{name}", reply)
 
 
-def _request(work: Work) -> Route:
+def _request(work: Handler) -> Route:
     form = inspect.signature(work)
 
     async def reply(request: Request) -> Response:
@@ -105,16 +105,16 @@ def _check_posted(request: Request) -> None:
     kinds = [kind.partition(";")[0].strip() for kind in request.headers.getlist("content-type")]
     if kinds != ["application/json"]:
         raise HTTPException(415, "the content type must be application/json")
-    if int(request.headers.get("content-length", 0)) > LIMIT:
-        raise HTTPException(413, f"the request is larger than {LIMIT} bytes")
+    if int(request.headers.get("content-length", 0)) > MAX_REQUEST_BYTES:
+        raise HTTPException(413, f"the request is larger than {MAX_REQUEST_BYTES} bytes")
 
 
 async def _body(request: Request) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
-        if len(body) > LIMIT:
-            raise HTTPException(413, f"the request is larger than {LIMIT} bytes")
+        if len(body) > MAX_REQUEST_BYTES:
+            raise HTTPException(413, f"the request is larger than {MAX_REQUEST_BYTES} bytes")
     return bytes(body)
 
 

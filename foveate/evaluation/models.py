@@ -19,14 +19,14 @@ from foveate.data.pictures import list_pictures
 from foveate.data.recipes import Recipe
 from foveate.data.sources import CLOTHES, DIGITS
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.foreign import (
-    ANY,
-    Classify,
+from foveate.evaluation.third_party import (
+    ANY_SHAPE,
+    ImageClassifier,
     Shape,
-    compute,
+    forward_batch,
     load_factory,
     load_file,
-    reason,
+    summarise_error,
 )
 from foveate.execution.precision import Precision
 from foveate.files import parse_json
@@ -40,7 +40,7 @@ from foveate.training.tensors import read_tensors
 
 TIMM = "timm:"
 FRAME = 112  # width and height of images in MNIST Large Scale
-FORMS = (
+ACCEPTED_REFERENCES = (
     "a zoo name (fovmax), a pretrained network (fovmax-mnist-tr2), a run folder, a model file "
     "(.safetensors, .onnx, .pt2, TorchScript), package.module:factory, or timm:NAME"
 )
@@ -84,8 +84,8 @@ class Model:
     """
 
     name: str
-    net: Classify
-    shape: Shape = ANY
+    net: ImageClassifier
+    shape: Shape = ANY_SHAPE
     config: ModelConfig | None = None
     source: str = ""
     trained_on: str = ""
@@ -99,7 +99,7 @@ class Model:
 
     def __call__(self, images: Tensor) -> Tensor:
         """Compute logits ``(B, K)`` of images ``(B, C, H, W)``, without gradients."""
-        return compute(self.net, images)  # type: ignore[no-any-return]
+        return forward_batch(self.net, images)  # type: ignore[no-any-return]
 
     @property
     def scales(self) -> tuple[float, ...]:
@@ -120,7 +120,7 @@ class Model:
         raise ConfigError(f"{self.name} has an unknown input size; export it to ONNX")
 
     @property
-    def native(self) -> float:
+    def native_scale(self) -> float:
         """The training scale; 1 if there are several or if it is unknown."""
         try:
             return float(self.trained_on)
@@ -147,7 +147,7 @@ class Model:
                 names = list_pictures(Path(source.removeprefix("folder:")).expanduser())[1]
         return names if len(names) == count else tuple(map(str, range(count)))
 
-    def about(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """Return the metadata to store with an exported file: class names and preprocessing.
 
         Returns:
@@ -160,7 +160,7 @@ class Model:
         recipe = {key: self.recipe.to_dict()[key] for key in ("name", "base", "mean", "std")}
         return known | {"recipe": recipe, "padding": getattr(self.net, "padding", "border")}
 
-    def has_seen(self, source: str, split: str) -> bool:
+    def was_trained_on(self, source: str, split: str) -> bool:
         """Return whether the model was trained on images of this split.
 
         ``mnist-5k`` counts as a subset of ``mnist``.
@@ -258,7 +258,7 @@ def _find(
         return Model(name=ref, net=load_factory(ref))
     near = get_close_matches(ref, [*ZOO, *names], n=2)
     hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-    raise ConfigError(f"no model {ref!r}{hint}; pass {FORMS}")
+    raise ConfigError(f"no model {ref!r}{hint}; pass {ACCEPTED_REFERENCES}")
 
 
 def _of_config(
@@ -302,8 +302,8 @@ def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model
         names = check_names(parse_json(note.get("classes", "[]")))
     except (KeyError, ValueError, TypeError, AttributeError, ConfigError) as error:
         raise DataError(
-            f"{path} has no valid description of its architecture ({reason(error)}); pass the run "
-            "folder or package.module:factory"
+            f"{path} has no valid description of its architecture ({summarise_error(error)}); pass "
+            "the run folder or package.module:factory"
         ) from None
     with torch.random.fork_rng(devices=[]):
         own = config.build()

@@ -143,7 +143,7 @@ def predict(
         )
     make = prepare_search if search else prepare
     try:
-        pixels = read_picture(path, background_of(model))
+        pixels = read_picture(path, choose_background(model))
         image, inverted = make(pixels, model, invert, scale)
     except (DataError, ConfigError) as error:
         named = str(path) in str(error)
@@ -163,7 +163,7 @@ def predict(
     return _in_picture(model, prediction, (height / 2 + y, width / 2 + x), zooms)
 
 
-def background_of(model: Model) -> Background:
+def choose_background(model: Model) -> Background:
     """Return the background that replaces the transparent pixels of an image."""
     return "contrast" if model.recipe is None else "black"
 
@@ -265,25 +265,25 @@ def _values(pixels: Pixels, model: Model, blocks: int, invert: bool | None) -> t
     values = np.asarray(picture.reduce(blocks))
     values = values[None] if channels == 1 else values.transpose(2, 0, 1)
     if invert is None:
-        invert = "mnist" in Path(model.source).name and is_light(values)
+        invert = "mnist" in Path(model.source).name and has_light_background(values)
     return 255 - values if invert else values, invert
 
 
-def edge(values: Pixels) -> Pixels:
+def edge_pixels(values: Pixels) -> Pixels:
     """Return the outermost pixels of (C, H, W), as (C, N)."""
     sides = (values[:, 0], values[:, -1], values[:, :, 0], values[:, :, -1])
     return np.concatenate(sides, axis=1)
 
 
-def is_light(values: Pixels) -> bool:
+def has_light_background(values: Pixels) -> bool:
     """Return whether the background of (C, H, W) is lighter than the middle of the value range."""
     grey = values.mean(0)
-    return bool(np.median(edge(values).mean(0)) > (grey.min() + grey.max()) / 2)
+    return bool(np.median(edge_pixels(values).mean(0)) > (grey.min() + grey.max()) / 2)
 
 
 def _padded(values: Pixels, side: float) -> Pixels:
     """Pad the image with its background colour, evenly on all sides, to `side` pixels."""
-    background = np.median(edge(values), axis=1).astype(np.uint8)
+    background = np.median(edge_pixels(values), axis=1).astype(np.uint8)
     missing = [max(0, math.ceil((side - length) / 2 - 1e-9)) for length in values.shape[1:]]
     shape = [length + 2 * more for length, more in zip(values.shape[1:], missing, strict=True)]
     canvas = np.empty((len(values), *shape), np.uint8)

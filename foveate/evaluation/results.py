@@ -133,14 +133,14 @@ def summarise(results: Sequence[RunResult]) -> list[Curve]:
 
 
 def save_results(
-    results: Sequence[RunResult], folder: Path, about: dict[str, Any] | None = None
+    results: Sequence[RunResult], folder: Path, metadata: dict[str, Any] | None = None
 ) -> tuple[Path, Path]:
     """Write ``accuracy.csv`` with one row per run and scale, and ``results.json``.
 
     Args:
         results: Results of the runs.
         folder: Folder for both files.
-        about: Further entries of the JSON file, such as the test source, split and hardware.
+        metadata: Further entries of the JSON file, such as the test source, split and hardware.
 
     Returns:
         The paths of the CSV and the JSON file.
@@ -158,7 +158,7 @@ def save_results(
         runs/fovavg,fovavg,2,0,2.0,0.85,20
         <BLANKLINE>
     """
-    made = {"version": __version__, "commit": commit(), **(about or {})}
+    made = {"version": __version__, "commit": commit(), **(metadata or {})}
     summary = [asdict(curve) for curve in summarise(results)]
     content = {**made, "summary": summary, "runs": [result.to_dict() for result in results]}
     rows = [
@@ -170,17 +170,21 @@ def save_results(
 
 
 def write_tables(
-    table: Path, whole: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]], content: Any
+    table: Path,
+    json_path: Path,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    content: Any,
 ) -> tuple[Path, Path]:
-    """Write `rows` to the CSV file `table` and `content` to the JSON file `whole`."""
+    """Write `rows` to the CSV file `table` and `content` to the JSON file `json_path`."""
     lines, text = io.StringIO(), json.dumps(content, allow_nan=False, indent=1)
     csv.writer(lines, lineterminator="\n").writerows([columns, *rows])
     try:
         write_text(table, lines.getvalue())
-        write_text(whole, text + "\n")
+        write_text(json_path, text + "\n")
     except OSError as error:
         raise DataError(f"cannot write {table} ({error.strerror}); choose another folder") from None
-    return table, whole
+    return table, json_path
 
 
 def read_results(path: Path) -> list[RunResult]:

@@ -144,7 +144,7 @@ def open_test_set(
     """
     config = folder.config()
     check_bad(bad, config)
-    name = source_of_tests(config) if source is None else source
+    name = find_test_source(config) if source is None else source
     if not changed_data:
         check_unchanged(folder, name, load)
     if name == "mnist-5k" and generated_from(config.source) == "mnist":
@@ -164,7 +164,7 @@ def open_test_set(
     return TestSet(images=images, split=split, bad=bad, **known)  # type: ignore[arg-type]
 
 
-def source_of_tests(config: TrainConfig) -> str:
+def find_test_source(config: TrainConfig) -> str:
     """Return the name of the source of a run or of its dataset file."""
     name = generated_from(config.source)
     if name is None or (is_shards(name) and not is_photo(config)):

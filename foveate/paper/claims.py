@@ -17,16 +17,16 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from foveate.paper.tables import MIDDLE, SCALES, SEEDS, Summaries
+from foveate.paper.tables import SCALES, SCALES_1_TO_4, SEEDS, Summaries
 from foveate.sweeps.records import Winners
 
-Verdict = Literal["holds", "fails", "not yet"]
+Verdict = Literal["holds", "fails", "undecided"]
 Relation = Literal["<", "≤", "≥", ">"]
 COMPARE = {"<": operator.lt, "≤": operator.le, "≥": operator.ge, ">": operator.gt}
 DIGITS = 6  # decimals that are compared: a mean of shares is not exact in binary
 TRAINED = {"tr1": 1.0, "tr2": 2.0, "tr4": 4.0}
 """Training sets of a single scale, with that scale."""
-SAME = 0.2
+EQUAL_WITHIN = 0.2
 """Difference in points below which two means over [1, 4] count as equal, as in the paper."""
 CHANCE = 8.92
 """Accuracy in percent of predicting 5, the rarest class, for every test image.
@@ -41,7 +41,7 @@ class Measured(NamedTuple):
     """A number, with the network and scale that it belongs to."""
 
     value: float
-    where: str = ""
+    location: str = ""
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Check:
     """A number with the threshold that decides a claim.
 
     Attributes:
-        words: Description of the number.
+        description: Description of the number.
         relation: Relation that has to hold between the number and the bound.
         bound: The threshold.
         value: The number; NaN while results are missing.
-        where: Network and scale that the number belongs to.
+        location: Network and scale that the number belongs to.
         unit: Unit of the number and the bound.
 
     Examples:
@@ -62,18 +62,18 @@ class Check:
         ('holds', 'smallest loss: 37.67 points (trained on 1)', '≥ 25 points')
     """
 
-    words: str
+    description: str
     relation: Relation
     bound: float
     value: float
-    where: str = ""
+    location: str = ""
     unit: str = "points"
 
     @property
     def verdict(self) -> Verdict:
-        """``holds`` or ``fails``; ``not yet`` while results are missing."""
+        """``holds`` or ``fails``; ``undecided`` while results are missing."""
         if isnan(self.value):
-            return "not yet"
+            return "undecided"
         right = COMPARE[self.relation](round(self.value, DIGITS), self.bound)
         return "holds" if right else "fails"
 
@@ -81,9 +81,9 @@ class Check:
     def measured(self) -> str:
         """The number as text, such as ``smallest loss: 37.67 points (trained on 1)``."""
         if isnan(self.value):
-            return f"{self.words}: some runs are missing"
-        where = f" ({self.where})" if self.where else ""
-        return f"{self.words}: {number(self.value)} {self.unit}{where}"
+            return f"{self.description}: some runs are missing"
+        location = f" ({self.location})" if self.location else ""
+        return f"{self.description}: {number(self.value)} {self.unit}{location}"
 
     @property
     def threshold(self) -> str:
@@ -112,9 +112,11 @@ class Claim:
 
     @property
     def verdict(self) -> Verdict:
-        """``holds`` if all checks hold, else ``fails``; ``not yet`` while results are missing."""
+        """``holds`` if all checks hold, else ``fails``; ``undecided`` while results are missing."""
         verdicts = {check.verdict for check in self.checks}
-        return "not yet" if "not yet" in verdicts else "fails" if "fails" in verdicts else "holds"
+        return (
+            "undecided" if "undecided" in verdicts else "fails" if "fails" in verdicts else "holds"
+        )
 
 
 def smallest(found: Iterable[Measured]) -> Measured:
@@ -147,7 +149,7 @@ def claims(results: Summaries) -> list[Claim]:
         >>> [claim.name for claim in found]
         ['a', 'b', 'c', 'd', 'e', 'f', 'g']
         >>> found[0].verdict
-        'not yet'
+        'undecided'
     """
     judges = (invariance, drop, concatenation, between, spacing, multiscale, few_samples)
     return [judge(results) for judge in judges]
@@ -163,16 +165,18 @@ def invariance(results: Summaries) -> Claim:
 
     def apart(network: str) -> Measured:
         rows = [results.row(f"{network}-{trained}") for trained in TRAINED]
-        ranges = {s: float(np.ptp([row.at(s).settled for row in rows])) for s in MIDDLE}
+        ranges = {
+            s: float(np.ptp([row.at(s).complete_mean for row in rows])) for s in SCALES_1_TO_4
+        }
         most = largest(Measured(value, f"{scale:.3g}") for scale, value in ranges.items())
-        where = f"largest at scale {most.where}: {most.value:.2f}"
-        return Measured(float(np.ptp([row.over() for row in rows])), where)
+        location = f"largest at scale {most.location}: {most.value:.2f}"
+        return Measured(float(np.ptp([row.mean_over() for row in rows])), location)
 
     return Claim(
         "a",
         "the mean accuracy of FovMax and FovAvg over scales [1, 4] differs by less than 0.2 points "
         "between training on scales 1, 2 and 4",
-        tuple(Check(label, "<", SAME, *apart(name)) for name, label in FOVEATED.items()),
+        tuple(Check(label, "<", EQUAL_WITHIN, *apart(name)) for name, label in FOVEATED.items()),
     )
 
 
@@ -186,7 +190,7 @@ def drop(results: Summaries) -> Claim:
 
     def loss(trained: str, side: int) -> Measured:
         row, scale = results.row(f"cnn-{trained}"), TRAINED[trained]
-        near, far = (row.at(scale * factor**side).settled for factor in (2**0.5, 2.0))
+        near, far = (row.at(scale * factor**side).complete_mean for factor in (2**0.5, 2.0))
         direction = "larger" if side > 0 else "smaller"
         return Measured(near - far, f"trained on {scale:g}, towards {direction} scales")
 
@@ -210,12 +214,12 @@ def concatenation(results: Summaries) -> Claim:
 
     def loss(trained: str, factor: float) -> Measured:
         row, scale = rows[trained], TRAINED[trained]
-        lost = row.at(scale).settled - row.at(scale * factor).settled
+        lost = row.at(scale).complete_mean - row.at(scale * factor).complete_mean
         return Measured(lost, f"trained on {scale:g}, at {scale * factor:g}")
 
     least = smallest(loss(trained, factor) for trained, factor in product(TRAINED, (0.5, 2.0)))
     lowest = smallest(
-        Measured(row.at(scale).settled, f"{row.label} at {scale:.3g}")
+        Measured(row.at(scale).complete_mean, f"{row.label} at {scale:.3g}")
         for row, scale in product(rows.values(), SCALES)
     )
     return Claim(
@@ -238,7 +242,10 @@ def between(results: Summaries) -> Claim:
     """
 
     def above(one: str, other: str, trained: str, label: str = "") -> Measured:
-        gain = results.row(f"{one}-{trained}").over() - results.row(f"{other}-{trained}").over()
+        gain = (
+            results.row(f"{one}-{trained}").mean_over()
+            - results.row(f"{other}-{trained}").mean_over()
+        )
         return Measured(gain, f"{label}trained on {TRAINED[trained]:g}")
 
     gain = smallest(above("swmax", "cnn", trained) for trained in TRAINED)
@@ -251,7 +258,7 @@ def between(results: Summaries) -> Claim:
         "the accuracy of SWMax lies between those of the CNN and the foveated networks",
         (
             Check("smallest gain over the CNN", "≥", 10, *gain),
-            Check("smallest gap to FovMax and FovAvg", "≥", SAME, *lack),
+            Check("smallest gap to FovMax and FovAvg", "≥", EQUAL_WITHIN, *lack),
         ),
     )
 
@@ -268,7 +275,7 @@ def spacing(results: Summaries) -> Claim:
 
     def gain(network: str, few: str, many: str) -> float:
         rows = [results.row(f"{network}-tr2{count}", "table2") for count in (few, many)]
-        return rows[1].over((2**0.5, 2**1.5)) - rows[0].over((2**0.5, 2**1.5))
+        return rows[1].mean_over((2**0.5, 2**1.5)) - rows[0].mean_over((2**0.5, 2**1.5))
 
     coarse = {label: gain(name, "-5ch", "-9ch") for name, label in FOVEATED.items()}
     fine = {label: abs(gain(name, "-9ch", "")) for name, label in FOVEATED.items()}
@@ -296,14 +303,19 @@ def multiscale(results: Summaries) -> Claim:
     """
 
     def gain(network: str) -> float:
-        return results.row(f"{network}-tr14").over() - results.row(f"{network}-tr2").over()
+        return (
+            results.row(f"{network}-tr14").mean_over() - results.row(f"{network}-tr2").mean_over()
+        )
 
     return Claim(
         "f",
         "multi-scale instead of single-scale training has no discernible effect on FovMax and "
         "FovAvg, and improves CNN and FovConc strikingly",
         (
-            *(Check(f"{FOVEATED[n]}, absolute change", "<", SAME, abs(gain(n))) for n in FOVEATED),
+            *(
+                Check(f"{FOVEATED[n]}, absolute change", "<", EQUAL_WITHIN, abs(gain(n)))
+                for n in FOVEATED
+            ),
             Check("CNN, gain", "≥", 10, gain("cnn")),
             Check("FovConc, gain", "≥", 10, gain("fovconc5")),
         ),
@@ -318,7 +330,7 @@ def few_samples(results: Summaries) -> Claim:
     """
 
     def score(network: str, samples: str) -> float:
-        return results.row(f"{network.lower()}-few{samples}", "table3").points[0].settled
+        return results.row(f"{network.lower()}-few{samples}", "table3").points[0].complete_mean
 
     def lead(one: str, other: str) -> Measured:
         gaps = {samples: score(one, samples) - score(other, samples) for samples in FEWEST}

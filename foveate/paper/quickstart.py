@@ -11,7 +11,7 @@ from foveate.data.sources import load_source
 from foveate.errors import DataError
 from foveate.evaluation.curve import accuracy_over_scale
 from foveate.evaluation.results import Curve, RunResult, read_results, save_results
-from foveate.paper.tables import SCALES, SEEDS, Row, Summaries, published
+from foveate.paper.tables import SCALES, SEEDS, Row, Summaries, published_folder
 from foveate.sweeps.records import read_records
 from foveate.training.checkpoint import RunFolder, hardware
 from foveate.training.config import TrainConfig
@@ -23,7 +23,7 @@ NETWORKS = ("cnn", "fovavg", "fovmax")
 SOURCE = "mnist-5k"
 EPOCHS = 6
 Runs = Mapping[str, TrainConfig]
-Shown = Callable[[str], AbstractContextManager[Callback]]
+ProgressFactory = Callable[[str], AbstractContextManager[Callback]]
 """Function from the name of a run to a context manager that displays its training."""
 
 
@@ -43,15 +43,17 @@ def quick_runs(seed: int = 0) -> dict[str, TrainConfig]:
 
 
 def train_runs(
-    runs: Runs, folder: Path, shown: Shown = lambda name: nullcontext(lambda *step: None)
+    runs: Runs,
+    folder: Path,
+    progress: ProgressFactory = lambda name: nullcontext(lambda *step: None),
 ) -> None:
     """Train the runs one after another in subfolders of `folder`; skip finished runs."""
     for name, config in runs.items():
-        with shown(name) as callback:
+        with progress(name) as callback:
             train(config, folder / name, callback=callback)
 
 
-def score_runs(
+def evaluate_runs(
     runs: Runs,
     folder: Path,
     scales: Sequence[float] = SCALES,
@@ -63,17 +65,17 @@ def score_runs(
     return results
 
 
-def images_to_score(runs: Runs, scales: Sequence[float] = SCALES) -> int:
-    """Return the number of images that `score_runs` evaluates over all runs and scales."""
+def count_images(runs: Runs, scales: Sequence[float] = SCALES) -> int:
+    """Return the number of images that `evaluate_runs` evaluates over all runs and scales."""
     return len(scales) * sum(len(load_source(config.source).test) for config in runs.values())
 
 
-def full_size() -> list[Curve]:
+def full_size_curves() -> list[Curve]:
     """Return the published curves of the same networks trained on all of MNIST.
 
     Empty if the package contains no published results.
     """
-    folder = published()
+    folder = published_folder()
     if folder is None:
         return []
     rows = Summaries(read_records(folder))

@@ -24,7 +24,7 @@ SEEDS = 3
 """Number of runs per row, as in the paper; a row with fewer runs is incomplete."""
 SCALES = tuple(PAPER_SCALES)
 """The 17 scales of the test sets."""
-MIDDLE = tuple(scale for scale in SCALES if 1 <= scale <= 4)
+SCALES_1_TO_4 = tuple(scale for scale in SCALES if 1 <= scale <= 4)
 """The scales over which the few-sample accuracies are averaged."""
 
 
@@ -71,7 +71,7 @@ class Point:
         return None if self.mean is None else self.mean - self.paper
 
     @property
-    def settled(self) -> float:
+    def complete_mean(self) -> float:
         """Mean over the runs if all of them are available, else NaN."""
         return mean(self.values) if self.complete else math.nan
 
@@ -105,7 +105,7 @@ class Row:
     @property
     def scales(self) -> tuple[float, ...]:
         """Test scales of the row."""
-        return MIDDLE if self.table == "table3" else SCALES
+        return SCALES_1_TO_4 if self.table == "table3" else SCALES
 
     @property
     def config(self) -> TrainConfig:
@@ -137,7 +137,7 @@ class Row:
         assert place is not None, f"{self.name} is not tested at {scale:g}"
         return self.points[place]
 
-    def over(self, scales: Sequence[float] = MIDDLE) -> float:
+    def mean_over(self, scales: Sequence[float] = SCALES_1_TO_4) -> float:
         """Average the accuracy of complete points over some scales.
 
         Args:
@@ -146,7 +146,7 @@ class Row:
         Returns:
             Mean accuracy in percent; NaN while runs are missing.
         """
-        return mean(self.at(scale).settled for scale in scales)
+        return mean(self.at(scale).complete_mean for scale in scales)
 
 
 @lru_cache(maxsize=1)
@@ -209,7 +209,7 @@ def paper_jobs(rows: Iterable[Row], seeds: int, precision: Precision) -> list[Jo
     return list(jobs.values())
 
 
-def published() -> Path | None:
+def published_folder() -> Path | None:
     """Return the folder of the results published with the package; None if there are none."""
     package = Path(__file__).parents[1]
     for folder in (package / "published", package.parent / "results" / "paper"):
@@ -299,7 +299,7 @@ def effort(records: Iterable[Record]) -> Effort:
     )
 
 
-def precision_of(record: Record) -> Precision | None:
+def find_precision(record: Record) -> Precision | None:
     """Return the precision of a run; None if its configuration differs from that of the row."""
     for row in (row for row in paper_rows() if row.name == record.row):
         for precision in get_args(Precision):

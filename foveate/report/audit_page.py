@@ -10,7 +10,7 @@ from foveate.evaluation.audit.measure import MEASURES, Audit, Estimate
 from foveate.evaluation.audit.report import AuditReport
 from foveate.evaluation.audit.run_recipe import PhotoTransform
 from foveate.evaluation.audit.transforms import AnyTransform
-from foveate.report.audit_remedy import NAMES, STRONG, remedy
+from foveate.report.audit_remedy import NAMES, STRONG, scale_channel_section
 from foveate.report.html import Cell, Page
 from foveate.report.plots import COLOURS, MARKERS, percent_axis, sample_grid, scale_axis
 
@@ -100,16 +100,16 @@ def audit_page(
     Examples:
         >>> from foveate import load_model
         >>> from foveate.evaluation.audit.audited_images import open_images
-        >>> from foveate.evaluation.audit.report import audit_beside
+        >>> from foveate.evaluation.audit.report import audit_with_channels
         >>> from foveate.evaluation.audit.transforms import choose_transform
         >>> model, images = load_model("cnn-mnist-tr2"), open_images("mnist-5k", limit=8)
-        >>> report = audit_beside(model, images, choose_transform(model, images), [1, 2, 4])
+        >>> report = audit_with_channels(model, images, choose_transform(model, images), [1, 2, 4])
         >>> audit_page(report, images.first(2)).title
         'Scale audit of cnn-mnist-tr2'
     """
     page = Page(f"Scale audit of {report.model}", summary(report.plain))
     if report.notes:
-        page.notice(*report.notes)
+        page.notice(*(f"{note[0].upper()}{note[1:]}." for note in report.notes))
     page.section("Accuracy, agreement and confidence over scale")
     page.text(VIEWS[report.transform.view])
     page.figure(
@@ -118,7 +118,7 @@ def audit_page(
         alt="accuracy, agreement and confidence over scale",
     )
     page.text(READ)
-    header, rows = over_scale(report)
+    header, rows = scale_table(report)
     page.table(
         header,
         cast(list[list[Cell]], rows),
@@ -131,39 +131,42 @@ def audit_page(
     columns = [report.transform.show(samples, scale).cpu() for scale in scales]
     figure = sample_grid(columns, [f"{scale:.3g}" for scale in scales])
     page.figure(figure, caption=_caption(report.transform))
-    remedy(page, report, trainable)
-    _made(page, report)
+    scale_channel_section(page, report, trainable)
+    _provenance(page, report)
     return page
 
 
 def summary(audit: Audit) -> str:
     """Summarise in two sentences over which scales the classifier keeps its accuracy."""
-    low, high = audit.steady()
-    first, last = audit.overall[0].accuracy, audit.overall[-1].accuracy
+    low, high = audit.stable_range()
+    native, first, last = (
+        format_estimate(counts.accuracy)
+        for counts in (audit.at_native, audit.overall[0], audit.overall[-1])
+    )
     holds = (
         f"Accuracy drops by at most 5 points from scale {low:.3g} to {high:.3g}"
         if low < high
         else "Accuracy drops by more than 5 points at the neighbouring scales"
     )
     return (
-        f"{shown(audit.at_native.accuracy)} % accuracy at the native scale {audit.native:g}, on "
-        f"{audit.count:,} images. {holds}; it is {shown(first)} % at scale {audit.scales[0]:.3g} "
-        f"and {shown(last)} % at scale {audit.scales[-1]:.3g}."
+        f"{native} % accuracy at the native scale {audit.native:g}, on {audit.count:,} images. "
+        f"{holds}; it is {first} % at scale {audit.scales[0]:.3g} and {last} % at scale "
+        f"{audit.scales[-1]:.3g}."
     )
 
 
-def shown(estimate: Estimate) -> str:
-    """Format an estimate in percent with its interval, such as 93.1 (90-95)."""
+def format_estimate(estimate: Estimate) -> str:
+    """Format an estimate in percent with its interval, such as 93.1 (90–95)."""
     value, low, high = (100 * part for part in estimate)
-    return f"{value:.1f} ({low:.0f}-{high:.0f})"
+    return f"{value:.1f} ({low:.0f}–{high:.0f})"
 
 
-def over_scale(report: AuditReport) -> tuple[list[str], list[list[str]]]:
+def scale_table(report: AuditReport) -> tuple[list[str], list[list[str]]]:
     """Return header and rows of the results table, with one row per scale."""
     others = list(report.audits.items())[1:]
     rows = [
-        [f"{scale:.3f}", *(shown(getattr(report.plain.overall[i], m)) for m in MEASURES)]
-        + [shown(audit.overall[i].accuracy) for _, audit in others]
+        [f"{scale:.3f}", *(format_estimate(getattr(report.plain.overall[i], m)) for m in MEASURES)]
+        + [format_estimate(audit.overall[i].accuracy) for _, audit in others]
         for i, scale in enumerate(report.plain.scales)
     ]
     return ["scale", *MEASURES, *(f"accuracy {name}" for name, _ in others)], rows
@@ -257,18 +260,18 @@ def _caption(transform: AnyTransform) -> str:
     )
 
 
-def _made(page: Page, report: AuditReport) -> None:
-    about = report.about
-    page.made(
+def _provenance(page: Page, report: AuditReport) -> None:
+    metadata, skipped = report.metadata, len(report.unreadable)
+    page.provenance(
         {
             "model": report.model,
             "scales": ", ".join(f"{scale:.6g}" for scale in report.plain.scales),
-            "images": f"{about['images']:,} of {about['source']} ({about['split']})",
-            "skipped": f"{len(report.unreadable)} unreadable images",
+            "images": f"{metadata['images']:,} of {metadata['source']} ({metadata['split']})",
+            "skipped": f"{skipped} unreadable image{'s' * (skipped != 1)}",
             "transform": ", ".join(f"{k}={v}" for k, v in report.transform.to_dict().items()),
-            "SHA-256 of the images": about["checksum"],
-            "foveate": f"{about['version']} {about['commit']}",
-            "hardware": about["hardware"],
+            "SHA-256 of the images": metadata["checksum"],
+            "foveate": f"{metadata['version']} {metadata['commit']}",
+            "hardware": metadata["hardware"],
         }
     )
     if report.unreadable:

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from statistics import mean
 
 from foveate.evaluation.audit.images import Transform
-from foveate.evaluation.audit.report import AS_IT_IS, IN_CHANNELS, AuditReport
+from foveate.evaluation.audit.report import IN_CHANNELS, ORIGINAL, AuditReport
 from foveate.report.html import Cell, Page
 
-NAMES = {AS_IT_IS: "original model"}  # on the page; other names are shown unchanged
+NAMES = {ORIGINAL: "original model"}  # on the page; other names are shown unchanged
 STRONG = 0.3  # difference in accuracy that gets the strongest colour
 
 
-def remedy(page: Page, report: AuditReport, trainable: bool) -> None:
+def scale_channel_section(page: Page, report: AuditReport, trainable: bool) -> None:
     """Add the section: accuracy in scale channels without training, its cost, and the code."""
     page.section("The model in scale channels")
     if IN_CHANNELS not in report.audits:
@@ -20,16 +20,16 @@ def remedy(page: Page, report: AuditReport, trainable: bool) -> None:
             "top give the reason."
         )
         return
-    before, after = report.audits[AS_IT_IS], report.audits[IN_CHANNELS]
-    about = report.about
+    before, after = report.audits[ORIGINAL], report.audits[IN_CHANNELS]
+    metadata = report.metadata
     rows = [[100 * at.accuracy.value for at in audit.overall] for audit in (before, after)]
     rows.append([b - a for a, b in zip(*rows, strict=True)])
-    gain, cost = rows[2], about["cost"]
+    gain, cost = rows[2], metadata["cost"]
     page.text(
         f"`ScaleChannels` applies the same model to {len(report.channels)} windows of the image, "
         f"from {report.channels[0]:.3g} to {report.channels[-1]:.3g} times the size of its input, "
-        f"resampled to patches of {about['patch']} pixels, and pools the logits "
-        f"({about['pool']}). Without any training, accuracy changes by "
+        f"resampled to patches of {metadata['patch']} pixels, and pools the logits "
+        f"({metadata['pool']}). Without any training, accuracy changes by "
         f"{gain[before.scales.index(before.native)]:+.1f} points at the native scale and by "
         f"{mean(gain):+.1f} points on average over the scales.{_beyond(report)} "
         f"The model processes {cost['pixels']:.3g} times the pixels; a batch of this audit took "
@@ -56,7 +56,7 @@ def _beyond(report: AuditReport) -> str:
 
 
 def _compare(page: Page, scales: Sequence[float], rows: Sequence[Sequence[float]]) -> None:
-    names = (NAMES[AS_IT_IS], IN_CHANNELS, "difference")
+    names = (NAMES[ORIGINAL], IN_CHANNELS, "difference")
     cells: list[list[Cell]] = [
         [name, *(f"{v:+.1f}" if name == names[2] else f"{v:.1f}" for v in (*row, mean(row)))]
         for name, row in zip(names, rows, strict=True)
@@ -74,7 +74,7 @@ def _compare(page: Page, scales: Sequence[float], rows: Sequence[Sequence[float]
 
 def _code(page: Page, report: AuditReport) -> None:
     """Show the code that builds the network in scale channels."""
-    transform, patch = report.transform, report.about["patch"]
+    transform, patch = report.transform, report.metadata["patch"]
     assert isinstance(transform, Transform)  # photograph runs already have scale channels
     unit, smooth = transform.size[0] / patch, transform.recipe == "frame"
     scales = ", ".join(f"{scale * unit:.6g}" for scale in report.channels)
@@ -82,6 +82,6 @@ def _code(page: Page, report: AuditReport) -> None:
         "from foveate import ScaleChannels, load_model\n\n"
         f"backbone = load_model({report.model!r}).net.train()\n"
         f"scales = [{scales}]\n"
-        f"net = ScaleChannels(backbone, scales, size={patch}, pool={report.about['pool']!r}, "
+        f"net = ScaleChannels(backbone, scales, size={patch}, pool={report.metadata['pool']!r}, "
         f"antialias={smooth})"
     )

@@ -37,6 +37,7 @@ INKS = {"#000000": "currentColor", "#e6e6e6": "var(--line)"}
 MANY = 10  # columns above which a table gets smaller text and padding
 BROAD = 7.0  # inches above which a figure scrolls on narrow screens instead of shrinking
 THUMBNAIL = 160  # longer side of a gallery image in pixels
+WORD_JOINER = "\u2060"  # invisible, and prevents a line break
 SALT = "foveate"  # makes the ids inside an SVG depend on its content only
 
 
@@ -173,7 +174,7 @@ class Page:
         finally:
             self._parts.append("</details>")
 
-    def made(self, facts: Mapping[str, object], title: str = "Provenance") -> None:
+    def provenance(self, facts: Mapping[str, object], title: str = "Provenance") -> None:
         """Add a section with the settings and versions needed to reproduce the page.
 
         Args:
@@ -224,8 +225,9 @@ class Page:
 
 
 def _text(text: str) -> str:
-    """Escape text, and mark up text between backticks as code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+    """Escape text, mark up text between backticks as code, and keep ranges such as 1–4 together."""
+    marked = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
+    return re.sub(r"(?<=\d)–(?=\d)", f"–{WORD_JOINER}", marked)
 
 
 def _is_number(cell: Cell) -> bool:

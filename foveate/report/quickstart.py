@@ -34,7 +34,7 @@ def quick_figure(results: Sequence[RunResult], full: Sequence[Curve]) -> "Figure
 
 def quick_page(results: Sequence[RunResult], full: Sequence[Curve], folder: Path) -> Page:
     """Build the page of the quickstart runs in `folder`."""
-    page = Page("Quickstart: trained on one scale, tested on many", quick_lead(results))
+    page = Page("Quickstart: trained on one scale, tested on many", quick_summary(results))
     page.section("Accuracy over scale")
     caption = f"This run: {_size(results)}, tested on {results[0].scales[0].count:,} test digits."
     page.figure(
@@ -45,28 +45,32 @@ def quick_page(results: Sequence[RunResult], full: Sequence[Curve], folder: Path
     _table(page, results, full)
     _seen(page, results)
     _next(page, results, folder)
-    _made(page, results)
+    _provenance(page, results)
     return page
 
 
-def quick_lead(results: Sequence[RunResult]) -> str:
+def quick_summary(results: Sequence[RunResult]) -> str:
     """Summarise the lowest accuracy of each network from half to twice the training scale."""
     trained = float(results[0].config.scales)
     near = [
         (result, [at.accuracy for at in result.scales if 0.5 <= at.scale / trained <= 2])
         for result in results
     ]
-    told = ", ".join(f"{network_title(r.model)} {100 * min(found):.1f} %" for r, found in near)
+    lowest = ", ".join(f"{network_title(r.model)} {100 * min(found):.1f} %" for r, found in near)
     return (
         f"The networks were trained on digits of scale {trained:g}. Lowest test accuracy from half "
-        f"to twice that scale: {told}."
+        f"to twice that scale: {lowest}."
     )
 
 
 def _size(results: Sequence[RunResult]) -> str:
     config = results[0].config
     count = config.samples or len(load_source(config.source).train)
-    return f"trained on {count:,} digits of scale {config.scales} for {config.epochs} epochs"
+    return f"trained on {count:,} digits of scale {config.scales} for {_epochs(config.epochs)}"
+
+
+def _epochs(count: float) -> str:
+    return f"{count:g} epoch" if count == 1 else f"{count:g} epochs"
 
 
 def _table(page: Page, results: Sequence[RunResult], full: Sequence[Curve]) -> None:
@@ -124,16 +128,16 @@ def _next(page: Page, results: Sequence[RunResult], folder: Path) -> None:
     page.code(f"foveate predict digit.png --model {run}\nfoveate train fovavg-tr2")
 
 
-def _made(page: Page, results: Sequence[RunResult]) -> None:
+def _provenance(page: Page, results: Sequence[RunResult]) -> None:
     first = results[0]
-    page.made(
+    page.provenance(
         {
             "images": f"{first.config.source}, the digits in the package (part of the MNIST "
             "training set); training, validation and test splits are disjoint",
             "networks": ", ".join(network_title(result.model) for result in results),
-            "schedule": f"{first.config.epochs} epochs, batch size {first.config.batch}, learning "
-            f"rate {first.config.learning_rate:g} divided by e every "
-            f"{first.config.epochs_per_decay:g} epochs",
+            "schedule": f"{_epochs(first.config.epochs)}, batch size {first.config.batch}, "
+            f"learning rate {first.config.learning_rate:g} divided by e every "
+            f"{_epochs(first.config.epochs_per_decay)}",
             "seed": first.config.seed,
             "foveate": f"{__version__} {first.made_with.get('commit', '')}",
             "hardware": first.made_with.get("hardware", ""),

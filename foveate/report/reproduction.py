@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from foveate import __version__
 from foveate.errors import DataError
 from foveate.paper.claims import Claim, claims, selection
-from foveate.paper.tables import SCALES, SEEDS, Point, Row, Summaries, effort, precision_of
+from foveate.paper.tables import SCALES, SEEDS, Point, Row, Summaries, effort, find_precision
 from foveate.report import figures
 from foveate.report.html import Cell, Page
 from foveate.sweeps.records import RESULTS, Record, Winners, read_records, read_winners
@@ -18,17 +18,17 @@ from foveate.sweeps.records import RESULTS, Record, Winners, read_records, read_
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-NONE_YET = "No results yet; run `foveate reproduce` to create them."
+NO_RESULTS = "No results yet; run `foveate reproduce` to create them."
 OTHER = "unknown: settings of another version"
-BESIDE = (
+LINES = (
     "Solid lines: this reproduction, with the standard deviation over seeds as a band. Dashed "
     "lines: the paper."
 )
 STRONG = 5.0  # difference in points that gets the strongest colour
-VERDICT_TINTS = {"holds": 1.0, "fails": -1.0, "not yet": 0.0}
+VERDICT_TINTS = {"holds": 1.0, "fails": -1.0, "undecided": 0.0}
 
 
-class Plate(NamedTuple):
+class CaptionedFigure(NamedTuple):
     """A figure with its title and caption."""
 
     title: str
@@ -59,10 +59,10 @@ class Reproduction:
             raise DataError(f"{folder} has no {RESULTS}; run 'foveate reproduce --out {folder}'")
         return cls(read_records(folder), read_winners(folder))
 
-    def lead(self) -> str:
+    def summary(self) -> str:
         """Summarise the verdicts and the machine time."""
         if not self.records:
-            return NONE_YET
+            return NO_RESULTS
         *own, _ = self.claims
         minutes = f"{self.effort.seconds / 60:.1f} minutes of machine time"
         return (
@@ -70,7 +70,7 @@ class Reproduction:
             f"{self.effort.runs} runs took {minutes}."
         )
 
-    def missing(self) -> list[str]:
+    def missing_lines(self) -> list[str]:
         """Return lines that describe the missing runs; empty if all results are complete."""
         left = dict.fromkeys(row.name for row in self.results if not row.complete)
         if not left:
@@ -83,39 +83,39 @@ class Reproduction:
         ]
 
 
-def plates(found: Reproduction) -> dict[str, Plate]:
+def captioned_figures(found: Reproduction) -> dict[str, CaptionedFigure]:
     """Draw all figures, keyed by file name."""
     results = found.results
     return {
-        "generalisation": Plate(
+        "generalisation": CaptionedFigure(
             "Accuracy over scale, trained on one scale",
             figures.generalisation(results),
             "Each network is trained on one scale and tested on 17. FovConc has 3 channels. "
-            f"{BESIDE}",
+            f"{LINES}",
         ),
-        "close-up": Plate(
+        "close-up": CaptionedFigure(
             "FovMax and FovAvg above 98 %",
             figures.close_up(results),
             "The same curves between 98 % and 99.6 %, with training on scales 1 to 4 added. "
-            f"{BESIDE}",
+            f"{LINES}",
         ),
-        "spacing": Plate(
+        "spacing": CaptionedFigure(
             "Channel spacing",
             figures.spacing(results),
             "Trained on scale 2. Channels cover [1/2, 8] with a spacing of 2^(1/4), 2^(1/2) and 2. "
-            f"The axis starts at 96 %. {BESIDE}",
+            f"The axis starts at 96 %. {LINES}",
         ),
-        "multi-scale": Plate(
+        "multi-scale": CaptionedFigure(
             "Multi-scale and single-scale training",
             figures.multiscale(results),
-            f"The grey area marks the scales of the multi-scale training set. {BESIDE}",
+            f"The grey area marks the scales of the multi-scale training set. {LINES}",
         ),
-        "few-samples": Plate(
+        "few-samples": CaptionedFigure(
             "Accuracy with few training samples",
             figures.few_samples(results),
-            f"Trained and tested on scales in [1, 4]; mean over 9 test scales. {BESIDE}",
+            f"Trained and tested on scales in [1, 4]; mean over 9 test scales. {LINES}",
         ),
-        "winning-scale": Plate(
+        "winning-scale": CaptionedFigure(
             "Winning channel",
             figures.winning_scales(found.winners),
             "Not in the paper. Each column shows the share of test images that each channel won "
@@ -127,11 +127,11 @@ def plates(found: Reproduction) -> dict[str, Plate]:
     }
 
 
-def reproduction_page(found: Reproduction, drawn: dict[str, Plate], source: str) -> Page:
+def reproduction_page(found: Reproduction, drawn: dict[str, CaptionedFigure], source: str) -> Page:
     """Build the page from the results and figures; `source` describes the origin of the results."""
-    page = Page("Reproduction of the paper", found.lead())
-    if found.missing():
-        page.notice(*found.missing())
+    page = Page("Reproduction of the paper", found.summary())
+    if found.missing_lines():
+        page.notice(*found.missing_lines())
     page.text(
         "Jansson and Lindeberg, “Exploring the ability of CNNs to generalise to previously unseen "
         "scales over wide scale ranges”, ICPR 2020. All rows of its three tables were trained "
@@ -139,15 +139,15 @@ def reproduction_page(found: Reproduction, drawn: dict[str, Plate], source: str)
     )
     page.section("Claims of the paper")
     _verdicts(page, found.claims)
-    for plate in drawn.values():
-        page.section(plate.title)
-        page.figure(plate.figure, caption=plate.caption)
+    for each in drawn.values():
+        page.section(each.title)
+        page.figure(each.figure, caption=each.caption)
     _tables(page, found.results)
     _how(page, found, source)
     return page
 
 
-def shown(point: Point) -> str | None:
+def format_mean(point: Point) -> str | None:
     """Format a mean, with the number of seeds if some are missing: 99.31 or 99.31 (2 of 3)."""
     if point.mean is None:
         return None
@@ -155,7 +155,7 @@ def shown(point: Point) -> str | None:
     return f"{point.mean:.2f}{partly}"
 
 
-def signed(difference: float | None) -> str | None:
+def format_difference(difference: float | None) -> str | None:
     """Format a difference with its sign, such as +0.12 or −0.07; zero has no sign."""
     if difference is None:
         return None
@@ -231,8 +231,8 @@ def _compare(
 
 def _cells(point: Point) -> tuple[str, str]:
     spread = "" if point.spread is None else f"±{point.spread:.2f}"
-    paper = f"{point.paper:.2f} {signed(point.difference) or ''}".strip()
-    return f"{shown(point) or '–'}{spread}", paper
+    paper = f"{point.paper:.2f} {format_difference(point.difference) or ''}".strip()
+    return f"{format_mean(point) or '–'}{spread}", paper
 
 
 def _tint(point: Point) -> float | None:
@@ -261,8 +261,8 @@ def _how(page: Page, found: Reproduction, source: str) -> None:
     with page.details("Time and memory of each run"):
         headers = ["row", "runs", "seconds per run", "validation accuracy (%)", "peak memory (MiB)"]
         page.table(headers, rows)
-    spent, precisions = found.effort, Counter(map(precision_of, runs))
-    page.made(
+    spent, precisions = found.effort, Counter(map(find_precision, runs))
+    page.provenance(
         {
             "results": source,
             "runs": spent.runs,
@@ -282,6 +282,6 @@ def _counted(judged: Sequence[Claim]) -> str:
     words = {
         "holds": "holds" if counts["holds"] == 1 else "hold",
         "fails": "fails" if counts["fails"] == 1 else "fail",
-        "not yet": "cannot be judged yet",
+        "undecided": "cannot be judged yet",
     }
     return ", ".join(f"{counts[kind]} {word}" for kind, word in words.items() if counts[kind])

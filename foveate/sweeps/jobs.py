@@ -171,7 +171,7 @@ def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad
     return outcome
 
 
-def outcome_of(job: Job, folder: Path) -> Outcome | None:
+def find_outcome(job: Job, folder: Path) -> Outcome | None:
     """Return the outcome of a job, or None if it is not finished at all of its scales.
 
     Raises:
@@ -191,7 +191,7 @@ def outcome_of(job: Job, folder: Path) -> Outcome | None:
     return found if tested >= set(job.scales) else None
 
 
-def records_of(job: Job, outcome: Outcome) -> list[Record]:
+def make_records(job: Job, outcome: Outcome) -> list[Record]:
     """Return the records of a finished job, one per row and scale."""
     shared = {f.name for f in fields(Record)} & vars(outcome).keys()
     how = {name: getattr(outcome, name) for name in shared}
@@ -202,7 +202,7 @@ def records_of(job: Job, outcome: Outcome) -> list[Record]:
     ]
 
 
-def winners_of(job: Job, outcome: Outcome) -> list[Winners]:
+def make_winners(job: Job, outcome: Outcome) -> list[Winners]:
     """Return how often each scale channel won at each test scale; empty without channels."""
     channels = tuple(job.config.model.scales)
     return [

@@ -27,8 +27,8 @@ from foveate.data.sources import Source, load_source
 from foveate.errors import ConfigError, FoveateError
 from foveate.files import reason_of as first_line
 from foveate.files import replacing, write_text
-from foveate.sweeps.jobs import OUTCOME, Job, outcome_of, perform
-from foveate.sweeps.runner import Done, Ended, Failure, reason_of
+from foveate.sweeps.jobs import OUTCOME, Job, find_outcome, perform
+from foveate.sweeps.runner import Done, Failure, JobResult, describe_failure
 from foveate.training.checkpoint import BusyError, RunFolder
 from foveate.training.skipped import TABLE, Bad
 from foveate.trust import ALONE
@@ -51,15 +51,15 @@ class TaskFolder(NamedTuple):
 
     Attributes:
         folder: Folder of the study on the driver.
-        mark: Name of a file that exists only in that folder; empty if tasks must not use it.
+        marker: Name of a file that exists only in that folder; empty if tasks must not use it.
         current: Working directory of the driver.
-        patience: Seconds to wait for a run that another process may still hold.
+        lock_timeout: Seconds to wait for a run that another process may still hold.
     """
 
     folder: Path
-    mark: str
+    marker: str
     current: Path
-    patience: float
+    lock_timeout: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,8 @@ class RayEngine:
         retries: How often a run whose worker died is started again.
         shared: Whether tasks train in the folder of the study where they can access it; False for
             storage that is too slow for checkpoints.
-        patience: Seconds that a task waits for a run that a process on a lost node may still hold.
+        lock_timeout: Seconds that a task waits for a run that a process on a lost node may still
+            hold.
         bad: "stop" or "skip" for photographs that cannot be read, see `perform`.
     """
 
@@ -84,7 +85,7 @@ class RayEngine:
     gpus: float = 0.0
     retries: int = 5
     shared: bool = True
-    patience: float = 60.0
+    lock_timeout: float = 60.0
     bad: Bad = "stop"
 
     def check(self) -> None:
@@ -103,17 +104,17 @@ class RayEngine:
             f"{_words(most)}); lower resources in the study, or OMP_NUM_THREADS without a study"
         )
 
-    def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[Ended]:
+    def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[JobResult]:
         """Perform each job as a task, and yield the results in the order in which runs end."""
         self.check()
         ray, left, pending = self._ray(), iter(jobs), dict[Any, Job]()
         options = {"num_cpus": self._threads, "num_gpus": self.gpus, "max_retries": self.retries}
-        task = ray.remote(work).options(name="foveate", **options)
+        task = ray.remote(run_task).options(name="foveate", **options)
         at_once = round(1 / self.gpus) if self.gpus else 1
         how = {"device": self.device, "threads": self._threads, "at_once": at_once}
         how["bad"] = self.bad
-        with _marked(folder.resolve(), self.shared) as mark:
-            place = TaskFolder(folder.resolve(), mark, Path.cwd(), self.patience)
+        with _marked(folder.resolve(), self.shared) as marker:
+            place = TaskFolder(folder.resolve(), marker, Path.cwd(), self.lock_timeout)
             try:
                 while True:
                     for job in islice(left, IN_FLIGHT - len(pending)):
@@ -133,14 +134,14 @@ class RayEngine:
         """CPU threads per run; one suffices if the run trains on a GPU."""
         return self.cpus or (torch.get_num_threads() if self.device == "cpu" else 1)
 
-    def _collect(self, reference: Any, job: Job, folder: Path) -> Ended:
+    def _collect(self, reference: Any, job: Job, folder: Path) -> JobResult:
         ray = self._ray()
         try:
             ended, files = ray.get(reference)
             if files:
                 _store(files, RunFolder(folder / job.folder))
             return ended  # type: ignore[no-any-return]
-        except ray.exceptions.RayTaskError as error:  # not of the run: `work` catches its errors
+        except ray.exceptions.RayTaskError as error:  # `run_task` catches the errors of runs
             why = str(error).strip().splitlines()[-1]
             return Failure(
                 job,
@@ -149,7 +150,7 @@ class RayEngine:
         except ray.exceptions.RayError as error:
             return Failure(job, f"its worker died {self.retries + 1} times ({first_line(error)})")
         except (OSError, FoveateError) as error:
-            return Failure(job, f"cannot store its result ({reason_of(error)})")
+            return Failure(job, f"cannot store its result ({describe_failure(error)})")
 
     def _cancel(self, pending: Iterable[Any]) -> None:
         """Interrupt running tasks as Ctrl-C does, so that they save a checkpoint."""
@@ -167,7 +168,7 @@ class RayEngine:
         except ImportError:
             raise ConfigError("Ray is not installed; run pip install 'foveate[ray]'") from None
         if not ray.is_initialized():
-            _look_for(self.address or "")
+            _check_connection(self.address or "")
             try:
                 quiet: Any = {"log_to_driver": False, "logging_level": logging.ERROR}
                 asked = signal.getsignal(signal.SIGTERM)
@@ -183,14 +184,16 @@ class RayEngine:
         return ray
 
 
-def work(job: Job, place: TaskFolder, how: dict[str, Any]) -> tuple[Ended, dict[str, bytes]]:
+def run_task(
+    job: Job, place: TaskFolder, how: dict[str, Any]
+) -> tuple[JobResult, dict[str, bytes]]:
     """Perform one job in a worker, and return its result and the files for the driver to store."""
     try:
         if place.current.is_dir():  # for relative paths and custom backbones
             os.chdir(place.current)
-        if place.mark and (place.folder / place.mark).exists():
-            _wait_for(RunFolder(place.folder / job.folder), place.patience)
-            known = outcome_of(job, place.folder)
+        if place.marker and (place.folder / place.marker).exists():
+            _wait_for(RunFolder(place.folder / job.folder), place.lock_timeout)
+            known = find_outcome(job, place.folder)
             (outcome,) = [known] if known else perform([job], place.folder, load=_load, **how)
             return Done(job, outcome), {}
         with tempfile.TemporaryDirectory(prefix="foveate-") as made:
@@ -199,7 +202,7 @@ def work(job: Job, place: TaskFolder, how: dict[str, Any]) -> tuple[Ended, dict[
             files = {path.name: path.read_bytes() for path in paths if path.exists()}
             return Done(job, outcome), files
     except Exception as error:  # a custom backbone can raise anything
-        return Failure(job, reason_of(error)), {}
+        return Failure(job, describe_failure(error)), {}
 
 
 @lru_cache(maxsize=2)
@@ -208,9 +211,9 @@ def _load(name: str) -> Source:
     return load_source(name)
 
 
-def _wait_for(run: RunFolder, patience: float) -> None:
+def _wait_for(run: RunFolder, lock_timeout: float) -> None:
     """Wait until no other process holds the run; one on a lost node may still do so."""
-    end = time.monotonic() + patience
+    end = time.monotonic() + lock_timeout
     while True:
         try:
             with run.locked():
@@ -224,15 +227,15 @@ def _wait_for(run: RunFolder, patience: float) -> None:
 @contextmanager
 def _marked(folder: Path, shared: bool) -> Iterator[str]:
     """Create a marker file while the block runs, and yield its name; "" if not `shared`."""
-    mark = folder / f".driver-{uuid4()}"
+    marker = folder / f".driver-{uuid4()}"
     if not shared:
         yield ""
         return
-    write_text(mark, "")
+    write_text(marker, "")
     try:
-        yield mark.name
+        yield marker.name
     finally:
-        mark.unlink(missing_ok=True)
+        marker.unlink(missing_ok=True)
 
 
 def _store(files: dict[str, bytes], run: RunFolder) -> None:
@@ -248,7 +251,7 @@ def _words(asked: dict[str, float]) -> str:
     return " and ".join(f"{value:g} {key}" for key, value in asked.items())
 
 
-def _look_for(address: str) -> None:
+def _check_connection(address: str) -> None:
     """Try to connect to host:port first: Ray itself would retry for two minutes."""
     host, colon, port = address.rpartition(":")
     if not (colon and port.isdigit()) or "/" in host:  # auto or ray://...: left to Ray

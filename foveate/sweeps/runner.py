@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, FoveateError
-from foveate.sweeps.jobs import Job, Outcome, outcome_of, perform, records_of, winners_of
+from foveate.sweeps.jobs import Job, Outcome, find_outcome, make_records, make_winners, perform
 from foveate.sweeps.records import (
     Record,
     Winners,
@@ -24,8 +24,9 @@ from foveate.training.loop import find_device
 from foveate.training.session import Callback
 from foveate.training.skipped import Bad
 
-SIDE_BY_SIDE = 3  # runs trained at once on a GPU: a single one at batch 32 does not use it fully
-SPARE = 20  # writing the table takes at most 1/20 of the time; for 1,000 runs a write takes 2 s
+RUNS_PER_GPU = 3  # runs trained at once on a GPU: a single one at batch 32 does not use it fully
+# Writing the table takes at most 1/20 of the time; for 1,000 runs a write takes 2 s.
+WRITE_INTERVAL_FACTOR = 20
 
 
 class Failure(NamedTuple):
@@ -42,10 +43,10 @@ class Done(NamedTuple):
     outcome: Outcome
 
 
-Ended: TypeAlias = Done | Failure
+JobResult: TypeAlias = Done | Failure
 
 
-def reason_of(error: Exception) -> str:
+def describe_failure(error: Exception) -> str:
     """Return the reason why a run failed, as one line."""
     message = " ".join(str(error).split())
     return message if isinstance(error, FoveateError) else f"{type(error).__name__}: {message}"
@@ -57,7 +58,7 @@ class Engine(Protocol):
     def check(self) -> None:
         """Raise a ConfigError if a run requires more resources than any machine has."""
 
-    def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[Ended]:
+    def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[JobResult]:
         """Perform all jobs in `folder`, and yield one `Done` or `Failure` for each."""
 
 
@@ -89,21 +90,21 @@ class LocalEngine:
             asked = f"a run requires {self.cpus} CPUs"
             raise ConfigError(f"{asked}, but this machine has {there}; lower resources.cpus")
 
-    def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[Ended]:
+    def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[JobResult]:
         """Perform the jobs in groups; the runs of a failed group are retried one by one."""
-        together = self.together or (SIDE_BY_SIDE if self.device.startswith("cuda") else 1)
+        together = self.together or (RUNS_PER_GPU if self.device.startswith("cuda") else 1)
         for first in range(0, len(jobs), together):
             group = jobs[first : first + together]
             ended = self._perform(group, folder)
             yield from ended or replace(self, together=1).run(group, folder)
 
-    def _perform(self, group: Sequence[Job], folder: Path) -> Sequence[Ended]:
+    def _perform(self, group: Sequence[Job], folder: Path) -> Sequence[JobResult]:
         """Perform a group of jobs; empty if one of several failed, as it is not known which one."""
         shown: dict[str, Any] = {"callback": self.callback, "load": self.load, "bad": self.bad}
         try:
             found = perform(group, folder, device=self.device, threads=self.cpus, **shown)
         except Exception as error:  # a custom backbone can raise anything
-            return [Failure(group[0], reason_of(error))] if len(group) == 1 else []
+            return [Failure(group[0], describe_failure(error))] if len(group) == 1 else []
         return [Done(job, outcome) for job, outcome in zip(group, found, strict=True)]
 
 
@@ -151,7 +152,7 @@ def make_engine(
     if name == "ray":
         from foveate.sweeps.ray_engine import RayEngine
 
-        part = gpus or 1 / (together or SIDE_BY_SIDE)
+        part = gpus or 1 / (together or RUNS_PER_GPU)
         part = part if on_gpu else 0.0
         return RayEngine(device=device, address=address, cpus=cpus, gpus=part, bad=bad)
     raise ConfigError(f"engine must be local or ray, got {name!r}")
@@ -180,7 +181,7 @@ class Study:
         >>> rows = (("pooling", "fovmax"),)
         >>> job = Job(name="fovmax", config=preset("fovmax"), scales=(1.0, 2.0), rows=rows)
         >>> study = Study([job], Path("runs/pooling"))
-        >>> len(study.left), len(study.records)
+        >>> len(study.remaining), len(study.records)
         (1, 0)
     """
 
@@ -192,12 +193,12 @@ class Study:
         self._collect()
 
     @property
-    def left(self) -> list[Job]:
+    def remaining(self) -> list[Job]:
         """The jobs without a complete result."""
         there = {(r.table, r.row, r.seed, r.config, r.scale) for r in self.records}
         return [job for job in self.jobs if not self._keys(job) <= there]
 
-    def run(self, engine: Engine) -> Iterator[Ended]:
+    def run(self, engine: Engine) -> Iterator[JobResult]:
         """Perform the remaining jobs, and write results.csv as they end.
 
         A table that takes long to write is written less often, and always at the end. Runs that a
@@ -211,7 +212,7 @@ class Study:
         """
         with RunFolder(self.folder).locked():
             try:
-                for ended in engine.run(self.left, self.folder):
+                for ended in engine.run(self.remaining, self.folder):
                     if isinstance(ended, Done):
                         self._add([ended])
                         if time.monotonic() >= self._due:
@@ -223,16 +224,16 @@ class Study:
 
     def _collect(self) -> None:
         """Add finished runs that an interrupted process did not record in the table."""
-        found = ((job, outcome_of(job, self.folder)) for job in self.left)
+        found = ((job, find_outcome(job, self.folder)) for job in self.remaining)
         done = [Done(job, outcome) for job, outcome in found if outcome is not None]
         if done:
             self._add(done)
             self._write()
 
     def _add(self, ended: Sequence[Done]) -> None:
-        new = [record for job, outcome in ended for record in records_of(job, outcome)]
+        new = [record for job, outcome in ended for record in make_records(job, outcome)]
         self.records = merge_records([self.records, new])
-        self.winners += [line for job, outcome in ended for line in winners_of(job, outcome)]
+        self.winners += [line for job, outcome in ended for line in make_winners(job, outcome)]
         self._unwritten = True
 
     def _write(self) -> None:
@@ -241,7 +242,7 @@ class Study:
         self.winners = list(once.values())
         write_results(self.folder, self.records, self.winners)
         self._unwritten, now = False, time.monotonic()
-        self._due = now + SPARE * (now - begun)
+        self._due = now + WRITE_INTERVAL_FACTOR * (now - begun)
 
     @staticmethod
     def _keys(job: Job) -> set[tuple[str, str, int, str, float]]:

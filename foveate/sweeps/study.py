@@ -23,7 +23,7 @@ from foveate.data.shards import is_shards, open_shards
 from foveate.data.sources import load_source
 from foveate.data.store import ScaledFile
 from foveate.errors import ConfigError, FoveateError
-from foveate.evaluation.test_sets import source_of_tests
+from foveate.evaluation.test_sets import find_test_source
 from foveate.files import read_text
 from foveate.models.channels import PAPER_SCALES
 from foveate.models.zoo import ModelConfig
@@ -336,7 +336,7 @@ def _training_images(config: TrainConfig, load: Load) -> int:
         images = open_pictures(source)
         images.labels("test")
         return len(images.labels("train"))
-    load(source_of_tests(config))
+    load(find_test_source(config))
     if is_shards(source):
         return open_shards(source).counts["train"]
     return ScaledFile(Path(source)).counts["train"] if is_file(source) else len(load(source).train)

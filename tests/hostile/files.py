@@ -150,11 +150,11 @@ def _models():
 
 def _paper():
     """The first rows of the published results."""
-    from foveate.paper.tables import published
+    from foveate.paper.tables import published_folder
 
     Path("paper").mkdir()
     for name in ("results.csv", "winners.csv"):
-        lines = (published() / name).read_text().splitlines(keepends=True)
+        lines = (published_folder() / name).read_text().splitlines(keepends=True)
         Path("paper", name).write_text("".join(lines[:60]))
 
 

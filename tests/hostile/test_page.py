@@ -16,15 +16,15 @@ from urllib.parse import urlsplit
 import pytest
 from bad_requests import VALID, bad_request
 from bait import Bait
-from served_page import JSON, ask, raw, serving
+from served_page import JSON, raw, send_request, serving
 
 pytest.importorskip("uvicorn", reason="pip install 'foveate[demo]'")
-from foveate.demo.connections import PATIENCE, PER_CLIENT, TOTAL
+from foveate.demo.connections import PER_CLIENT, TIMEOUTS, TOTAL
 from foveate.demo.server import serve
 from foveate.errors import ConfigError
 
 CASES = 2000
-FIELDS = [(name, field) for name, question in VALID.items() for field in question]
+FIELDS = [(name, field) for name, fields in VALID.items() for field in fields]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,17 +79,17 @@ def test_the_bait_notices(tmp_path, touch):
 def test_the_exploit_of_gradio_finds_nothing(server, bait):
     for name in bait.names:
         data = {"data": [6, {"path": name, "meta": {"_type": "gradio.FileData"}}, 0]}
-        status, reply, _ = ask(server, "POST", "/gradio_api/call/draw", data)
+        status, reply, _ = send_request(server, "POST", "/gradio_api/call/draw", data)
         assert status == 404 and bait.token not in reply
-        status, reply, _ = ask(server, "GET", f"/gradio_api/file={name}")
+        status, reply, _ = send_request(server, "GET", f"/gradio_api/file={name}")
         assert status == 404 and bait.token not in reply
-    assert ask(server, "POST", "/gradio_api/upload", b"x")[0] == 404
+    assert send_request(server, "POST", "/gradio_api/upload", b"x")[0] == 404
 
 
 @pytest.mark.parametrize(("name", "field"), FIELDS)
 def test_no_field_opens_a_path_or_an_address(server, bait, name, field):
     for value in bait.values:
-        status, reply, _ = ask(server, "POST", f"/{name}", {**VALID[name], field: value})
+        status, reply, _ = send_request(server, "POST", f"/{name}", {**VALID[name], field: value})
         shown_only = field == "name" and isinstance(value, str)
         assert status == (200 if shown_only else 400), (value, reply)
         assert bait.token not in reply
@@ -98,7 +98,7 @@ def test_no_field_opens_a_path_or_an_address(server, bait, name, field):
 @pytest.mark.parametrize("name", VALID)
 def test_no_other_field_is_accepted(server, bait, name):
     for field, value in itertools.product(("path", "url", "file", "orig_name"), bait.values):
-        status, reply, _ = ask(server, "POST", f"/{name}", {**VALID[name], field: value})
+        status, reply, _ = send_request(server, "POST", f"/{name}", {**VALID[name], field: value})
         assert status == 400 and f"'{field}'" in json.loads(reply)["error"]
 
 
@@ -123,29 +123,35 @@ def test_other_sites_are_refused(server):
     foreign = ["http://evil.example", "null", f"http://127.0.0.1:{int(port) + 1}", "", server]
     foreign += [f"http://{server}.evil.example", f"http://evil.example/{server}"]
     for origin in foreign:
-        assert ask(server, "GET", "/", headers={"Origin": origin})[0] == 403
-        for name, question in VALID.items():
-            assert ask(server, "POST", f"/{name}", question, {**JSON, "Origin": origin})[0] == 403
+        assert send_request(server, "GET", "/", headers={"Origin": origin})[0] == 403
+        for name, fields in VALID.items():
+            assert (
+                send_request(server, "POST", f"/{name}", fields, {**JSON, "Origin": origin})[0]
+                == 403
+            )
     for site in ("cross-site", "same-site", "same-origin, cross-site"):
         headers = {**JSON, "Sec-Fetch-Site": site}
-        assert ask(server, "POST", "/samples", VALID["samples"], headers)[0] == 403
+        assert send_request(server, "POST", "/samples", VALID["samples"], headers)[0] == 403
     for host in ("evil.example", f"evil.example:{port}", f"127.0.0.1.evil.example:{port}", ""):
-        assert ask(server, "GET", "/", headers={"Host": host})[0] == 400
-        assert ask(server, "POST", "/samples", VALID["samples"], {**JSON, "Host": host})[0] == 400
+        assert send_request(server, "GET", "/", headers={"Host": host})[0] == 400
+        assert (
+            send_request(server, "POST", "/samples", VALID["samples"], {**JSON, "Host": host})[0]
+            == 400
+        )
     for name in ("127.0.0.1", "localhost"):
         own = {"Host": f"{name}:{port}", "Origin": f"http://{name}:{port}"}
         headers = {**JSON, **own, "Sec-Fetch-Site": "same-origin"}
-        assert ask(server, "POST", "/samples", VALID["samples"], headers)[0] == 200
+        assert send_request(server, "POST", "/samples", VALID["samples"], headers)[0] == 200
 
 
 def test_only_json_is_accepted(server):
     """Pages of other sites can send these without asking first."""
-    question = json.dumps(VALID["samples"]).encode()
+    fields = json.dumps(VALID["samples"]).encode()
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
-        assert ask(server, "POST", "/samples", question, {"Content-Type": kind})[0] == 415
-    assert ask(server, "POST", "/samples", question, {})[0] == 415
-    assert ask(server, "OPTIONS", "/samples")[0] == 405
-    assert ask(server, "GET", "/samples?turn=1")[0] == 405
+        assert send_request(server, "POST", "/samples", fields, {"Content-Type": kind})[0] == 415
+    assert send_request(server, "POST", "/samples", fields, {})[0] == 415
+    assert send_request(server, "OPTIONS", "/samples")[0] == 405
+    assert send_request(server, "GET", "/samples?turn=1")[0] == 405
 
 
 @pytest.mark.parametrize("host", ["", " ", "127.0.0.1 ", "a b", "a\0b", "a\nb", "<broadcast>", "é"])
@@ -205,9 +211,9 @@ def test_a_server_for_others_refuses_other_sites_and_ends_on_sigterm(fovmax_run,
         here, box = f"127.0.0.1:{port}", f"box.example:{port}"
         for origin, status in ((f"http://{box}", 200), ("http://evil.example", 403)):
             headers = {**JSON, "Host": box, "Origin": origin}
-            assert ask(here, "POST", "/samples", VALID["samples"], headers)[0] == status
+            assert send_request(here, "POST", "/samples", VALID["samples"], headers)[0] == status
         idle = flood(left, port, [f"127.0.0.{2 + k % 10}" for k in range(250)])
-        assert ask(here, "POST", "/samples", VALID["samples"])[0] == 200
+        assert send_request(here, "POST", "/samples", VALID["samples"])[0] == 200
         assert len(open_sockets(idle)) <= TOTAL
         # What is left to do when it is told to end: queued scenes, and half a request.
         for _ in range(20):
@@ -221,7 +227,7 @@ def test_idle_sockets_keep_nobody_out(server):
     with ExitStack() as stack:
         idle = flood(stack, int(server.split(":")[1]), ["127.0.0.1"] * 250)
         begun = time.monotonic()
-        assert ask(server, "POST", "/predict", VALID["predict"])[0] == 200
+        assert send_request(server, "POST", "/predict", VALID["predict"])[0] == 200
         assert time.monotonic() - begun < 2
         assert len(open_sockets(idle)) <= PER_CLIENT
         assert open_sockets(idle[-5:])  # the oldest had to go
@@ -242,7 +248,9 @@ def test_requests_under_way_are_not_cut_off(server):
 
 
 def test_half_a_surrogate_pair_is_answered(server):
-    status, reply, _ = ask(server, "POST", "/upload", {"data": "", "name": "\ud800", "zoom": 1})
+    status, reply, _ = send_request(
+        server, "POST", "/upload", {"data": "", "name": "\ud800", "zoom": 1}
+    )
     assert status == 400 and json.loads(reply)["error"].startswith("\ud800 is not an image")
 
 
@@ -276,7 +284,7 @@ def test_random_bad_requests_are_refused_without_a_traceback(server, server_fold
         log = (server_folder / "log").read_text()
         assert log.count("\n") == 1, f"{log}; {again}"
         seen[status] = seen.get(status, 0) + 1
-    assert ask(server, "POST", "/predict", VALID["predict"])[0] == 200
+    assert send_request(server, "POST", "/predict", VALID["predict"])[0] == 200
     assert chosen or {200, 400, 403, 404, 405, 415} <= seen.keys(), seen
 
 
@@ -284,5 +292,5 @@ def test_clients_that_send_or_read_too_slowly_are_cut_off(drips):
     holders, closed = drips
     for holder in holders:
         holder.join(60)
-    for kind, seconds in PATIENCE.items():
+    for kind, seconds in TIMEOUTS.items():
         assert seconds - 1 < closed[kind] < seconds + 5, closed

@@ -10,7 +10,7 @@ from bad_requests import PHOTO_VALID, bad_request
 from demo_nets import BAD, base64_of, saved
 from photo_runs import photo_config
 from PIL import Image
-from served_page import PHOTOS, ask, raw, serving
+from served_page import PHOTOS, raw, send_request, serving
 
 pytest.importorskip("uvicorn", reason="pip install 'foveate[demo]'")
 pytest.importorskip("torchvision", reason="pip install 'foveate[photos]'")
@@ -28,7 +28,7 @@ def server(server_folder, tmp_path_factory):
 
 
 def refusal(server, name, **changes):
-    status, reply, _ = ask(server, "POST", f"/{name}", {**PHOTO_VALID[name], **changes})
+    status, reply, _ = send_request(server, "POST", f"/{name}", {**PHOTO_VALID[name], **changes})
     assert status == 400, reply
     reason = json.loads(reply)["error"]
     assert "\n" not in reason and len(reason) < 250, reason
@@ -87,6 +87,6 @@ def test_random_bad_requests_are_refused_without_a_traceback(server, server_fold
         log = (server_folder / "log").read_text()
         assert log.count("\n") == 1, f"{log}; {again}"
         seen[status] = seen.get(status, 0) + 1
-    status, reply, _ = ask(server, "POST", "/predict", PHOTO_VALID["predict"])
+    status, reply, _ = send_request(server, "POST", "/predict", PHOTO_VALID["predict"])
     assert status == 200 and json.loads(reply)["cards"].count("<output>") == 2
     assert chosen or {200, 400, 403, 404, 405, 415} <= seen.keys(), seen

@@ -24,7 +24,7 @@ Check = Callable[[Tensor], object]
 class AuditImages:
     """Images (C, H, W) uint8 with labels, read lazily.
 
-    `read(i)` returns image i or raises a DataError; `where(i)` describes the image in messages.
+    `read(i)` returns image i or raises a DataError; `describe(i)` describes the image in messages.
     `unreadable` maps the index of each skipped image to the reason. After a pass over all images,
     `readable` lists the indices of the images used, `shapes` their heights and widths, and
     `checksum` is the sha256 of their shapes, pixels and labels.
@@ -37,10 +37,10 @@ class AuditImages:
         read: Callable[[int], Tensor],
         labels: Tensor,
         classes: Sequence[str],
-        where: Callable[[int], str] = str,
+        describe: Callable[[int], str] = str,
     ) -> None:
         self.source, self.split, self.classes = source, split, tuple(classes)
-        self.labels, self.read, self.where = labels, read, where
+        self.labels, self.read, self.describe = labels, read, describe
         self.unreadable: dict[int, str] = {}
         self.readable: list[int] = []
         self.shapes: list[tuple[int, int]] = []
@@ -94,7 +94,7 @@ class AuditImages:
         try:
             check(image)
         except DataError as error:
-            self.unreadable[index] = f"{self.where(index)} {error}"
+            self.unreadable[index] = f"{self.describe(index)} {error}"
             return None
         return image
 
@@ -146,8 +146,8 @@ def _loaded(source: str, split: str, limit: int | None, data: Source) -> AuditIm
     parts = [getattr(data, name) for name in (SPLITS[:3] if split == "all" else [split])]
     images = torch.cat([part.images for part in parts])[:limit]
     labels = torch.cat([part.labels for part in parts])[:limit]
-    where = f"image {{}} of {source} ({split})".format
-    return AuditImages(source, split, images.__getitem__, labels, data.classes, where)
+    describe = f"image {{}} of {source} ({split})".format
+    return AuditImages(source, split, images.__getitem__, labels, data.classes, describe)
 
 
 def _read_file(path: Path) -> Tensor:

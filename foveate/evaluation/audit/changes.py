@@ -8,11 +8,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-MOST, PER_CLASS = 12, 3
+MAX_SHOWN, PER_CLASS = 12, 3
 RULE = (
-    f"Up to {MOST} images whose prediction at another scale differs from the one at the native "
-    "scale, each with its most confident differing prediction. The images are sorted by the lower "
-    f"of their two confidences, highest first; at most {PER_CLASS} are of one class."
+    f"Up to {MAX_SHOWN} images whose prediction at another scale differs from the one at the "
+    "native scale, each with its most confident differing prediction. The images are sorted by the "
+    f"lower of their two confidences, highest first; at most {PER_CLASS} are of one class."
 )
 
 
@@ -32,7 +32,7 @@ class Change(NamedTuple):
     confidence: float
 
     @property
-    def certainty(self) -> float:
+    def min_confidence(self) -> float:
         """The lower of the two confidences."""
         return min(self.native_confidence, self.confidence)
 
@@ -67,11 +67,11 @@ def best_changes(
     ]
 
 
-def most_confident(changes: Iterable[Change], most: int | None = MOST) -> list[Change]:
+def most_confident(changes: Iterable[Change], most: int | None = MAX_SHOWN) -> list[Change]:
     """Select the most confident changes: at most `PER_CLASS` per class and `most` in total."""
     chosen: list[Change] = []
     taken: Counter[int] = Counter()
-    for change in sorted(changes, key=lambda c: (-c.certainty, c.image)):
+    for change in sorted(changes, key=lambda c: (-c.min_confidence, c.image)):
         if taken[change.label] < PER_CLASS:
             taken[change.label] += 1
             chosen.append(change)

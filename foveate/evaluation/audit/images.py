@@ -26,7 +26,7 @@ from foveate.scales import check_scale
 Recipe = Literal["frame", "large-scale"]
 Fit = Literal["fill", "inside"]
 View = Literal["zoom", "resolution"]
-Beyond = str | float | tuple[float, ...]
+BorderMode = str | float | tuple[float, ...]
 Rescale = Callable[[float], Tensor]
 """Function that maps a scale to a batch of images at that scale."""
 GREY = (0.299, 0.587, 0.114)  # weights of red, green and blue, as in PIL
@@ -36,7 +36,7 @@ def zoom(
     images: Tensor,
     factor: float,
     size: tuple[int, int] | None = None,
-    border: Beyond = "replicate",
+    border: BorderMode = "replicate",
 ) -> Tensor:
     """Magnify images about their centre, with the conventions of the module docstring.
 
@@ -117,7 +117,7 @@ class Transform:
     size: tuple[int, int]
     channels: int = 3
     recipe: Recipe = "frame"
-    border: Beyond = "replicate"
+    border: BorderMode = "replicate"
     mean: tuple[float, ...] = (0.0,)
     std: tuple[float, ...] = (1.0,)
     fit: Fit = "fill"
@@ -142,7 +142,7 @@ class Transform:
         if self.recipe == "large-scale":
             self._check_large_scale()
         else:
-            self._check_beyond()
+            self._check_border_mode()
 
     def _check_count(self, name: str, values: tuple[float, ...]) -> None:
         if len(values) not in (1, self.channels):
@@ -160,7 +160,7 @@ class Transform:
                 "with the recipe large-scale"
             )
 
-    def _check_beyond(self) -> None:
+    def _check_border_mode(self) -> None:
         if self.border in ("replicate", "reflect"):
             return
         numbers = self.border if isinstance(self.border, tuple) else (self.border,)
@@ -205,7 +205,7 @@ class Transform:
     def check(self, image: Tensor, scale: float) -> None:
         """Accept an image of any size at any scale."""
 
-    def lost(self, height: int, width: int) -> float:
+    def cropped_share(self, height: int, width: int) -> float:
         """Return the share of the area that is cropped from an image of this size at scale 1."""
         if self.recipe == "large-scale":
             return 0.0
@@ -244,7 +244,7 @@ class Transform:
         return mean, std
 
 
-def _weights(length: int, factor: float, size: int, border: Beyond) -> Tensor:
+def _weights(length: int, factor: float, size: int, border: BorderMode) -> Tensor:
     """Return the (size, length) weights of one axis.
 
     With a constant border, rows that extend past the image sum to less than 1.

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.audit.changes import Change, best_changes, most_confident
-from foveate.evaluation.audit.images import Beyond, Rescale, View, check_view, zoom
+from foveate.evaluation.audit.images import BorderMode, Rescale, View, check_view, zoom
 from foveate.evaluation.audit.images import reduce_resolution as reduced
-from foveate.evaluation.foreign import Classifier, Classify
+from foveate.evaluation.third_party import Classifier, ImageClassifier
 from foveate.resampling import check_images
 from foveate.scales import ScaleGrid, as_scales
 
@@ -148,7 +148,7 @@ class Audit:
         """Results over all images at the native scale."""
         return self.overall[self.scales.index(self.native)]
 
-    def steady(self, drop: float = 0.05) -> tuple[float, float]:
+    def stable_range(self, drop: float = 0.05) -> tuple[float, float]:
         """Return the range of scales around the native one where accuracy drops by `drop` or less.
 
         Args:
@@ -186,13 +186,13 @@ class Audit:
 
 
 def audit(
-    model: Classify,
+    model: ImageClassifier,
     images: Tensor,
     labels: Tensor,
     scales: ScaleGrid | Sequence[float] = SCALES,
     *,
     classes: Sequence[str] = (),
-    border: Beyond = "replicate",
+    border: BorderMode = "replicate",
     view: View = "zoom",
     native: float = 1.0,
     batch: int = 64,
@@ -259,7 +259,7 @@ def audit(
 
 
 def audit_together(
-    models: Sequence[Classify],
+    models: Sequence[ImageClassifier],
     batches: Iterable[tuple[Rescale, Tensor]],
     scales: ScaleGrid | Sequence[float],
     classes: Sequence[str],
@@ -281,7 +281,7 @@ def audit_together(
     count = 0
     with ExitStack() as stack:
         for model in models:
-            stack.enter_context(measuring(model))
+            stack.enter_context(eval_mode(model))
         for rescaled, labels in batches:
             found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in models]
             for i in order:
@@ -339,15 +339,15 @@ def _counts(sums: list[float]) -> Counts:
     return Counts(count, right, agreeing, sums[3], sums[4])
 
 
-def _numbers(model: Classify, image: Tensor) -> tuple[str, ...]:
+def _numbers(model: ImageClassifier, image: Tensor) -> tuple[str, ...]:
     """Return class indices as class names, one per logit of the model."""
     classifier = Classifier(model)
-    with measuring(classifier):
+    with eval_mode(classifier):
         return tuple(map(str, range(classifier(image).shape[1])))
 
 
 @contextmanager
-def measuring(model: object) -> Iterator[None]:
+def eval_mode(model: object) -> Iterator[None]:
     """Disable gradients and switch modules to eval mode; restore their modes afterwards."""
     modules = list(model.modules()) if isinstance(model, nn.Module) else []
     modes = [module.training for module in modules]

@@ -18,16 +18,16 @@ from foveate.evaluation.audit.measure import MEASURES, SCALES, Audit, audit_toge
 from foveate.evaluation.audit.run_recipe import PhotoTransform
 from foveate.evaluation.audit.transforms import AnyTransform, classifier_for
 from foveate.evaluation.audit.transforms import classifier as classifier
-from foveate.evaluation.audit.zero_shot import Beside, beside, fitting_batch
-from foveate.evaluation.foreign import Classifier
+from foveate.evaluation.audit.zero_shot import Comparison, largest_batch, pair_with_channels
 from foveate.evaluation.models import Model
 from foveate.evaluation.results import write_tables
+from foveate.evaluation.third_party import Classifier
 from foveate.models.channels import PAPER_SCALES
 from foveate.models.pooling import Pool
 from foveate.provenance import commit, hardware
 from foveate.scales import ScaleGrid, as_scales
 
-AS_IT_IS, IN_CHANNELS = "as it is", "in scale channels"
+ORIGINAL, IN_CHANNELS = "as it is", "in scale channels"
 RESOLUTIONS = ScaleGrid(0.125, 1, per_octave=2)
 CROPPED = 0.01  # largest cropped share of the area that is not reported
 ENDS = ("", "_low", "_high")
@@ -46,14 +46,14 @@ class AuditReport:
     transform: AnyTransform
     channels: tuple[float, ...]
     audits: Mapping[str, Audit]
-    about: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     unreadable: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def plain(self) -> Audit:
         """The audit of the unchanged model."""
-        return self.audits[AS_IT_IS]
+        return self.audits[ORIGINAL]
 
     def save(self, folder: Path) -> tuple[Path, Path]:
         """Write audit.csv with one row per scale and class, and audit.json; return their paths."""
@@ -67,7 +67,7 @@ class AuditReport:
         ]
         content = {
             "model": self.model,
-            **self.about,
+            **self.metadata,
             "transform": self.transform.to_dict(),
             "channels": self.channels,
             "notes": self.notes,
@@ -77,7 +77,7 @@ class AuditReport:
         return write_tables(folder / "audit.csv", folder / "audit.json", COLUMNS, rows, content)
 
 
-def audit_beside(
+def audit_with_channels(
     model: Model,
     images: AuditImages,
     transform: AnyTransform,
@@ -102,7 +102,7 @@ def audit_beside(
         model: The model.
         images: Images with labels.
         transform: Transform from images to the model's input, see `choose_transform`.
-        scales: Scales to audit at; `usual_scales` by default.
+        scales: Scales to audit at; `default_scales` by default.
         native: Scale whose predictions are the reference for agreement.
         pool: Pooling over the channels; logsumexp gave the best accuracy without training.
         patch: Side of the patches in pixels; the side of the model's input by default.
@@ -113,24 +113,24 @@ def audit_beside(
         ConfigError: If an argument is invalid, or the model does not return finite logits.
         DataError: If no image can be read.
     """
-    wanted = as_scales(usual_scales(transform) if scales is None else scales)
-    (middle,) = as_scales([model.native if native is None else native])
+    wanted = as_scales(default_scales(transform) if scales is None else scales)
+    (middle,) = as_scales([model.native_scale if native is None else native])
     for scale in (*wanted, middle):
         transform.check_scale(scale)
     net = classifier_for(model, transform, len(images.classes), batch)
-    models: dict[str, nn.Module] = {AS_IT_IS: net}
-    notes, about = _seen(model, images), _about(images, model)
+    models: dict[str, nn.Module] = {ORIGINAL: net}
+    notes, metadata = _seen(model, images), _about(images, model)
     prepare: Callable[..., Tensor] = transform
     windows = _windows(transform, wanted, middle)
     pair = _pair(model, net, transform, windows, pool, patch, notes)
     if pair is not None:
         assert isinstance(transform, Transform)
-        models = {AS_IT_IS: pair.plain, IN_CHANNELS: pair.inside}
+        models = {ORIGINAL: pair.plain, IN_CHANNELS: pair.inside}
         prepare = partial(transform, canvas=pair.side)
-        batch = fitting_batch(batch, transform.channels * pair.side**2)
+        batch = largest_batch(batch, transform.channels * pair.side**2)
         few = [image.to(model.device) for image in images.first(min(batch, 8))]
         cost = pair.cost(prepare(few, middle), transform.size[0])
-        about |= {"pool": pool, "patch": pair.inside.size, "cost": cost}
+        metadata |= {"pool": pool, "patch": pair.inside.size, "cost": cost}
     check = partial(transform.check, scale=max(*wanted, middle))
     batches = images.batches(prepare, batch, model.device, check)
     found = audit_together(list(models.values()), batches, wanted, images.classes, middle, advance)
@@ -140,7 +140,7 @@ def audit_beside(
         transform=transform,
         channels=windows if pair else (),
         audits=dict(zip(models, found, strict=True)),
-        about={**about, **readable},
+        metadata={**metadata, **readable},
         unreadable=tuple(images.unreadable.values()),
         notes=(*notes, *_cropped(transform, images.shapes), *_doubts(found[0])),
     )
@@ -161,7 +161,7 @@ def _pair(
     pool: Pool | None,
     patch: int | None,
     notes: list[str],
-) -> Beside | None:
+) -> Comparison | None:
     """Pair the model with its scale channels.
 
     Returns None without a pool, and for a model that has scale channels or cannot be wrapped.
@@ -169,7 +169,7 @@ def _pair(
     if pool is None or model.scales or isinstance(transform, PhotoTransform):
         return None
     try:
-        pair = beside(net, transform, windows, pool, patch)
+        pair = pair_with_channels(net, transform, windows, pool, patch)
     except ConfigError as error:
         notes.append(f"the model was not wrapped in scale channels: {error}")
         return None
@@ -179,7 +179,7 @@ def _pair(
     return pair
 
 
-def usual_scales(transform: AnyTransform) -> ScaleGrid:
+def default_scales(transform: AnyTransform) -> ScaleGrid:
     """Return the default scales of an audit.
 
     They are the 17 scales of the paper for MNIST Large Scale, 1/4 to 4 for other images, and 1/8 to
@@ -204,17 +204,17 @@ def _doubts(audit: Audit) -> list[str]:
 
 def _seen(model: Model, images: AuditImages) -> list[str]:
     """Return a warning if the model was trained on these images."""
-    if not model.has_seen(images.source, images.split):
+    if not model.was_trained_on(images.source, images.split):
         return []
     return [
-        f"{model.name} was trained on {model.source}, which includes images of "
+        f"the model {model.name} was trained on {model.source}, which includes images of "
         f"{images.source} ({images.split})"
     ]
 
 
 def _cropped(transform: AnyTransform, shapes: Sequence[tuple[int, int]]) -> list[str]:
     """Return a note if the input omits parts of some images at scale 1."""
-    lost = [transform.lost(*shape) for shape in shapes]
+    lost = [transform.cropped_share(*shape) for shape in shapes]
     if not (cut := [share for share in lost if share > CROPPED]):
         return []
     middle, most = (f"{100 * share:.0f} %" for share in (median(cut), max(cut)))

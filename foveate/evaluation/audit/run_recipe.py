@@ -77,7 +77,7 @@ class PhotoTransform:
         """Raise a DataError if an image is too large at a scale."""
         check_resized(image, self._base(scale))
 
-    def lost(self, height: int, width: int) -> float:
+    def cropped_share(self, height: int, width: int) -> float:
         """Return the share of an image of this size outside the largest window at scale 1."""
         factor = self.recipe.base / min(height, width)
         seen = (min(1.0, self.largest / factor / length) for length in (height, width))

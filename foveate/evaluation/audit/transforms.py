@@ -8,11 +8,11 @@ from torch import Tensor
 
 from foveate.errors import ConfigError, FoveateError
 from foveate.evaluation.audit.audited_images import AuditImages
-from foveate.evaluation.audit.images import Beyond, Fit, Recipe, Transform, View
-from foveate.evaluation.audit.measure import measuring
+from foveate.evaluation.audit.images import BorderMode, Fit, Recipe, Transform, View
+from foveate.evaluation.audit.measure import eval_mode
 from foveate.evaluation.audit.run_recipe import PhotoTransform, from_patches, photo_transform
-from foveate.evaluation.foreign import Classifier
 from foveate.evaluation.models import FRAME, Model
+from foveate.evaluation.third_party import Classifier
 
 AnyTransform: TypeAlias = Transform | PhotoTransform
 
@@ -23,7 +23,7 @@ def choose_transform(
     *,
     recipe: str | None = None,
     size: int | None = None,
-    border: Beyond | None = None,
+    border: BorderMode | None = None,
     mean: tuple[float, ...] | None = None,
     std: tuple[float, ...] | None = None,
     fit: str | None = None,
@@ -103,7 +103,7 @@ def _usual_frame(model: Model, recipe: str, image: Tensor) -> tuple[int, int]:
 def _input_channels(model: Model, size: tuple[int, int], own: int, classes: int) -> int:
     """Return the number of input channels, 1 or 3, that the model accepts; try `own` first."""
     net, errors = classifier(model, classes), []
-    with measuring(net):
+    with eval_mode(net):
         for channels in [model.shape[1]] if model.shape[1] else [own, 4 - own]:
             try:
                 net(torch.zeros(2, channels, *size, device=model.device))

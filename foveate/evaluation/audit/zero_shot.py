@@ -18,7 +18,7 @@ from foveate.models.pooling import Pool
 CANVAS = 1 << 26  # values in a batch of images that is rescaled at once; 256 MB as float32
 
 
-class Centre(nn.Module):
+class CentreCrop(nn.Module):
     """Apply a classifier to the centre crop (height, width) of larger images."""
 
     def __init__(self, net: nn.Module, size: tuple[int, int]) -> None:
@@ -33,7 +33,7 @@ class Centre(nn.Module):
         return logits
 
 
-def in_channels(
+def wrap_zero_shot(
     net: nn.Module,
     scales: Sequence[float],
     size: tuple[int, int],
@@ -66,7 +66,7 @@ def in_channels(
     )
 
 
-class Beside(NamedTuple):
+class Comparison(NamedTuple):
     """A classifier alone and in scale channels, for images of `side` by `side` pixels."""
 
     plain: nn.Module
@@ -82,25 +82,25 @@ class Beside(NamedTuple):
         }
 
 
-def beside(
+def pair_with_channels(
     net: nn.Module, transform: Transform, windows: Sequence[float], pool: Pool, patch: int | None
-) -> Beside:
-    """Pair a classifier with the same classifier in scale channels, see `in_channels`.
+) -> Comparison:
+    """Pair a classifier with the same classifier in scale channels, see `wrap_zero_shot`.
 
     If a window is larger than the input, the images are enlarged by an even number of pixels to
     contain it, and the classifier alone receives their centre crop. Images of MNIST Large Scale are
     never enlarged.
     """
     framed = transform.recipe == "frame"
-    inside = in_channels(net, windows, transform.size, pool, patch=patch, antialias=framed)
+    inside = wrap_zero_shot(net, windows, transform.size, pool, patch=patch, antialias=framed)
     size = transform.size[0]
     if not framed or windows[-1] <= 1:
-        return Beside(net, inside, size)
+        return Comparison(net, inside, size)
     side = size + 2 * math.ceil((windows[-1] - 1) * size / 2 - 1e-6)
-    return Beside(Centre(net, transform.size), inside, side)
+    return Comparison(CentreCrop(net, transform.size), inside, side)
 
 
-def fitting_batch(batch: int, pixels: int) -> int:
+def largest_batch(batch: int, pixels: int) -> int:
     """Return the number of images of `pixels` values to rescale at once, at most `batch`."""
     found = max(1, min(batch, CANVAS // pixels))
     remedy = "use a smaller --size, scales nearer to 1 or --pool none"

@@ -64,7 +64,7 @@ class Blobs:
         rows = torch.einsum(product, heights, bent[0], flat[1])
         return rows + torch.einsum(product, heights, flat[0], bent[1])
 
-    def beyond(self, near: float, far: float) -> float:
+    def tail_bound(self, near: float, far: float) -> float:
         """Bound |f| at distances below `near` and above `far` from the origin."""
         radius = self.centres.norm(dim=1)
         gap = torch.minimum(radius - near, far - radius).clamp_min(0)

@@ -9,7 +9,7 @@ from torch import Tensor
 from foveate.evaluation.theory.blobs import Blobs, scene
 from foveate.evaluation.theory.bounds import Case, Finding, compare
 from foveate.evaluation.theory.probes import (
-    LAYERS,
+    LAYER_NAMES,
     SIZE,
     Patches,
     layer_cases,
@@ -39,7 +39,7 @@ def scale_covariance(seed: int = 0, cases: Sequence[tuple[float, float]] = CASES
     layers = zip(*(layer_cases(net, *pair) for pair in pairs), strict=True)
     return [
         compare(f"scale covariance: {name}", *rows, note=CARRIED if k else INTERPOLATED)
-        for k, (name, rows) in enumerate(zip(("patches", *LAYERS), layers, strict=True))
+        for k, (name, rows) in enumerate(zip(("patches", *LAYER_NAMES), layers, strict=True))
     ]
 
 

@@ -11,7 +11,7 @@ from foveate.evaluation.theory.bounds import Case
 from foveate.models.backbone import ConvNet
 
 SIZE = 28  # patch pixels, as in the paper
-LAYERS = ("block 1", "block 2", "block 3", "block 4", "hidden layer", "logits")
+LAYER_NAMES = ("block 1", "block 2", "block 3", "block 4", "hidden layer", "logits")
 
 
 class Patches(NamedTuple):
@@ -35,14 +35,14 @@ def random_network(seed: int) -> ConvNet:
 
 
 def affine_parts(net: ConvNet) -> list[nn.Module]:
-    """Return the affine part of each of LAYERS; a ReLU follows all but the last."""
+    """Return the affine part of each of LAYER_NAMES; a ReLU follows all but the last."""
     layers = list(net.trunk)
     blocks = [nn.Sequential(*layers[i : i + 2]) for i in range(0, len(layers), 3)]
     return [*blocks, nn.Sequential(nn.Flatten(), net.hidden), net.head]
 
 
 def layer_cases(net: ConvNet, one: Patches, other: Patches) -> list[Case]:
-    """Return two patches and their outputs in each of LAYERS, with a bound per unit.
+    """Return two patches and their outputs in each of LAYER_NAMES, with a bound per unit.
 
     Both are single patches (1, C, P, P). Between the two the network is linear: a ReLU passes the
     share (relu(a) - relu(b)) / (a - b) of a difference. The error of every pixel is therefore

@@ -67,10 +67,10 @@ def invariance_ends(seed: int = 0) -> list[Finding]:
     image, larger = ring(seed), ring(seed).scaled(FACTOR)
     *_, bound = _measure(net, seed)
     pixels, more, cut = image.sampled(FRAME), larger.sampled(FRAME), larger.sampled(CUT)
-    beyond, border = (few(pixels), few(more), bound), (net(pixels), net(cut), bound)
+    outside, border = (few(pixels), few(more), bound), (net(pixels), net(cut), bound)
     return [
         compare(
-            "breaks: object outside the range of the channels", beyond, note=INSIDE, breaks=True
+            "breaks: object outside the range of the channels", outside, note=INSIDE, breaks=True
         ),
         compare("breaks: object cut by the frame", border, note=INSIDE, breaks=True),
     ]
@@ -129,4 +129,4 @@ def _pixel_error(image: Blobs) -> Tensor:
     farthest = max(abs(coordinate) for point in POINTS for coordinate in point)
     far = min(GRID.high / 2**0.5, FRAME / 2 - farthest) - 2**0.5
     grids = [image.patch_error(scale, SIZE) for scale in GRID]
-    return torch.stack(grids).unsqueeze(1) + 2 * image.beyond(near, far)
+    return torch.stack(grids).unsqueeze(1) + 2 * image.tail_bound(near, far)

@@ -25,11 +25,11 @@ from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.execution.plan import predict
 from foveate.trust import find_factory, require_trust
 
-Classify: TypeAlias = Callable[[Tensor], Any]
+ImageClassifier: TypeAlias = Callable[[Tensor], Any]
 """Any callable from images (B, C, H, W) to logits (B, K)."""
 Shape: TypeAlias = tuple[int | None, int | None, int | None, int | None]
 """Input shape (B, C, H, W) of a model; None for an axis of variable size."""
-ANY: Shape = (None, None, None, None)
+ANY_SHAPE: Shape = (None, None, None, None)
 WEIGHTS_ONLY = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 OLDEST_ONNX = (1, 24)  # 1.23 reads external data from any path and from memory addresses
 # Members allowed in a torch.export archive: graphs, tensors and settings, but no pickled objects
@@ -40,7 +40,9 @@ KNOWN = re.compile(
 )
 
 
-def load_file(path: Path, device: torch.device, trust: bool = False) -> tuple[Classify, Shape]:
+def load_file(
+    path: Path, device: torch.device, trust: bool = False
+) -> tuple[ImageClassifier, Shape]:
     """Load the model in `path`; return it with its input shape."""
     names = _members(path)
     try:
@@ -48,7 +50,7 @@ def load_file(path: Path, device: torch.device, trust: bool = False) -> tuple[Cl
             return _load_onnx(path, device)
         if "constants.pkl" in names:
             require_trust(trust, f"{path} is a TorchScript program, which can run code")
-            return _load_script(path, device), ANY
+            return _load_script(path, device), ANY_SHAPE
         if "archive_format" in names:
             require_trust(trust, f"{path} is a torch.export program, which can run arbitrary code")
             return _load_export(path, device, names)
@@ -56,7 +58,7 @@ def load_file(path: Path, device: torch.device, trust: bool = False) -> tuple[Cl
         raise
     except Exception as error:  # each runtime raises its own exception types
         raise DataError(
-            f"cannot load the model in {path} ({reason(error)}); export it again"
+            f"cannot load the model in {path} ({summarise_error(error)}); export it again"
         ) from error
     raise DataError(
         f"{path} contains no TorchScript, torch.export or ONNX model; pickled models and weights "
@@ -64,12 +66,12 @@ def load_file(path: Path, device: torch.device, trust: bool = False) -> tuple[Cl
     )
 
 
-def reason(error: Exception) -> str:
+def summarise_error(error: Exception) -> str:
     """Summarise an exception of third-party code in one short line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def load_factory(ref: str) -> Classify:
+def load_factory(ref: str) -> ImageClassifier:
     """Return the model named by ``package.module:factory``; call it if it takes no arguments."""
     found = find_factory(ref, "model")
     if isinstance(found, nn.Module):
@@ -85,13 +87,13 @@ def load_factory(ref: str) -> Classify:
     try:
         made = found()
     except Exception as error:
-        raise ConfigError(f"calling {ref} failed ({reason(error)})") from error
+        raise ConfigError(f"calling {ref} failed ({summarise_error(error)})") from error
     if not callable(made):
         raise ConfigError(f"{ref} must return a callable model, got {type(made).__name__}")
     return made  # type: ignore[no-any-return]
 
 
-def compute(net: Classify, images: Tensor) -> Any:
+def forward_batch(net: ImageClassifier, images: Tensor) -> Any:
     """Compute the outputs of a model without gradients; modules use the fastest available plan."""
     if isinstance(net, nn.Module):
         return predict(net, images).logits
@@ -108,7 +110,12 @@ class Classifier(nn.Module):
     """
 
     def __init__(
-        self, net: Classify, classes: int | None = None, batch: int = 64, *, exact: bool = False
+        self,
+        net: ImageClassifier,
+        classes: int | None = None,
+        batch: int = 64,
+        *,
+        exact: bool = False,
     ) -> None:
         super().__init__()
         self.net, self.classes, self.batch, self.exact = net, classes, batch, exact
@@ -122,13 +129,14 @@ class Classifier(nn.Module):
         if self.exact and count < self.batch:  # pad with the last image
             images = torch.cat([images, images[-1:].expand(self.batch - count, -1, -1, -1)])
         try:
-            outputs = compute(self.net, images)
+            outputs = forward_batch(self.net, images)
         except FoveateError:
             raise
         except Exception as error:  # a third-party model can raise any exception
             raise ConfigError(
-                f"the model failed on images of shape {tuple(images.shape)} ({reason(error)}); "
-                "check that it accepts this size and number of channels"
+                f"the model failed on images of shape {tuple(images.shape)} "
+                f"({summarise_error(error)}); check that it accepts this size and number of "
+                "channels"
             ) from error
         return _as_logits(_checked(outputs, len(images), self.classes)[:count])
 
@@ -142,7 +150,7 @@ def _members(path: Path) -> set[str]:
         return set()
 
 
-def _load_script(path: Path, device: torch.device) -> Classify:
+def _load_script(path: Path, device: torch.device) -> ImageClassifier:
     with warnings.catch_warnings():
         # TorchScript is deprecated: torch 2.13 emits a DeprecationWarning, 2.15 a FutureWarning.
         for category in (DeprecationWarning, FutureWarning):
@@ -150,7 +158,9 @@ def _load_script(path: Path, device: torch.device) -> Classify:
         return torch.jit.load(str(path), map_location=device)  # type: ignore[no-any-return]
 
 
-def _load_export(path: Path, device: torch.device, names: set[str]) -> tuple[Classify, Shape]:
+def _load_export(
+    path: Path, device: torch.device, names: set[str]
+) -> tuple[ImageClassifier, Shape]:
     if strange := sorted(name for name in names if not KNOWN.match(name)):
         raise ConfigError(
             f"cannot load {path}: its member {strange[0]} is neither a graph nor a tensor; export "
@@ -190,7 +200,7 @@ def _tensors_only() -> Iterator[None]:
             os.environ[WEIGHTS_ONLY] = before
 
 
-def _load_onnx(path: Path, device: torch.device) -> tuple[Classify, Shape]:
+def _load_onnx(path: Path, device: torch.device) -> tuple[ImageClassifier, Shape]:
     try:
         import onnxruntime
     except ImportError:
