@@ -194,7 +194,7 @@ def test_without_shared_storage_runs_are_sent_and_one_failure_stops_nothing(conn
     assert {name: type(one) for name, one in found.items()} == {
         name: type(one) for name, one in usual.items()
     }
-    assert "training images" in found["run1"].reason == usual["run1"].reason
+    assert "the size of the training set" in found["run1"].reason == usual["run1"].reason
     for name in ("run0-s0", "run2-s1"):
         assert same_bits(weights(here / name), weights(there / name))
         assert RunFolder(there / name).metrics()[-1]["epoch"] == 3
