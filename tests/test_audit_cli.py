@@ -58,7 +58,7 @@ def test_it_prints_a_table_a_summary_and_the_paths(audited):
     ):
         shares = [plain[measure] for measure in MEASURES] + [inside["accuracy"]]
         cells = [
-            f"{100 * s['value']:.1f} ({100 * s['low']:.0f}-{100 * s['high']:.0f})" for s in shares
+            f"{100 * s['value']:.1f} ({100 * s['low']:.0f}–{100 * s['high']:.0f})" for s in shares
         ]
         assert line.split() == [line.split()[0], *" ".join(cells).split()]
     assert "% accuracy at the native scale 1, on 120 images." in lines[4]
