@@ -128,7 +128,7 @@ def test_it_runs_in_an_empty_environment(bin_folder, tmp_path):
     assert run_isolated(tmp_path, bin_folder / "foveate", "--version") == (
         f"foveate {foveate.__version__}\n"
     )
-    assert "Example: foveate" in run_isolated(tmp_path, bin_folder / "foveate", "--help")
+    assert "foveate quickstart" in run_isolated(tmp_path, bin_folder / "foveate", "--help")
     code = (
         "import foveate; from foveate import create_model, load_source; import torch; "
         "print(foveate.__file__, len(load_source('mnist-5k').train)); "
