@@ -27,7 +27,8 @@ from foveate import ScaleChannels, ScaleGrid
 from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import Recipe
 from foveate.data.shards import Shards
-from foveate.training.photos import PhotoBatches, PhotoDataset, _pack
+from foveate.training.photo_reader import PhotoDataset, pack
+from foveate.training.photos import PhotoBatches
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import torchvision_ops  # type: ignore[import-not-found]
@@ -57,7 +58,7 @@ def resized_batches(images: Shards, order: torch.Tensor) -> Iterator[int]:
     loader = DataLoader(
         PhotoDataset(images, "train", RECIPE),
         batch_sampler=[[(0, 0, i) for i in group.tolist()] for group in order.split(BATCH)],
-        collate_fn=_pack,
+        collate_fn=pack,
         num_workers=WORKERS,
     )
     return (len(packed.labels) for packed, _ in loader)

@@ -12,12 +12,35 @@ from torch import Tensor
 from foveate.errors import DataError
 from foveate.files import check_regular
 
+MAX_READS = 20  # of a file that other processes keep replacing
+
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read the tensors and the metadata of a safetensors file, and verify their digest.
 
-    Files of older versions have no digest. Nothing in a file is executed.
+    Files of older versions have no digest. Nothing in a file is executed. If another process
+    replaces the file meanwhile, it is read again: safetensors opens header and tensors separately.
     """
+    for _ in range(MAX_READS - 1):
+        before = _identity(path)
+        try:
+            return _read(path)
+        except DataError:
+            if _identity(path) == before:
+                raise
+    return _read(path)
+
+
+def _identity(path: Path) -> tuple[int, ...] | None:
+    """Return numbers that change if the file is replaced, or None if it cannot be examined."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
         with safe_open(check_regular(path), framework="pt") as file:
             # Copies, because the file can be replaced while its tensors are in use.
@@ -25,12 +48,12 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             note = file.metadata() or {}
     except FileNotFoundError:
         raise DataError(f"no such file: {path}; check the path") from None
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:  # PyTorch raises RuntimeError
         raise DataError(
             f"{path} is not a complete safetensors file ({error}); remove it and train again"
         ) from None
-    said = note.pop("sha256", None)
-    if said is not None and said != _digest(tensors, note):
+    expected = note.pop("sha256", None)
+    if expected is not None and expected != _digest(tensors, note):
         raise DataError(f"{path} is damaged: its sha256 does not match; remove it and train again")
     return tensors, note
 

@@ -1,0 +1,242 @@
+"""Read and resize images with worker processes, for batches of photographs."""
+# Shape letters: B batch, H W pixels.
+
+import atexit
+import ctypes
+import math
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from foveate.data.recipes import Recipe
+from foveate.data.shards import Shards
+from foveate.data.splits import SplitName
+from foveate.errors import DataError, FoveateError
+from foveate.training.interrupt import SIGNALS
+from foveate.training.skipped import Bad
+
+PR_SET_PDEATHSIG = 1  # option of prctl(2): signal to receive when the parent dies
+GRACE = 20  # seconds for which a worker survives SIGTERM, so that the run can be saved
+AugmentationSeed = tuple[int, int]
+Item = tuple[int, int, int]
+
+
+class Sample(NamedTuple):
+    """A resized uint8 image (3, H, W), the centre (y, x) of its windows, and its class index."""
+
+    picture: Tensor
+    centre: tuple[float, float]
+    label: int
+
+
+class Packed(NamedTuple):
+    """A batch of images of different sizes, concatenated so that one tensor moves to the GPU.
+
+    Attributes:
+        values: Pixels of all images, uint8, one after another.
+        shapes: Height and width of each image, (B, 2).
+        centres: Centre (y, x) of the windows of each image, (B, 2).
+        labels: Class indices, (B,).
+    """
+
+    values: Tensor
+    shapes: Tensor
+    centres: Tensor
+    labels: Tensor
+
+    def pictures(self) -> list[Tensor]:
+        """Return the images, each (3, H, W)."""
+        shapes = [(3, *shape) for shape in self.shapes.tolist()]
+        parts = self.values.split([math.prod(shape) for shape in shapes])
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+Missing = list[tuple[int, str]]
+"""Index and error of each image that was left out of a batch."""
+
+
+class PhotoReader:
+    """A `DataLoader` with persistent workers."""
+
+    def __init__(self, dataset: "PhotoDataset", workers: int, pinned: bool) -> None:
+        self.groups: list[list[Item]] = []
+        forked = workers > 0 and sys.platform == "linux"
+        self.loader = DataLoader(
+            dataset,
+            batch_sampler=self.groups,
+            collate_fn=pack,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=pinned,
+            worker_init_fn=_begin_worker,
+            multiprocessing_context="fork" if forked else None,
+            generator=torch.Generator(),  # leaves the random state of the run unchanged
+        )
+        atexit.register(self.close)
+
+    def read(
+        self, groups: list[list[int]], augmentation_seed: AugmentationSeed
+    ) -> Iterator[tuple[Packed, Missing]]:
+        """Yield batches of images by index; augmentation depends on the (seed, epoch)."""
+        self.groups[:] = [
+            [(*augmentation_seed, index) for index in group] for group in groups if group
+        ]
+        with _signals_blocked():  # until the workers have set their own handlers
+            iterator = iter(self.loader)
+        while (found := _next(iterator)) is not None:
+            yield found
+
+    def close(self) -> None:
+        """Stop the workers now; after an error, the garbage collector could be too late."""
+        atexit.unregister(self.close)
+        if shut_down := getattr(self.loader._iterator, "_shutdown_workers", None):
+            shut_down()
+
+
+class PhotoDataset(Dataset[Sample]):
+    """The resized images of a split, with the centres of their windows and their labels.
+
+    The key of an item is (seed, epoch, index); augmentation depends on nothing else.
+
+    Args:
+        images: Images of any sizes, grey or in colour.
+        split: ``train``, ``val`` or ``test``; images of ``train`` are augmented.
+        recipe: Recipe ``photo``.
+        bad: Treatment of images that cannot be used: ``stop`` makes the batch an error, ``skip``
+            leaves the image out of the batch.
+    """
+
+    def __init__(
+        self,
+        images: Shards,
+        split: SplitName,
+        recipe: Recipe,
+        bad: Bad = "stop",
+    ) -> None:
+        self.images, self.split, self.recipe = images, split, recipe
+        self.bad, self.labels = bad, images.labels(split)
+        self.training = split == "train"
+        self.resize = recipe.resize(self.training)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, item: Item) -> Sample:
+        seed, epoch, index = item
+        picture = torch.from_numpy(np.array(self.images.read(self.split, index)))  # writable
+        with torch.random.fork_rng([]):
+            torch.default_generator.manual_seed(_seed(seed, epoch, index))
+            resized = self._resized(picture, index)
+            y, x = self.recipe.draw_shift().tolist() if self.training else (0.0, 0.0)
+        height, width = resized.shape[-2:]
+        return Sample(resized, (height / 2 + y, width / 2 + x), int(self.labels[index]))
+
+    def __getitems__(self, items: list[Item]) -> tuple[list[Sample], Missing] | FoveateError:
+        """Return the samples of a batch, or the error of the first unusable one.
+
+        The error is returned because the text of an error raised in a worker includes a traceback.
+        """
+        samples, missing = [], []
+        for item in items:
+            try:
+                samples.append(self[item])
+            except DataError as error:
+                if self.bad == "stop":
+                    return DataError(f"{error}, or skip it with --bad skip")
+                missing.append((item[-1], str(error)))
+            except FoveateError as error:
+                return error
+        return samples, missing
+
+    def _resized(self, picture: Tensor, index: int) -> Tensor:
+        try:
+            return self.resize(picture)
+        except DataError as error:
+            raise DataError(f"{self.images.describe_image(self.split, index)} {error}") from error
+
+
+def _seed(seed: int, epoch: int, index: int) -> int:
+    return int(np.random.SeedSequence([seed, epoch, index]).generate_state(1, np.uint64)[0])
+
+
+def pack(found: Any) -> tuple[Packed, Missing] | FoveateError:
+    """Collate the output of `PhotoDataset.__getitems__`; an error is returned unchanged."""
+    if isinstance(found, FoveateError):
+        return found
+    samples, missing = found
+    shapes = torch.tensor([s.picture.shape[1:] for s in samples], dtype=torch.int64).reshape(-1, 2)
+    packed = Packed(
+        _empty(3 * int(shapes.prod(1).sum())),
+        shapes,
+        torch.tensor([s.centre for s in samples], dtype=torch.float64).reshape(-1, 2),
+        torch.tensor([s.label for s in samples], dtype=torch.int64),
+    )
+    for place, sample in zip(packed.pictures(), samples, strict=True):
+        place.copy_(sample.picture)
+    return packed, missing
+
+
+def _empty(count: int) -> Tensor:
+    """Allocate bytes; a worker allocates them in shared memory, for the main process to read."""
+    if get_worker_info() is None:
+        return torch.empty(count, dtype=torch.uint8)
+    storage = torch.UntypedStorage._new_shared(count)
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (count,), (1,))
+
+
+def _next(iterator: Iterator[Any]) -> Any:
+    """Return the next batch and the images left out of it, or None at the end."""
+    try:
+        found = next(iterator, None)
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise FoveateError(
+            f"a data loader process ended early ({reason}); use a smaller batch or fewer workers, "
+            "such as --workers 0"
+        ) from error
+    if isinstance(found, FoveateError):
+        raise found
+    return found
+
+
+def _begin_worker(number: int) -> None:
+    """Leave signals to the main process, which saves the run and stops its workers.
+
+    Ctrl-C and many schedulers signal all processes at once. A worker that died before the main
+    process had completed its step would cause an error.
+    """
+    if sys.platform == "linux":  # a worker that waits on a full queue would outlive a killed parent
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        parent = multiprocessing.parent_process()
+        if parent is not None and os.getppid() != parent.pid:
+            os._exit(1)  # the parent died before prctl was called
+    if hasattr(signal, "alarm"):
+        signal.set_wakeup_fd(-1)  # detach from the pipe of the parent
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(GRACE))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Block SIGINT and SIGTERM in this thread and in the processes that it starts."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
