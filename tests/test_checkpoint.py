@@ -17,6 +17,7 @@ from torch import nn
 import foveate
 from foveate.cli.app import run as command_line
 from foveate.errors import DataError, FoveateError
+from foveate.training import tensors
 from foveate.training.checkpoint import (
     Progress,
     RunFolder,
@@ -447,3 +448,20 @@ def test_reading_what_is_not_there(tmp_path):
         read_tensors(tmp_path / "none.safetensors")
     assert RunFolder(tmp_path).load() is None
     assert RunFolder(tmp_path).metrics() == []
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch):
+    """Opening is not atomic: PyTorch maps the tensors after safetensors has read the header."""
+    path, opened = tmp_path / "file", tensors.safe_open
+    path.write_bytes(pack_tensors({"a": torch.zeros(3)}, {}))
+
+    def replaced(*arguments, **options):
+        monkeypatch.setattr(tensors, "safe_open", opened)
+        new = tmp_path / "new"
+        new.write_bytes(pack_tensors({"a": torch.ones(5)}, {"k": "2"}))
+        new.replace(path)
+        raise RuntimeError("size is smaller than the required mapping size")
+
+    monkeypatch.setattr(tensors, "safe_open", replaced)
+    found, note = read_tensors(path)
+    assert torch.equal(found["a"], torch.ones(5)) and note == {"k": "2"}

@@ -26,7 +26,7 @@ from foveate.training.config import build_net
 from foveate.training.data import adapt_to_source, open_batches
 from foveate.training.distributed import Team
 from foveate.training.loop import train, train_together
-from foveate.training.photos import PhotoBatches, default_workers
+from foveate.training.photos import PatchMemory, PhotoBatches, default_workers
 from foveate.training.presets import preset
 
 CPU = torch.device("cpu")
@@ -455,3 +455,30 @@ def test_a_folder_that_changes_twice_in_a_moment_is_listed_each_time(copied):
         dated(copied, now)  # a clock too coarse to tell the changes apart
         assert len(open_source(source, stream=True).labels("train")) == count
         next(path.glob("*.jpg")).unlink()
+
+
+def test_memory_of_patches_is_reused_only_when_no_tensor_refers_to_it():
+    memory = PatchMemory()
+    first = memory.empty(4, 5).fill_(1)
+    row = first[2]
+    second = memory.empty(4, 5).fill_(2)
+    assert second.data_ptr() != first.data_ptr()
+    place = first.data_ptr()
+    del first
+    third = memory.empty(2, 5).fill_(3)  # `row` is a view of the first tensor
+    assert (row == 1).all() and (second == 2).all()
+    del row
+    fourth = memory.empty(3, 3).fill_(4)
+    if memory.maps:
+        assert fourth.data_ptr() == place and len(memory.maps) == 3
+    assert torch.equal(second, torch.full((4, 5), 2.0)) and torch.equal(
+        third.unique(), third[0, :1]
+    )
+
+
+def test_batches_that_are_kept_do_not_change():
+    batches, order = opened(photo_config()), torch.arange(24)
+    kept = [batch.images.inputs[0] for batch in batches(order, 5)]
+    copies = [batch.images.inputs[0].clone() for batch in batches(order, 5)]
+    batches.close()
+    assert all(map(torch.equal, kept, copies))

@@ -29,13 +29,15 @@ class Arguments(ctypes.Structure):
     )
 
 
-def gather_patches(images: Tensor, spec: PatchSpec) -> Tensor:
+def gather_patches(images: Tensor, spec: PatchSpec, out: Tensor | None = None) -> Tensor:
     """Cut (B, C, H, W) images into patches (B, S, C, P, P); see `foveate`.
 
     Images must be float32 on the CPU, with any strides. `library` must not return None.
     """
     count, colours = images.shape[:2]
-    patches = images.new_empty(count, len(spec.scales), colours, spec.size, spec.size)
+    shape = (count, len(spec.scales), colours, spec.size, spec.size)
+    patches = images.new_empty(shape) if out is None else out
+    assert patches.shape == shape and patches.dtype == images.dtype and patches.is_contiguous()
     if not spec.blurs:
         _call("cut", images, patches, spec)
     else:

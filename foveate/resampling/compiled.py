@@ -10,14 +10,15 @@ from foveate.resampling.definition import PatchSpec, kernels_support, resample, 
 from foveate.tracing import is_traced
 
 
-def gather(images: Tensor, spec: PatchSpec) -> Tensor:
+def gather(images: Tensor, spec: PatchSpec, out: Tensor | None = None) -> Tensor:
     """Cut (B, C, H, W) images into patches (B, S, C, P, P); see `foveate`.
 
     4,096 images on one H200 take 0.17 ms, with matrix products 2.1 ms. 32 images on 2 CPU cores
     take 0.4 ms, with matrix products 3 to 4 ms.
     """
     if not (images.requires_grad and torch.is_grad_enabled()):
-        return _gather(images, spec)
+        return _gather(images, spec, out)
+    assert out is None
     if spec.centres is not None:  # a copy, so that later in-place changes cannot affect gradients
         spec = spec._replace(centres=spec.centres.detach().clone())
     patches: Tensor = _Gather.apply(images, spec)  # type: ignore[no-untyped-call]
@@ -58,12 +59,15 @@ class _Scatter(torch.autograd.Function):
         return resample(images, ctx.spec), None, None
 
 
-def _gather(images: Tensor, spec: PatchSpec) -> Tensor:
+def _gather(images: Tensor, spec: PatchSpec, out: Tensor | None = None) -> Tensor:
     if images.is_cuda:
-        from foveate.resampling.triton_kernel import gather_patches
-    else:
-        from foveate.resampling.c_kernel import gather_patches
-    return gather_patches(images, spec)
+        from foveate.resampling import triton_kernel
+
+        patches = triton_kernel.gather_patches(images, spec)
+        return patches if out is None else out.copy_(patches)
+    from foveate.resampling import c_kernel
+
+    return c_kernel.gather_patches(images, spec, out)
 
 
 def _scatter(gradient: Tensor, shape: torch.Size, spec: PatchSpec) -> Tensor:

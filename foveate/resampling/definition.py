@@ -104,14 +104,18 @@ def foveate(
     return resample(images, spec)
 
 
-def resample(images: Tensor, spec: PatchSpec) -> Tensor:
-    """Compute `foveate` for validated arguments."""
+def resample(images: Tensor, spec: PatchSpec, out: Tensor | None = None) -> Tensor:
+    """Compute `foveate` for validated arguments, and write the patches to `out` if it is given.
+
+    Gradients do not flow through `out`.
+    """
     if _can_gather(images, spec):
         from foveate.resampling.compiled import gather
 
-        return gather(images, spec)
+        return gather(images, spec, out)
     with _full_precision(images):
-        return _resample(images, spec)
+        patches = _resample(images, spec)
+    return patches if out is None else out.copy_(patches)
 
 
 def foveate_plain(

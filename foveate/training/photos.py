@@ -11,7 +11,7 @@ import mmap
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,7 @@ from foveate.execution import patches
 from foveate.execution.captured import Batch
 from foveate.execution.plan import Prepared
 from foveate.models.channels import ScaleChannels
+from foveate.resampling.definition import PatchSpec, resample
 from foveate.training.config import TrainConfig
 from foveate.training.data import LISTED, Batches, open_pictures
 from foveate.training.photo_reader import (
@@ -170,17 +171,19 @@ def cut_patches(
     """
     pictures, shapes = packed.pictures(), list(map(tuple, packed.shapes.tolist()))
     size = (len(pictures), len(windows.scales), 3, windows.size, windows.size)
-    on_cpu = packed.values.device.type == "cpu"
-    if on_cpu:
-        found, groups = memory.empty(*size), [[i] for i in range(len(pictures))]
-    else:
+    if packed.values.device.type != "cpu":
         found = torch.empty(size, device=packed.values.device)
-        groups = [[i for i, other in enumerate(shapes) if other == one] for one in set(shapes)]
-    with one_thread() if on_cpu else nullcontext():
-        for alike in groups:
+        for one in set(shapes):
+            alike = [i for i, shape in enumerate(shapes) if shape == one]
             images = recipe.normalise(torch.stack([pictures[i] for i in alike]))
-            for i, cut in zip(alike, windows.patches(images, packed.centres[alike]), strict=True):
-                found[i].copy_(cut)
+            found[alike] = windows.patches(images, packed.centres[alike])
+        return found
+    found = memory.empty(*size)
+    options = (windows.scales, windows.size, windows.padding, windows.antialias)
+    with one_thread():
+        for picture, centre, out in zip(pictures, packed.centres, found, strict=True):
+            spec = PatchSpec(*options, centre[None])
+            resample(recipe.normalise(picture)[None], spec, out=out[None])
     return found
 
 
