@@ -2,7 +2,8 @@
 
 python benchmarks/photo_table.py run FOLDER --weights FILE --out DIR   train and test, or resume
 python benchmarks/photo_table.py run CIFAR --suite cifar --out DIR     the same on CIFAR-10
-python benchmarks/photo_table.py table DIR [--suite cifar]             print a Markdown table
+python benchmarks/photo_table.py collect DIR [--suite cifar] > FILE.csv
+                            one line per network, seed and scale, for tools/photo_results.py
 
 The script calls only `foveate train` and `foveate evaluate`. FOLDER has the subfolders train,
 validation and test, each with one subfolder per class. FILE contains the weights of timm's
@@ -16,11 +17,9 @@ import shlex
 import subprocess
 import sys
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import mean, stdev
 from typing import NamedTuple
 
 FRAME = ["--set", "model.size=448", "--set", "model.scales=1", "--set", "model.pool=avg"]
@@ -62,7 +61,7 @@ SUITES = {
             "sizes": ("whole frame of 448, all sizes in training", [*FRAME, *SIZES]),
             "longer": ("the same for 24 epochs", [*FRAME, *SIZES, "--epochs", "24"]),
             "avg": ("scale channels of 112 pixels, avg, one size", AVG),
-            "finetune": ("**scale channels of 160 pixels, logsumexp, one size**", []),
+            "finetune": ("scale channels of 160 pixels, logsumexp, one size", []),
             "both": ("the same, all sizes in training", SIZES),
         },
         {
@@ -76,7 +75,7 @@ SUITES = {
         {
             "frame": ("whole frame of 64, one size", WHOLE),
             "sizes": ("the same, all sizes", [*WHOLE, "--set", "recipe.sizes=[0.5,2]"]),
-            "channels": ("**scale channels of 64 pixels, one size**", ["--windows", "16-64"]),
+            "channels": ("scale channels of 64 pixels, one size", ["--windows", "16-64"]),
         },
         {},
     ),
@@ -133,36 +132,28 @@ def _foveate(folder: Path, *arguments: str) -> None:
         subprocess.run(command, stdout=log, stderr=log, check=True)
 
 
-def table(options: argparse.Namespace) -> None:
-    """Print mean and standard deviation over the seeds, in percent, as a Markdown table."""
-    found: dict[str, dict[int, dict[float, float]]] = defaultdict(lambda: defaultdict(dict))
+def collect(options: argparse.Namespace) -> None:
+    """Print the accuracy of every network, seed and scale as CSV."""
+    named = options.suite.rows | options.suite.tests
+    titles = {name: title for name, (title, *_) in named.items()}
+    lines = []
     for path in sorted(options.out.glob(f"*/{options.split}/*/accuracy.csv")):
         row, _, seed = path.parts[-4].rpartition("-")
         name = path.parts[-2].partition("-")[0]
         with path.open() as file:
             for line in csv.DictReader(file):
-                key = row if name == "all" else name
-                found[key][int(seed)][float(line["scale"])] = 100 * float(line["accuracy"])
-    scales, named = options.suite.scales, options.suite.rows | options.suite.tests
-    print("| network | " + " | ".join(f"{scale:.3g}" for scale in scales) + " | mean | seeds |")
-    print("|---" * (len(scales) + 3) + "|")
-    titles = {name: title for name, (title, *_) in named.items()}
-    for name in (name for name in titles if name in found):
-        runs = [values for values in found[name].values() if len(values) == len(scales)]
-        cells = [_cell([values[scale] for values in runs]) for scale in scales]
-        cells.append(_cell([mean(values.values()) for values in runs]))
-        print(f"| {titles[name]} | " + " | ".join(cells) + f" | {len(runs)} |")
-
-
-def _cell(values: list[float]) -> str:
-    spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{mean(values):.1f}{spread}"
+                title = titles[row if name == "all" else name]
+                lines.append((title, seed, line["scale"], line["accuracy"]))
+    order = list(titles.values())
+    lines.sort(key=lambda line: order.index(line[0]))
+    columns = ("network", "seed", "scale", "accuracy")
+    csv.writer(sys.stdout, lineterminator="\n").writerows([columns, *lines])
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(required=True)
-    one, other = commands.add_parser("run"), commands.add_parser("table")
+    one, other = commands.add_parser("run"), commands.add_parser("collect")
     one.add_argument("folder", type=Path)
     one.add_argument("--weights", type=Path)
     one.add_argument("--out", type=Path, required=True)
@@ -174,7 +165,7 @@ if __name__ == "__main__":
     one.add_argument("--limit", type=float, default=1e9, help="start no run after this time, s")
     one.add_argument("--options", default=[], type=shlex.split, help="for foveate train")
     other.add_argument("out", type=Path)
-    for command, work in ((one, run), (other, table)):
+    for command, work in ((one, run), (other, collect)):
         command.add_argument("--suite", choices=SUITES, default="photographs")
         command.add_argument("--split", choices=["val", "test"], default="test")
         command.set_defaults(work=work)

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import photo_results
 from bars import bars
 from illustration import foveated
 
@@ -30,7 +31,8 @@ DOCS = ("README.md", "docs/reproduction.md")
 BLOCK = re.compile(r"(<!-- results:begin (\S+) -->\n)(.*?)(<!-- results:end -->)", re.DOTALL)
 HEADLINE = ("cnn-tr2", "fovconc-tr2", "swmax-tr2", "fovmax-tr2", "fovavg-tr2")
 NETWORKS = ("CNN", "FovAvg", "FovMax", "FovConc", "SWMax")
-FIGURES = ("generalisation", "spacing", "few-samples", "winning-scale", "foveated")
+FIGURES = ("generalisation", "spacing", "few-samples", "winning-scale", "foveated", "photographs")
+PHOTOGRAPHS = ROOT / "results" / "photographs" / "validation.csv"
 CELLS = "Accuracy in percent (difference from the paper in points); every second of the 17 scales."
 
 
@@ -66,6 +68,7 @@ def update_docs(found: Reproduction, root: Path) -> list[Path]:
         return having
     drawn = {name: each.figure for name, each in captioned_figures(found).items()}
     drawn["foveated"] = foveated()
+    drawn["photographs"] = photo_results.figure(photo_results.read_curves(PHOTOGRAPHS))
     return having + [save(drawn[name], folder / f"{name}.png") for name in FIGURES]
 
 
@@ -92,6 +95,10 @@ def _verdicts(what: str, claims: Sequence[Claim]) -> str:
 def _headline(found: Reproduction) -> str:
     rows = [found.results.row(name) for name in HEADLINE]
     return _partial_notice(rows) + _over_scale(rows, 4)
+
+
+def _photographs(found: Reproduction) -> str:
+    return photo_results.table(photo_results.read_curves(PHOTOGRAPHS))
 
 
 def _over_scale_of(table: str) -> Callable[[Reproduction], str]:
@@ -144,6 +151,7 @@ def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 BLOCKS: dict[str, Callable[[Reproduction], str]] = {
     "headline": _headline,
+    "photographs": _photographs,
     "claims": _claims,
     "bars": _bars,
     "table1": _over_scale_of("table1"),
