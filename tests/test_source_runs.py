@@ -65,12 +65,20 @@ def first_batch(config, split, epoch=0, order=None):
     return batch.select()[0].inputs[0], net
 
 
-def test_run_learns_its_colours_and_saves_its_recipe(trained, cifar, tmp_path):
+def test_run_learns_its_colours_and_saves_its_recipe(trained, cifar, tmp_path, monkeypatch):
     config = trained.config()
     assert (config.size, config.scales, config.recipe) == (64, "1", find_recipe("mirrored"))
     assert (config.model.channels, trained.classes()) == (3, CLASSES)
+    rescale, used = Recipe.rescale, []
+
+    def recorded(self, images, scale, **frame):
+        used.append((self, scale, frame["size"]))
+        return rescale(self, images, scale, **frame)
+
+    monkeypatch.setattr(Recipe, "rescale", recorded)
     command = ["evaluate", str(trained.path), "--scales", "0.5:2:1", "--out", str(tmp_path)]
     assert run(command) == 0
+    assert used == [(config.recipe, scale, 64) for scale in (0.5, 1.0, 2.0)]
     (result,) = json.loads((tmp_path / "results.json").read_text())["runs"]
     assert [at["scale"] for at in result["scales"]] == [0.5, 1.0, 2.0]
     net, test = trained.net(), load_source(cifar).test

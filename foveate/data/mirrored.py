@@ -72,8 +72,7 @@ def rescale_mirrored(images: Tensor, scales: float | Tensor, *, size: int = 64) 
     return apply_matrices(down, images.float(), across).clamp_(0, 255)
 
 
-# A training step on a GPU would otherwise spend more time on these weights than on the images.
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=64)  # training with augmentation rescales every batch with the same weights
 def _one_matrix(scale: float, source: int, size: int, device: torch.device) -> Tensor:
     factor = torch.tensor([scale], dtype=torch.float64)
     return mirrored_matrices(factor, source, size)[0].float().to(device)
@@ -113,9 +112,9 @@ def crop_and_flip(frames: Tensor, flips: Tensor, offsets: Tensor, size: int) -> 
 
     Frames whose entry in `flips` (N,) is true are mirrored horizontally after the crop.
     """
-    line = torch.arange(size, device=frames.device)
+    line, (_, channels, _, width) = torch.arange(size, device=frames.device), frames.shape
     rows = offsets[:, 0, None] + line
     columns = offsets[:, 1, None] + torch.where(flips[:, None], size - 1 - line, line)
-    image = torch.arange(len(frames), device=frames.device)[:, None, None]
-    cropped = frames.movedim(1, -1)[image, rows[:, :, None], columns[:, None, :]]
-    return cropped.movedim(-1, 1).contiguous()
+    # On one CPU core, two gathers take half the time of one indexing operation.
+    cut = frames.gather(2, rows[:, None, :, None].expand(-1, channels, -1, width))
+    return cut.gather(3, columns[:, None, None, :].expand(-1, channels, size, -1))
