@@ -1,4 +1,4 @@
-"""Small IDX files for the tests, and the error that a bad source gives."""
+"""Small IDX files and batches of CIFAR-10 for the tests, and the error that a bad source gives."""
 
 import signal
 import struct
@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from foveate.data.cifar import BATCHES
 from foveate.data.idx import FILES
 from foveate.data.sources import load_source
 from foveate.errors import DataError
@@ -34,6 +35,22 @@ def write_idx_folder(folder, *, train=30, test=5, spell=lambda name: name, pack=
     for name, array in zip(FILES, arrays, strict=True):
         (folder / spell(name)).write_bytes(pack(idx_bytes(array)))
     return arrays
+
+
+def write_cifar_folder(folder, *, count=4):
+    """Write six batches of `count` images of the first three classes: red, green and blue noise.
+
+    Returns the records (count, 3073) by file name.
+    """
+    generator, batches = np.random.default_rng(0), {}
+    for number, name in enumerate(BATCHES):
+        labels = (np.arange(count) + number) % 3
+        pixels = generator.integers(0, 100, (count, 3, 1024))
+        pixels[np.arange(count), labels] += 150
+        records = np.concatenate([labels[:, None], pixels.reshape(count, -1)], 1)
+        batches[name] = records.astype(np.uint8)
+        (folder / name).write_bytes(batches[name].tobytes())
+    return batches
 
 
 @contextmanager

@@ -197,7 +197,7 @@ def test_a_config_keeps_its_recipe_and_old_ones_load():
 @pytest.mark.parametrize(
     ("key", "text", "words"),
     [
-        ("recipe", "photos", "unknown recipe 'photos'; use mnist-large-scale or photo"),
+        ("recipe", "photos", "unknown recipe 'photos'; use one of mnist-large-scale, photo"),
         ("recipe.base", "0", "recipe.base must be 1 to 4096"),
         ("recipe.base", "5000", "recipe.base must be 1 to 4096"),
         ("recipe.base", "2.5", "base must be a value such as 224"),

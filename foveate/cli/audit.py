@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from foveate.report.html import Page
 
 MAX_SAMPLES = 2**31
-RECIPES = {"frame": "frame", "mnist-large-scale": "large-scale", "photo": "photo"}  # as saved
+RECIPES = {"mnist-large-scale": "large-scale"}  # as saved
+RECIPES |= {name: name for name in ("frame", "mirrored", "photo")}
 CLASSES = shared(
     "NAMES", "Classes in the order of the logits: a,b,c, or a file with one per line.", DATA
 )
@@ -79,7 +80,8 @@ def audit(
     scales: Annotated[
         str | None,
         SCALES(
-            "0.25:4:2, or 0.125:1:2 with --view resolution, or all for digits", panel=EVALUATION
+            "0.25:4:2, or 0.125:1:2 with --view resolution, 0.5:2:4 for cifar10, all for digits",
+            panel=EVALUATION,
         ),
     ] = None,
     native: Annotated[float | None, NATIVE("1, or the training scale of a run")] = None,
@@ -87,7 +89,8 @@ def audit(
     recipe: Annotated[
         str | None,
         RECIPE(
-            "that of a run; otherwise frame for folder:DIR, else mnist-large-scale",
+            "that of a run; otherwise frame for folder:DIR, mirrored for cifar10, else "
+            "mnist-large-scale",
             panel=EVALUATION,
         ),
     ] = None,
@@ -115,8 +118,9 @@ def audit(
     The model maps images of shape (B, C, H, W), normalised with --mean and --std, to logits of
     shape (B, classes). The classes are the subfolders of folder:DIR in alphabetical order, or
     --classes. At scale 1 an image fills the input; at other scales it is rescaled about its centre.
-    Runs on photographs prepare images with their own recipe. Other networks of foveate, and sources
-    other than folders, are audited on MNIST Large Scale. Both agree with 'foveate evaluate'.
+    Runs on photographs and on CIFAR-10 prepare images with their own recipe. Other networks of
+    foveate, and sources other than folders, are audited on MNIST Large Scale. All agree with
+    'foveate evaluate'.
 
     The audit also evaluates the model inside scale channels, without training, unless --pool none
     is given. It writes audit.html (the report), audit.csv (per scale and class), audit.json,
@@ -155,7 +159,7 @@ def audit(
         raise ConfigError(f"samples must be at most {MAX_SAMPLES:,} images, got {samples}")
     found = load_model(model, trust=trust, device=place, pretrained=pretrained)
     load = cached_loader()
-    if recipe == "photo" and found.recipe is None:
+    if recipe == "photo" and found.photo is None:
         raise ConfigError("--recipe photo requires a run on photographs; use frame for others")
     if (run := Path(model).expanduser()).is_dir() and not changed_data:
         check_unchanged(RunFolder(run), source, load)

@@ -96,7 +96,7 @@ def show(
     ],
     samples: Annotated[int, SAMPLES(min=1, max=50)] = 4,
     scales: Annotated[str, SCALES()] = "all",
-    size: Annotated[int, SIZE()] = 112,
+    size: Annotated[int | None, SIZE("112, or 64 for cifar10")] = None,
     border: BorderOption = "replicate",
     out: Annotated[Path, OUT_FILE()] = Path("samples.png"),
 ) -> None:
@@ -109,7 +109,8 @@ def show(
 
     The output file is a .png, .svg or .pdf. Photographs are shown as in 'foveate evaluate': their
     short side is half of --size at scale 1 and proportional to the scale, and their border is
-    replicated. The images of an .h5 file are shown as they are stored, with their labels.
+    replicated. CIFAR-10 is shown with the recipe mirrored. The images of an .h5 file are shown as
+    they are stored, with their labels.
     """
     from foveate.files import check_folder
     from foveate.report.plots import sample_grid, save
@@ -119,7 +120,7 @@ def show(
     if source.endswith((".h5", ".hdf5")):
         images, titles = _from_file(Path(source), samples)
     elif has_colour_pictures(source):
-        images, titles = _from_photographs(source, samples, as_scales(scales), size, border)
+        images, titles = _from_photographs(source, samples, as_scales(scales), size or 112, border)
     else:
         images, titles = _from_source(source, samples, as_scales(scales), size, border)
     OUTPUT.print(save(sample_grid(images, titles), out))
@@ -165,13 +166,20 @@ def _check_space(folder: Path, needed: int) -> None:
 
 
 def _from_source(
-    name: str, samples: int, scales: tuple[float, ...], size: int, border: str
+    name: str, samples: int, scales: tuple[float, ...], size: int | None, border: str
 ) -> "tuple[list[Tensor], list[str]]":
     from foveate.data.large_scale import check_border, rescale
+    from foveate.data.mirrored import rescale_mirrored
+    from foveate.errors import ConfigError
 
     images, beyond = _load(name).train.images[:samples], check_border(border)
-    drawn = [rescale(images, scale, size=size, border=beyond) for scale in scales]
-    return drawn, [f"{scale:.3g}" for scale in scales]
+    titles = [f"{scale:.3g}" for scale in scales]
+    if images.shape[1] == 1:
+        return [rescale(images, scale, size=size or 112, border=beyond) for scale in scales], titles
+    if border != "replicate":
+        raise ConfigError(f"the recipe mirrored has no border; leave out --border {border}")
+    frame = size or 2 * images.shape[-1]
+    return [rescale_mirrored(images, scale, size=frame) for scale in scales], titles
 
 
 def _from_photographs(

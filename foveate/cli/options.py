@@ -14,7 +14,9 @@ DATA, MODEL, TRAINING = "Data", "Model", "Training"
 EVALUATION, OUTPUT, EXECUTION = "Evaluation", "Output", "Execution"
 
 # Names to complete. The registries import torch; tests compare these tuples with them.
-SOURCES = ("mnist", "fashion-mnist", "mnist-5k", "idx:", "folder:", "shards:")
+SOURCES = (
+    "mnist", "fashion-mnist", "cifar10", "mnist-5k", "idx:", "cifar10:", "folder:", "shards:"
+)  # fmt: skip
 NETWORKS = ("cnn", "fovmax", "fovavg", "fovconc", "swmax")
 ROWS = (
     *(f"{name}-{scale}" for name in NETWORKS for scale in ("tr1", "tr2", "tr4")),
@@ -29,8 +31,8 @@ POOLS = ("max", "avg", "logsumexp", "probabilities")
 
 SCALE_GRAMMAR = "a list 0.5,1,2, a range 1-4, a grid 0.5:8:4 (4 per octave), or all (0.5:8:4)"
 SOURCE_HELP = (
-    "Image source: mnist, fashion-mnist, mnist-5k (included), idx:DIR, folder:DIR, shards:DIR or "
-    "FILE.h5."
+    "Image source: mnist, fashion-mnist, cifar10, mnist-5k (included), idx:DIR, cifar10:DIR, "
+    "folder:DIR, shards:DIR or FILE.h5."
 )
 MODEL_HELP = (
     "Network name (fovmax), trained network (fovmax-mnist-tr2), run folder, model file, timm:NAME "
@@ -99,10 +101,10 @@ SAMPLES = shared("N", "Use only the first N images.", DATA)
 SCALES = shared("SCALES", f"Scale factors: {SCALE_GRAMMAR}.", DATA)
 RECIPE = shared(
     "RECIPE",
-    "Preprocessing: photo or mnist-large-scale; audit also accepts frame, which rescales the image "
-    "itself.",
+    "Preprocessing: photo, mirrored or mnist-large-scale; audit also accepts frame, which rescales "
+    "the image itself.",
     DATA,
-    values=("photo", "mnist-large-scale", "frame"),
+    values=("photo", "mirrored", "mnist-large-scale", "frame"),
 )
 SIZE = shared("PIXELS", "Width and height of the images in pixels.", DATA)
 WORKERS = shared("N", "Parallel workers that prepare images; results do not depend on it.", DATA)

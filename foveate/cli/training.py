@@ -69,7 +69,7 @@ def train(
     scales: Annotated[str | None, SCALES("2, or as in the preset")] = None,
     samples: Annotated[int | None, SAMPLES("all images, or as in the preset")] = None,
     recipe: Annotated[
-        str | None, RECIPE("photo for colour images, otherwise mnist-large-scale")
+        str | None, RECIPE("photo for photographs, mirrored for cifar10, else mnist-large-scale")
     ] = None,
     stream: Annotated[bool, STREAM()] = False,
     workers: Annotated[
@@ -210,7 +210,7 @@ def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) ->
     """
     from foveate.errors import ConfigError
     from foveate.scales import parse_windows
-    from foveate.training.data import adapt_to_source, is_generated, is_photo
+    from foveate.training.data import adapt_to_source, is_generated, unused_setting
     from foveate.training.presets import preset
 
     windows = given.pop("windows", None)
@@ -227,9 +227,8 @@ def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) ->
                 f"the images in {config.source} are already rescaled; leave out {key}"
             )
     config = adapt_to_source(config, load, given, stream)
-    for key in ("scales", "size", "border"):
-        if key in given and is_photo(config):
-            raise ConfigError(f"the recipe photo has no {key}; set recipe.base, the short side")
+    if unused := unused_setting(config, given):
+        raise ConfigError(unused[1])
     return config
 
 

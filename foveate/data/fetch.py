@@ -1,4 +1,4 @@
-"""Get the verified files of MNIST and Fashion-MNIST from the cache or a mirror."""
+"""Get the verified files of MNIST, Fashion-MNIST and CIFAR-10 from the cache or a mirror."""
 
 import hashlib
 import http.client
@@ -11,15 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from foveate.data.cifar import ARCHIVE, BATCHES, unpack
 from foveate.data.idx import FILES, decode, find, gunzip
 from foveate.errors import DataError
 from foveate.files import cache_dir, replacing
 
 TIMEOUT = 20.0  # seconds without a response
-DEADLINE = 600.0  # seconds for one file
+DEADLINE = 1800.0  # seconds for one file
 ATTEMPTS = 3
 BACKOFF = 1.0  # seconds before the second attempt; doubles after each
-MAX_BYTES = 100_000_000  # per file, compressed or not; the largest file has 47 million bytes
+MAX_BYTES = 200_000_000  # per file, compressed or not; the largest has 184 million bytes
 
 Report: TypeAlias = Callable[[str], None]
 """Called with a line of text for each file that is downloaded or found damaged."""
@@ -31,10 +32,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """The mirrors of a data set, and the sha256 of the decoded content of each file."""
+    """The mirrors of a data set, and the sha256 of the decoded content of each file.
+
+    If `archive` is set, a mirror offers one tar archive of that name instead of the single files.
+    """
 
     checksums: Mapping[str, str]
     mirrors: tuple[str, ...] = ()
+    archive: str = ""
 
 
 DATASETS = {
@@ -61,15 +66,27 @@ DATASETS = {
             "https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/",
         ),
     ),
+    "cifar10": Dataset(
+        checksums={
+            BATCHES[0]: "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+            BATCHES[1]: "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+            BATCHES[2]: "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+            BATCHES[3]: "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+            BATCHES[4]: "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+            BATCHES[5]: "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+        },
+        mirrors=("https://www.cs.toronto.edu/~kriz/",),
+        archive=ARCHIVE,
+    ),
 }
 
 
 def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:
     """Return the decoded, verified content of each file of `dataset`, by name.
 
-    The cache is tried first, then each mirror for the files still missing. Downloaded files are
-    written to the cache atomically. Content whose sha256 differs from the expected one is never
-    returned.
+    The cache is tried first, then each mirror for the files still missing. An archive in the cache
+    counts as a mirror. Downloaded files are written to the cache atomically. Content whose sha256
+    differs from the expected one is never returned.
     """
     if dataset not in DATASETS:
         raise DataError(f"unknown data set {dataset!r}; use one of: {', '.join(DATASETS)}")
@@ -77,12 +94,13 @@ def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:
     cache = cache_dir() / dataset
     files = dict(_from_cache(cache, entry, say))
     failures: list[str] = []
-    for mirror in entry.mirrors:
+    places: list[Path | str] = [cache, *entry.mirrors]
+    for place in places:
         missing = [name for name in entry.checksums if name not in files]
         if not missing:
             break
         try:
-            for name, origin, content in _from_mirror(mirror, say, missing):
+            for name, origin, content in _read_place(place, entry.archive, say, missing):
                 _verify(origin, content, entry.checksums[name])
                 files[name] = content
                 _keep(cache / name, content)
@@ -92,10 +110,18 @@ def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:
         tried = "; ".join([f"{cache} has no valid copy", *failures])
         raise DataError(
             f"cannot download {dataset}. Tried: {tried}. Connect to the network and try again, or "
-            f"copy the four files ({FILES[0]}.gz and so on) to {cache}, or use idx:DIR for files "
-            "in another folder, or mnist-5k, which needs no download"
+            f"{_remedy(entry, cache)}"
         )
     return {name: files[name] for name in entry.checksums}
+
+
+def _remedy(entry: Dataset, cache: Path) -> str:
+    if entry.archive:
+        return f"copy {entry.archive} to {cache}, or use cifar10:DIR for files in another folder"
+    return (
+        f"copy the four files ({FILES[0]}.gz and so on) to {cache}, or use idx:DIR for files in "
+        "another folder, or mnist-5k, which needs no download"
+    )
 
 
 def _verify(origin: str, content: bytes, expected: str) -> None:
@@ -129,12 +155,27 @@ def _from_cache(folder: Path, entry: Dataset, say: Report) -> Iterator[tuple[str
                 break
 
 
-def _from_mirror(mirror: str, say: Report, names: Sequence[str]) -> Found:
-    """Download the files one by one; the first failure skips the rest of this mirror."""
-    for name in names:
-        url = f"{mirror}{name}.gz"
-        say(f"downloading {url}")
-        yield name, url, gunzip(_download(url), url, MAX_BYTES)
+def _read_place(place: Path | str, archive: str, say: Report, names: Sequence[str]) -> Found:
+    """Read the files `names` from an archive in the cache folder, or download them from a mirror.
+
+    Single files are downloaded one by one; the first failure skips the rest of this mirror.
+    """
+    if isinstance(place, Path):
+        if archive and (path := place / archive).is_file():
+            yield from _unpacked(decode(path, MAX_BYTES), str(path), names)
+        return
+    for file in [archive] if archive else [f"{name}.gz" for name in names]:
+        say(f"downloading {place}{file}")
+        content = gunzip(_download(f"{place}{file}"), f"{place}{file}", MAX_BYTES)
+        if archive:
+            yield from _unpacked(content, f"{place}{file}", names)
+        else:
+            yield file.removesuffix(".gz"), f"{place}{file}", content
+
+
+def _unpacked(data: bytes, origin: str, names: Sequence[str]) -> Found:
+    for name, content in unpack(data, origin, names).items():
+        yield name, f"{name} in {origin}", content
 
 
 def _download(url: str) -> bytes:

@@ -73,7 +73,8 @@ def rescale(
         >>> rescale(images, torch.tensor([0.5, 4.0]), size=64).shape
         torch.Size([2, 1, 64, 64])
     """
-    factors = _check(images, scales, size, border)
+    factors = check_rescaling(images, scales, size).to(images.device)
+    check_border(border)
     if not images.is_cuda:  # the result and two intermediate products, float32 each
         needed = 12 * len(images) * images.shape[1] * size**2
         check_memory(needed, f"{len(images)} images of {size} pixels", "use a smaller size")
@@ -82,8 +83,8 @@ def rescale(
     across = bicubic_matrices(factors, images.shape[3], size, radius)
     smooth = smoothing_matrices(factors, size, border)
     if len(factors) > 1:
-        rescaled = _apply(down, images.float(), across).clamp_(0, 256)
-        return _finish(_apply(smooth, rescaled, smooth), reaches_all=True)
+        rescaled = apply_matrices(down, images.float(), across).clamp_(0, 256)
+        return _finish(apply_matrices(smooth, rescaled, smooth), reaches_all=True)
     return _one_scale(images, down[0], across[0], smooth[0])
 
 
@@ -93,8 +94,8 @@ def _one_scale(images: Tensor, down: Tensor, across: Tensor, smooth: Tensor) -> 
     smooth_rows, smooth_columns = smooth[:, rows], smooth[:, columns]
     # Weights below 1e-9 do not change a float32 result.
     lines, places = _reached(smooth_rows, 1e-9), _reached(smooth_columns, 1e-9)
-    rescaled = _apply(down[rows], images.float(), across[columns]).clamp_(0, 256)
-    smoothed = _apply(smooth_rows[lines], rescaled, smooth_columns[places])
+    rescaled = apply_matrices(down[rows], images.float(), across[columns]).clamp_(0, 256)
+    smoothed = apply_matrices(smooth_rows[lines], rescaled, smooth_columns[places])
     frame = images.new_full(
         (*images.shape[:2], *[len(smooth)] * 2), BACKGROUND, dtype=torch.float32
     )
@@ -129,12 +130,12 @@ def smoothing_matrices(scales: Tensor, size: int, border: Border) -> Tensor:
     return weights if border == "whole" else fold_border(weights, pixel, size, border)
 
 
-def _check(images: Tensor, scales: float | Tensor, size: int, border: str) -> Tensor:
+def check_rescaling(images: Tensor, scales: float | Tensor, size: int) -> Tensor:
+    """Check the arguments of a function that rescales images; return the scales, (1,) or (N,)."""
     if images.ndim != 4 or 0 in images.shape[1:]:
         raise DataError(f"images must be (N, C, h, w) and not empty, got {tuple(images.shape)}")
     check_size(size)
-    check_border(border)
-    factors = torch.as_tensor(scales, dtype=torch.float64, device=images.device).reshape(-1)
+    factors = torch.as_tensor(scales, dtype=torch.float64).reshape(-1)
     if factors.numel() not in (1, len(images)):
         raise ConfigError(
             f"scales must be one number or one per image, got {factors.numel()} for "
@@ -189,7 +190,7 @@ def _reached(matrix: Tensor, least: float = 0.0) -> slice:
     return slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 1)
 
 
-def _apply(rows: Tensor, images: Tensor, columns: Tensor) -> Tensor:
+def apply_matrices(rows: Tensor, images: Tensor, columns: Tensor) -> Tensor:
     """Compute rows @ image @ columns.T for images (N, C, h, w)."""
     left, right = rows.float(), columns.float()
     if left.ndim == 3:  # one matrix per image

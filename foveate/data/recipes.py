@@ -1,5 +1,5 @@
 """Recipes: the preprocessing that turns an image into a network input."""
-# Shape letters: C image channel, H W pixels.
+# Shape letters: N images, C image channel, h w source pixels, H W pixels.
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,12 +10,19 @@ import torch
 from torch import Tensor
 
 from foveate.checks import check_fields, check_keys
+from foveate.data.large_scale import Border, rescale
+from foveate.data.mirrored import rescale_mirrored
 from foveate.errors import ConfigError, DataError
 
-RecipeName = Literal["mnist-large-scale", "photo"]
+RecipeName = Literal["mnist-large-scale", "photo", "mirrored"]
 Transform = Callable[[Tensor], Tensor]
 MAX_PIXELS = 1 << 24  # of a resized image; 200 MB in float32
 MAX_BASE = 4096
+CIFAR: dict[str, Any] = {
+    "mean": (0.4914, 0.4822, 0.4465),  # of the 50,000 training images of CIFAR-10
+    "std": (0.2470, 0.2435, 0.2616),
+    "shift": 4.0,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +35,21 @@ class Recipe:
     pad, and it preserves the aspect ratio. In training, ``photo`` also augments the images: the
     fields ``flip``, ``shift``, ``sizes``, ``resolution`` and ``colour`` define how.
 
+    ``mirrored`` is for colour images of one small size, such as CIFAR-10. It rescales an image into
+    a frame that mirror images fill (see `foveate.data.mirrored`), and normalises it. In training,
+    ``flip`` and ``shift`` apply; ``shift`` is a whole number of frame pixels. The other fields do
+    not apply. ``--recipe mirrored`` sets ``mean`` and ``std`` to those of CIFAR-10's training
+    images, and ``shift`` to 4; in Python, pass them or call
+    `foveate.data.recipes.find_recipe`.
+
     Args:
-        name: ``mnist-large-scale`` or ``photo``.
+        name: ``mnist-large-scale``, ``photo`` or ``mirrored``.
         base: Short side of the resized image in pixels.
         mean: Per-channel mean (R, G, B) used for normalisation; ImageNet's by default.
         std: Per-channel standard deviation used for normalisation.
         flip: Whether to flip images horizontally in training, with probability 1/2.
         shift: Largest random offset of the window centre along each axis in training, in pixels of
-            the resized image. Offsets are uniform and not rounded to whole pixels.
+            the resized image. Offsets are uniform; ``photo`` does not round them to whole pixels.
         sizes: Smallest and largest factor by which ``base`` is multiplied in training. The factor
             is drawn log-uniformly for each image; ``(1, 1)`` turns this off.
         resolution: Lowest relative resolution in training. With probability 1/2, an image is
@@ -74,6 +88,10 @@ class Recipe:
             raise ConfigError(f"recipe.base must be 1 to {MAX_BASE} pixels, got {self.base}")
         if not 0 <= self.shift <= MAX_BASE:
             raise ConfigError(f"recipe.shift must be 0 to {MAX_BASE} pixels, got {self.shift:g}")
+        if self.name == "mirrored" and self.shift % 1:
+            raise ConfigError(
+                f"recipe.shift must be a whole number for the recipe mirrored, got {self.shift:g}"
+            )
         for key in ("mean", "std"):
             if len(getattr(self, key)) != 3:
                 raise ConfigError(
@@ -115,6 +133,53 @@ class Recipe:
         """
         check_keys("a recipe", values, {field.name for field in fields(cls)})
         return cls(**values)
+
+    def rescale(
+        self,
+        images: Tensor,
+        scales: float | Tensor,
+        *,
+        size: int,
+        border: Border = "replicate",
+    ) -> Tensor:
+        """Rescale images to frames of one size, with ``mnist-large-scale`` or ``mirrored``.
+
+        The computation runs on the device of ``images``.
+
+        Args:
+            images: Images with values from 0 to 255, of any dtype; with ``mirrored``, in colour.
+            scales: One scale for all images, or one per image.
+            size: Width and height of the output frame in pixels.
+            border: Values outside the frame when smoothing; ``mirrored`` ignores it.
+
+        Shape:
+            - images: ``(N, C, h, w)``
+            - scales: a float, or ``(N,)``
+            - output: ``(N, C, size, size)``
+
+        Returns:
+            Network inputs of dtype float32.
+
+        Raises:
+            DataError: If the images do not have shape ``(N, C, h, w)``, or are not in colour.
+            ConfigError: If the recipe is ``photo``, a scale, the size or the border is invalid, or
+                memory is insufficient.
+
+        Examples:
+            >>> recipe = find_recipe("mirrored")
+            >>> recipe.rescale(torch.zeros(2, 3, 32, 32), 0.5, size=64).shape
+            torch.Size([2, 3, 64, 64])
+        """
+        if self.name == "photo":
+            raise ConfigError("the recipe photo does not rescale to frames; use its transform")
+        if self.name == "mnist-large-scale":
+            return rescale(images, scales, size=size, border=border)
+        if images.ndim == 4 and images.shape[1] != 3:
+            raise DataError(
+                f"the recipe mirrored needs colour images, got {images.shape[1]} channels; use the "
+                "recipe mnist-large-scale"
+            )
+        return self.normalise(rescale_mirrored(images, scales, size=size))
 
     def transform(self) -> Transform:
         """Return the evaluation transform of the recipe ``photo``.
@@ -169,7 +234,8 @@ class Recipe:
         """Normalise images with ``mean`` and ``std``: the second part of the transform.
 
         Args:
-            pictures: Images of dtype uint8, shape ``(..., 3, H, W)``.
+            pictures: Images with values from 0 to 255, shape ``(..., 3, H, W)``. Images of dtype
+                float32 are overwritten.
 
         Returns:
             Normalised images of dtype float32, same shape.
@@ -210,10 +276,26 @@ def check_resized(picture: Tensor, base: int) -> None:
 
 
 def find_recipe(name: str) -> Recipe:
-    """Return a recipe by name, with default settings."""
+    """Return a recipe by name, with its usual settings.
+
+    Args:
+        name: ``mnist-large-scale``, ``photo`` or ``mirrored``. The last one gets the mean and
+            standard deviation of CIFAR-10's training images, and a shift of 4 pixels.
+
+    Returns:
+        The recipe.
+
+    Raises:
+        ConfigError: If the name is unknown.
+
+    Examples:
+        >>> find_recipe("mirrored").shift
+        4.0
+    """
     if name not in (names := get_args(RecipeName)):
-        raise ConfigError(f"unknown recipe {name!r}; use {' or '.join(names)}")
-    return Recipe(name=cast(RecipeName, name))
+        raise ConfigError(f"unknown recipe {name!r}; use one of {', '.join(names)}")
+    usual = CIFAR if name == "mirrored" else {}
+    return Recipe(name=cast(RecipeName, name), **usual)
 
 
 def _transforms() -> Any:

@@ -1,13 +1,15 @@
-"""Load or open a data source by name: MNIST and its family, folders, shards and HDF5 files."""
+"""Load or open a data source by name: MNIST, CIFAR-10, folders, shards and HDF5 files."""
 # Shape letters: N images, C image channel, H W pixels.
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from foveate.data import cifar
 from foveate.data.fetch import Report, fetch
 from foveate.data.idx import FILES, decode, find, read_idx
 from foveate.data.pictures import read_folder
@@ -43,9 +45,9 @@ def load_source(name: str, report: Report | None = None) -> Source:
 
     The splits of each source are fixed:
 
-    - ``mnist``, ``fashion-mnist`` and ``idx:DIR``: the last sixth of the training images is the
-      validation set (of 60,000 images, the first 50,000 are for training). The test set is
-      unchanged.
+    - ``mnist``, ``fashion-mnist``, ``idx:DIR``, ``cifar10`` and ``cifar10:DIR``: the last sixth of
+      the training images is the validation set (of 60,000 images, the first 50,000 are for
+      training; of 50,000, the first 41,667). The test set is unchanged.
     - ``mnist-5k``: the first 500 images of each class of MNIST's training set, in an order that
       alternates between the classes. The first 3,500 are the training set, the next 500 the
       validation set and the last 1,000 the test set, each with equally many images per class. All
@@ -54,10 +56,13 @@ def load_source(name: str, report: Report | None = None) -> Source:
     - ``folder:DIR``: subfolders define the splits, or a hash of the file names does; see
       `foveate.data.pictures.read_folder`.
 
-    ``mnist`` and ``fashion-mnist`` are downloaded once and then read from the cache.
+    ``mnist``, ``fashion-mnist`` and ``cifar10`` are downloaded once and then read from the cache.
+    ``cifar10:DIR`` reads ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``, or
+    ``cifar-10-binary.tar.gz``, in a folder.
 
     Args:
-        name: ``mnist``, ``fashion-mnist``, ``mnist-5k``, ``idx:DIR`` or ``folder:DIR``.
+        name: ``mnist``, ``fashion-mnist``, ``cifar10``, ``mnist-5k``, ``idx:DIR``, ``cifar10:DIR``
+            or ``folder:DIR``.
         report: Called with a line of text for each file that is downloaded or found damaged.
 
     Returns:
@@ -135,12 +140,32 @@ def _from_tensors(name: str, tensors: Sequence[Tensor], classes: tuple[str, ...]
     """Build a source from training images, training labels, test images and test labels."""
     training = _split(tensors[0], tensors[1], f"training set of {name}")
     test = _split(tensors[2], tensors[3], f"test set of {name}")
+    return _from_splits(name, training, test, classes)
+
+
+def _from_splits(name: str, training: Split, test: Split, classes: tuple[str, ...]) -> Source:
+    """Build a source whose validation set is the last sixth of the training images."""
     count = len(training) - len(training) // 6
     if count == len(training):
         raise DataError(
             f"{name} has {count} training images; use at least 6, as one sixth is for validation"
         )
     return Source.of(name, (training[:count], training[count:], test), classes)
+
+
+def _fetched_cifar(name: str, report: Report | None) -> Source:
+    return _from_batches(name, fetch(name, report))
+
+
+def _read_cifar_folder(name: str, report: Report | None) -> Source:
+    return _from_batches(name, cifar.read_folder_batches(_place(name)))
+
+
+def _from_batches(name: str, files: Mapping[str, bytes]) -> Source:
+    """Build a source from the binary batches of CIFAR-10; the last one is the test set."""
+    *batches, test = (Split(*cifar.read_records(data, file)) for file, data in files.items())
+    images, labels = (torch.cat([getattr(b, key) for b in batches]) for key in ("images", "labels"))
+    return _from_splits(name, Split(images, labels), test, cifar.CLASSES)
 
 
 def _read_embedded(name: str, report: Report | None) -> Source:
@@ -189,8 +214,10 @@ class Kind:
 SOURCES = {
     "mnist": Kind(_fetched),
     "fashion-mnist": Kind(_fetched),
+    "cifar10": Kind(_fetched_cifar),
     "mnist-5k": Kind(_read_embedded),
     "idx:DIR": Kind(_read_idx_folder),
+    "cifar10:DIR": Kind(_read_cifar_folder),
     "folder:DIR": Kind(
         lambda name, report: read_folder(name, _place(name)),
         lambda name: open_folder(_place(name)),

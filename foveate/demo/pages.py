@@ -37,7 +37,7 @@ def open_page(
     if not refs:
         return DigitPage(load_networks(), load_source("mnist-5k").test)
     models = [load_model(r, trust=trust, pretrained=r.startswith(TIMM)) for r in refs]
-    photos = [model for model in models if model.recipe or model.name.startswith(TIMM)]
+    photos = [model for model in models if model.photo or model.name.startswith(TIMM)]
     if not photos:
         return DigitPage(to_digit_networks(models), load_source("mnist-5k").test)
     if other := next((model for model in models if model not in photos), None):

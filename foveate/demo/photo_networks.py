@@ -91,9 +91,9 @@ def to_photo_networks(models: Sequence[Model]) -> list[PhotoNetwork]:
 def _network(model: Model) -> PhotoNetwork:
     if model.name.startswith(TIMM):
         return _of_timm(model)
-    assert model.recipe is not None and isinstance(model.net, ScaleChannels)
+    assert model.photo is not None and isinstance(model.net, ScaleChannels)
     return PhotoNetwork(
-        title=Path(model.name).name or model.name, net=model.net, recipe=model.recipe,
+        title=Path(model.name).name or model.name, net=model.net, recipe=model.photo,
         classes=model.classes, source=model.source,
     )  # fmt: skip
 

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foveate.data.large_scale import Border, rescale
+from foveate.data.large_scale import Border
+from foveate.data.recipes import Recipe
 from foveate.data.sources import Split
 from foveate.errors import ConfigError, DataError
 from foveate.execution.captured import CHUNK
@@ -94,10 +95,11 @@ def accuracy_over_scale(
     *,
     size: int = 112,
     border: Border = "replicate",
+    recipe: Recipe | None = None,
     precision: Precision = "float32",
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[AtScale]:
-    """Evaluate a network on a split rescaled to each scale, as in MNIST Large Scale.
+    """Evaluate a network on a split rescaled to each scale.
 
     The network runs in eval mode on its own device; its previous mode is restored.
 
@@ -107,6 +109,8 @@ def accuracy_over_scale(
         scales: Scales to evaluate at.
         size: Side of the rescaled images in pixels.
         border: Border mode of the smoothing, see `foveate.data.large_scale`.
+        recipe: Recipe that rescales the images, ``mirrored`` or ``mnist-large-scale``; by default
+            the latter.
         precision: Precision of the forward pass.
         advance: Called with the number of images after each batch.
 
@@ -126,11 +130,12 @@ def accuracy_over_scale(
     """
     if not len(data):
         raise DataError("the split has no images; choose another split or source")
-    device = next(net.parameters()).device
+    device, made_by = next(net.parameters()).device, recipe or Recipe()
 
     def at(scale: float) -> Iterator[tuple[Prepared, Tensor]]:
         for chosen in torch.arange(len(data)).split(CHUNK):
-            made = rescale(data.images[chosen].to(device), scale, size=size, border=border)
+            images = data.images[chosen].to(device)
+            made = made_by.rescale(images, scale, size=size, border=border)
             yield prepare(net, made, precision), data.labels[chosen]
 
     return measure_accuracy(net, at, scales, precision, advance)

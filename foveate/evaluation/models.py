@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from foveate.checks import check_names
+from foveate.data.cifar import CLASSES
 from foveate.data.large_scale import Border, check_border
 from foveate.data.pictures import list_pictures
 from foveate.data.recipes import Recipe
@@ -35,7 +36,7 @@ from foveate.models.pretrained import load_weights, pretrained_info, pretrained_
 from foveate.models.zoo import ZOO, ModelConfig, create_model, model_config
 from foveate.training.backbones import timm_model
 from foveate.training.checkpoint import RunFolder
-from foveate.training.data import generated_from, is_photo
+from foveate.training.data import generated_from, is_mirrored, is_photo
 from foveate.training.tensors import read_tensors
 
 TIMM = "timm:"
@@ -64,7 +65,8 @@ class Model:
         mean: Mean used to normalise the input of third-party models, one value or one per image
             channel.
         std: Standard deviation used to normalise it, one value or one per image channel.
-        recipe: Preprocessing of a run on photographs; None for other models.
+        recipe: Preprocessing of a run with the recipe ``photo`` or ``mirrored``; None for other
+            models.
         class_names: Class names stored with the run; empty if there are none.
         precision: Precision in which a run on photographs is trained and evaluated.
         device: Device of the weights and of the input.
@@ -102,6 +104,11 @@ class Model:
         return forward_batch(self.net, images)  # type: ignore[no-any-return]
 
     @property
+    def photo(self) -> Recipe | None:
+        """The recipe of a run on photographs; None for other models."""
+        return self.recipe if self.recipe and self.recipe.name == "photo" else None
+
+    @property
     def scales(self) -> tuple[float, ...]:
         """Scales of the scale channels; empty for a model without scale channels."""
         return tuple(getattr(self.net, "scales", ()))
@@ -113,7 +120,7 @@ class Model:
         For a run on photographs, this is the smallest square that contains every window. Raises a
         ConfigError if the size is unknown.
         """
-        if self.recipe is not None and isinstance(self.net, ScaleChannels):
+        if self.photo is not None and isinstance(self.net, ScaleChannels):
             return _frame(self.net)
         if side := self.shape[2] or (FRAME if self.config else None):
             return side
@@ -141,7 +148,8 @@ class Model:
         source, count = self.source, self.config.classes if self.config else 0
         if self.class_names and len(self.class_names) == count:
             return self.class_names
-        names = {"mnist": DIGITS, "mnist-5k": DIGITS, "fashion-mnist": CLOTHES}.get(source, ())
+        known = {"mnist": DIGITS, "mnist-5k": DIGITS, "fashion-mnist": CLOTHES, "cifar10": CLASSES}
+        names = known.get(source, ())
         if source.startswith("folder:"):
             with suppress(DataError):
                 names = list_pictures(Path(source.removeprefix("folder:")).expanduser())[1]
@@ -152,12 +160,14 @@ class Model:
 
         Returns:
             A dictionary that can be serialised as JSON. Its keys are ``model``, ``source`` and
-            ``classes``, plus ``recipe`` and ``padding`` for a run on photographs.
+            ``classes``, plus ``recipe`` and ``padding`` for a run with the recipe ``photo`` or
+            ``mirrored``.
         """
         known = {"model": self.name, "source": self.source, "classes": list(self.classes)}
         if self.recipe is None:
             return known
-        recipe = {key: self.recipe.to_dict()[key] for key in ("name", "base", "mean", "std")}
+        keys = ("name", "base", "mean", "std") if self.photo else ("name", "mean", "std")
+        recipe = {key: self.recipe.to_dict()[key] for key in keys}
         return known | {"recipe": recipe, "padding": getattr(self.net, "padding", "border")}
 
     def was_trained_on(self, source: str, split: str) -> bool:
@@ -285,6 +295,8 @@ def _from_run(path: Path, trust: bool) -> Model:
         source = generated_from(source) or source
     known: dict[str, Any] = {"source": source, "trained_on": config.scales}
     known |= {"border": config.border, "class_names": folder.classes()}
+    if is_mirrored(config):
+        known["recipe"] = config.recipe
     if not is_photo(config):
         return _of_config(str(path), net, config.model, config.size, **known)
     known |= {"recipe": config.recipe, "precision": config.precision}
@@ -308,8 +320,8 @@ def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model
     with torch.random.fork_rng(devices=[]):
         own = config.build()
     load_weights(own, weights, path)
-    photo = recipe if recipe and recipe.name == "photo" else None
-    return _of_config(ref, own, config, recipe=photo, class_names=names)
+    kept = None if recipe and recipe.name == "mnist-large-scale" else recipe
+    return _of_config(ref, own, config, recipe=kept, class_names=names)
 
 
 def _from_pretrained(name: str) -> Model:

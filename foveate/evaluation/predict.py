@@ -12,7 +12,8 @@ A network trained on digits or other small images receives its input in four ste
 4. The longer side is resized to the input of the network (112 pixels), or the image is magnified by
    `scale`; the background colour fills the rest. The recipe of `foveate.data.large_scale` then
    makes the input, as for the images of the dataset. An image more than 16 times the size of the
-   input is first reduced by averaging square blocks of pixels.
+   input is first reduced by averaging square blocks of pixels. For a run with the recipe
+   `mirrored`, that recipe makes the input, and mirror images fill the rest.
 
 For third-party models, step 4 resizes the image to their input and normalises it with their mean
 and standard deviation (`foveate.evaluation.audit.images.Transform`).
@@ -137,7 +138,7 @@ def predict(
             f"search requires a ScaleChannels network, and {model.name} is not one; leave out "
             "--search"
         )
-    if invert and model.recipe is not None:
+    if invert and model.photo is not None:
         raise ConfigError(
             f"{model.name} was trained on photographs, which are never inverted; leave out --invert"
         )
@@ -165,7 +166,7 @@ def predict(
 
 def choose_background(model: Model) -> Background:
     """Return the background that replaces the transparent pixels of an image."""
-    return "contrast" if model.recipe is None else "black"
+    return "contrast" if model.photo is None else "black"
 
 
 def _zooms(model: Model, pixels: Pixels, image: Tensor, scale: float | None) -> Zooms:
@@ -174,7 +175,7 @@ def _zooms(model: Model, pixels: Pixels, image: Tensor, scale: float | None) -> 
     The two differ where a recipe rounds down the long side to whole pixels.
     """
     shown, size = image.shape[2:], pixels.shape[:2]
-    if model.recipe is not None:
+    if model.photo is not None:
         return shown[0] / size[0], shown[1] / size[1]
     zoom = scale or max(shown) / max(size)
     return zoom, zoom
@@ -200,15 +201,15 @@ def prepare(
     """
     if scale is not None:
         check_scale(scale)
-    if model.recipe is not None:
-        return _photo(pixels, model.recipe, scale), False
+    if model.photo is not None:
+        return _photo(pixels, model.photo, scale), False
     side = model.size
     blocks = 1 if scale else math.ceil(max(pixels.shape[:2]) * MIN_SCALE / side)
     values, invert = _values(pixels, model, blocks, invert)
     factor = side / max(values.shape[1:]) if scale is None else scale
-    padded = torch.from_numpy(_padded(values, side / factor))
     if model.config is not None:
-        return rescale(padded[None], factor, size=side, border=model.border), invert
+        return _in_frame(values, model, factor, side), invert
+    padded = torch.from_numpy(_padded(values, side / factor))
     channels, fill = len(padded), max(side / length for length in padded.shape[1:])
     transform = Transform(size=(side, side), channels=channels, mean=model.mean, std=model.std)
     return transform([padded], factor / fill), invert
@@ -223,7 +224,7 @@ def prepare_search(
         The input, and whether the image was inverted.
     """
     assert isinstance(model.net, ScaleChannels)
-    if model.recipe is not None:
+    if model.photo is not None:
         image, _ = prepare(pixels, model, invert, scale)
         check_size(max(image.shape[2:]))
         return image, False
@@ -238,11 +239,18 @@ def prepare_search(
         size = max(1, round(height * factor)), max(1, round(width * factor))
         transform = Transform(size=size, channels=len(values), mean=model.mean, std=model.std)
         return transform([torch.tensor(values)], 1.0), invert
-    padded = torch.from_numpy(_padded(values, max(height, width)))
-    square = rescale(padded[None], factor, size=side, border=model.border)
+    square = _in_frame(values, model, factor, side)
     # Cropping both ends equally keeps the centre of the image at the centre of the input.
     top, left = (min(round((side - n * factor) / 2), (side - 1) // 2) for n in (height, width))
     return square[:, :, top : side - top, left : side - left].contiguous(), invert
+
+
+def _in_frame(values: Pixels, model: Model, factor: float, side: int) -> Tensor:
+    """Rescale pixels (C, H, W) into a frame (1, C, side, side), with the recipe of the model."""
+    if model.recipe is not None:
+        return model.recipe.rescale(torch.tensor(values)[None], factor, size=side)
+    padded = torch.from_numpy(_padded(values, side / factor))
+    return rescale(padded[None], factor, size=side, border=model.border)
 
 
 def _photo(pixels: Pixels, recipe: Recipe, scale: float | None) -> Tensor:

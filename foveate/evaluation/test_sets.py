@@ -29,9 +29,9 @@ from foveate.training.unchanged import check_unchanged, source_checksum
 class TestSet:
     """One split of a source, on which the network of a run is evaluated.
 
-    With the recipe `mnist-large-scale`, each image is rescaled and placed in a frame of the size of
-    the run. With `photo`, scale s resizes the short side of an image to s times the base size of
-    the recipe; windows that extend past the image see its edge pixels repeated.
+    With the recipes `mnist-large-scale` and `mirrored`, each image is rescaled into a frame of the
+    size of the run. With `photo`, scale s resizes the short side of an image to s times the base
+    size of the recipe; windows that extend past the image see its edge pixels repeated.
     """
 
     __test__ = False  # keep pytest from collecting the class
@@ -59,8 +59,17 @@ class TestSet:
             at = partial(self._photos, net)
             return tuple(measure_accuracy(net, at, scales, config.precision, advance))
         data: Split = getattr(images, self.split)
-        shown = {"size": config.size, "border": config.border, "precision": config.precision}
-        return tuple(accuracy_over_scale(net, data, scales, advance=advance, **shown))  # type: ignore[arg-type]
+        found = accuracy_over_scale(
+            net,
+            data,
+            scales,
+            size=config.size,
+            border=config.border,
+            recipe=config.recipe,
+            precision=config.precision,
+            advance=advance,
+        )
+        return tuple(found)
 
     def _photos(self, net: nn.Module, scale: float) -> Iterator[tuple[Prepared, Tensor]]:
         recipe, config = self.config.recipe, self.config

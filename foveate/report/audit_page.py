@@ -252,6 +252,12 @@ def _caption(transform: AnyTransform) -> str:
             f"evaluate`, {height} × {width} pixels; border mode of the smoothing: "
             f"{transform.border}."
         )
+    if transform.recipe == "mirrored":
+        return (
+            "Each image is rescaled about its centre in one step from the original pixels "
+            f"(bicubic, antialiased) into a frame of {height} × {width} pixels, as in `foveate "
+            "evaluate`. Its mirror images fill the rest of the frame."
+        )
     fits = "fills" if transform.fit == "fill" else "fits inside"
     return (
         "Each image is rescaled about its centre in one step from the original pixels (bicubic, "

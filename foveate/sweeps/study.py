@@ -37,6 +37,7 @@ from foveate.training.data import (
     is_generated,
     is_photo,
     open_pictures,
+    unused_setting,
 )
 from foveate.training.presets import preset
 
@@ -289,10 +290,8 @@ def _config(run: Run, load: Load) -> TrainConfig:
         if key in settings and made:
             message = f"the images in {config.source} are already rescaled; remove this key"
             raise _error(settings[key].where, message)
-        if key in settings and is_photo(config):
-            raise _error(
-                settings[key].where, "the recipe photo does not use this key; set recipe.base"
-            )
+    if unused := unused_setting(config, settings):
+        raise _error(settings[unused[0]].where, unused[1])
     if config.samples > there:
         message = f"samples is {config.samples}, but {config.source} has {there} images; lower it"
         raise _error(run.at("samples"), message)

@@ -67,7 +67,8 @@ class TrainConfig:
         pretrained: Whether to start from the pretrained weights that timm or torchvision offers.
         weights: Path of a ``.safetensors`` file with initial weights of the backbone.
         recipe: Preprocessing of the images. ``None`` is the paper's recipe, ``mnist-large-scale``.
-            Colour images require an explicit recipe; ``foveate train`` selects ``photo`` for them.
+            Colour images require an explicit recipe; ``foveate train`` selects ``photo`` for image
+            files and ``mirrored`` for CIFAR-10.
 
     Raises:
         ConfigError: If a field is out of range, or fields contradict each other.
@@ -207,7 +208,7 @@ class TrainConfig:
             elif key == "recipe":
                 config = replace(config, recipe=find_recipe(text))
             elif key.startswith("recipe."):
-                recipe = config.recipe or Recipe(name="photo")  # the only recipe with settings
+                recipe = config.recipe or Recipe(name="photo")  # the first with settings
                 config = replace(config, recipe=_set(recipe, key.removeprefix("recipe."), text))
             else:
                 config = _set(config, key, text)

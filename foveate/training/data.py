@@ -1,38 +1,41 @@
 """The images of a run: rescaled to the training scales, prepared once, and loaded in batches."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from foveate.checks import check_memory
 from foveate.data.decoding import read_header
-from foveate.data.large_scale import rescale
 from foveate.data.pictures import PictureFolder
-from foveate.data.recipes import Recipe
+from foveate.data.recipes import Recipe, find_recipe
 from foveate.data.shards import Shards, is_shards, open_shards
 from foveate.data.sources import Load as Load
 from foveate.data.sources import Source, open_source
 from foveate.data.splits import SplitName
-from foveate.data.store import ScaledFile, draw_scales
+from foveate.data.store import ScaledFile
 from foveate.errors import ConfigError, DataError
 from foveate.execution.captured import CHUNK, Batch
 from foveate.execution.plan import Prepared, prepare
-from foveate.scales import ScaleGrid, parse_scales
+from foveate.scales import ScaleGrid
 from foveate.training.backbones import normalisation
 from foveate.training.config import Precision, TrainConfig
+from foveate.training.rescaling import (
+    AugmentationSeed,
+    RescaleFunction,
+    augmented_rescaling,
+    draw_training_scales,
+    rescaling,
+)
 
 LISTED = 1000  # images whose headers are read to estimate the sizes of all
 MAX_WINDOW = 8  # times the base size: limits the largest window for very elongated images
 PHOTO_SHAPE = (3,)  # channels of an image with the recipe photo; its size varies
-RescaleFunction = Callable[[Tensor, Tensor], Tensor]
-"""Rescales images (N, C, h, w), given their indices (N,), to their training scales."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,14 +52,14 @@ class Batches:
     net: nn.Module
     device: torch.device
     precision: Precision
-    rescale_images: RescaleFunction = lambda images, indices: images
+    rescale_images: RescaleFunction = lambda images, indices, seed: images
     resident: Batch | None = None
 
     def __len__(self) -> int:
         return self.count
 
     def __call__(
-        self, order: Tensor, batch: int, augmentation_seed: tuple[int, int] = (0, 0)
+        self, order: Tensor, batch: int, augmentation_seed: AugmentationSeed = (0, 0)
     ) -> Iterator[Batch]:
         """Yield the images at the indices `order` in batches of size `batch`.
 
@@ -76,14 +79,16 @@ class Batches:
                 images, labels = reads.pop().result()
                 for coming in groups[number + 1 : number + 2]:
                     reads.append(reader.submit(self.images.read_batch, self.split, coming))
-                yield self._prepared(images, labels, indices)
+                yield self._prepared(images, labels, indices, augmentation_seed)
 
     def close(self) -> None:
         """Release resources that persist between epochs; this class has none."""
 
-    def _prepared(self, images: Tensor, labels: Tensor, indices: Tensor) -> Batch:
+    def _prepared(
+        self, images: Tensor, labels: Tensor, indices: Tensor, seed: AugmentationSeed = (0, 0)
+    ) -> Batch:
         with torch.no_grad():
-            shown = self.rescale_images(images.to(self.device), indices)
+            shown = self.rescale_images(images.to(self.device), indices, seed)
             ready = prepare(self.net, shown, self.precision)
         return Batch(ready, labels.to(self.device))
 
@@ -117,9 +122,10 @@ def open_batches(
 ) -> Batches:
     """Return a loader for the images of a split.
 
-    Shards are always streamed, other sources only if `stream` is set. With the recipe `photo`,
-    `workers` processes load the images, by default one per core up to eight. Images that cannot be
-    used are errors, or left out if `bad` is "skip".
+    Shards are always streamed, other sources only if `stream` is set. Images that the recipe
+    `mirrored` augments are rescaled again for each batch. With the recipe `photo`, `workers`
+    processes load the images, by default one per core up to eight. Images that cannot be used are
+    errors, or left out if `bad` is "skip".
     """
     if is_photo(config):
         return _open_photos(config, split, net, device, workers, bad)
@@ -128,12 +134,14 @@ def open_batches(
     _check_fit(config, images.shape, labels)
     count = _count(config, len(labels), split)
     batches = Batches(images, split, count, net, device, config.precision)
-    if not is_generated(config.source):
-        rescale_images = _rescaling(
-            draw_training_scales(config, len(labels), split)[:count], config
-        )
-        batches = replace(batches, rescale_images=rescale_images)
-    return batches if stream or is_shards(config.source) else batches.make_resident(config)
+    if is_generated(config.source):
+        return batches if stream or is_shards(config.source) else batches.make_resident(config)
+    augmented = split == "train" and is_augmented(config)
+    scales = draw_training_scales(config, len(labels), split)[:count]
+    make = augmented_rescaling if augmented else rescaling
+    batches = replace(batches, rescale_images=make(config, scales))
+    streamed = stream or augmented or is_shards(config.source)
+    return batches if streamed else batches.make_resident(config)
 
 
 def _open_photos(
@@ -164,27 +172,6 @@ def _open_photos(
     )
 
 
-def _rescaling(scales: Tensor, config: TrainConfig) -> RescaleFunction:
-    """Return a function that rescales each image to its training scale."""
-    same = len(scales.unique()) == 1
-
-    def rescale_images(images: Tensor, indices: Tensor) -> Tensor:
-        factors = float(scales[0]) if same else scales[indices].to(images.device)
-        return rescale(images, factors, size=config.size, border=config.border)
-
-    return rescale_images
-
-
-def draw_training_scales(config: TrainConfig, count: int, split: SplitName) -> Tensor:
-    """Draw the scale of each image; the result does not depend on the training seed."""
-    ranges = parse_scales(config.scales)
-    drawn = torch.stack([draw_scales(r, count, config.data_seed, split) for r in ranges])
-    if len(ranges) == 1:
-        return drawn[0]
-    choice = np.random.default_rng([config.data_seed, 9]).integers(len(ranges), size=count)
-    return drawn[torch.from_numpy(choice), torch.arange(count)]
-
-
 def adapt_to_source(
     config: TrainConfig, load: Load, explicit_fields: Collection[str] = (), stream: bool = False
 ) -> TrainConfig:
@@ -194,10 +181,11 @@ def adapt_to_source(
 
     Colour images in a folder or in tar files get the recipe `photo`: the model resamples windows
     with antialiasing, and inputs are normalised as a timm backbone expects. With a backbone, the
-    windows follow from the sizes of the images (see `propose_windows`). HDF5 files also determine
-    the size, the scales and the border of the images.
+    windows follow from the sizes of the images (see `propose_windows`). Other colour images, such
+    as CIFAR-10, get the recipe `mirrored`: scale 1, in frames of twice their size. HDF5 files also
+    determine the size, the scales and the border of the images.
     """
-    config = replace(config, recipe=_fitted_recipe(config))
+    chosen, config = config.recipe, replace(config, recipe=_fitted_recipe(config))
     if is_photo(config):
         classes = open_pictures(config.source).num_classes
         config = replace(config, scales="1")  # `recipe.base` defines the size instead
@@ -217,7 +205,13 @@ def adapt_to_source(
         changes |= {"scales": ",".join(scales)} if scales else {}
         changes |= {"border": borders[0]} if borders else {}
         config = replace(config, **changes)
+    elif images.shape[0] == PHOTO_SHAPE[0] and config.recipe is None:
+        config = replace(config, recipe=chosen or find_recipe("mirrored"))
     follows = {"channels": images.shape[0], "classes": images.num_classes}
+    if is_mirrored(config):
+        usual: dict[str, Any] = {"size": 2 * images.shape[-1], "scales": "1"}
+        config = replace(config, **{k: v for k, v in usual.items() if k not in explicit_fields})
+        follows |= {"size": config.size} if config.model.form == "plain" else {}
     return _following(config, follows, explicit_fields)
 
 
@@ -254,9 +248,30 @@ def is_photo(config: TrainConfig) -> bool:
     return config.recipe is not None and config.recipe.name == "photo"
 
 
+def is_mirrored(config: TrainConfig) -> bool:
+    """Whether the recipe of a run is `mirrored`."""
+    return config.recipe is not None and config.recipe.name == "mirrored"
+
+
+def is_augmented(config: TrainConfig) -> bool:
+    """Whether the recipe of a run is `mirrored`, with random flips or shifts in training."""
+    recipe = config.recipe
+    return recipe is not None and is_mirrored(config) and (recipe.flip or recipe.shift > 0)
+
+
+def unused_setting(config: TrainConfig, given: Collection[str]) -> tuple[str, str] | None:
+    """Return a setting in `given` that the recipe of a run does not use, and an error message."""
+    for key in ("scales", "size", "border"):
+        if key in given and is_photo(config):
+            return key, f"the recipe photo has no {key}; set recipe.base, the short side"
+        if key in given and key == "border" and is_mirrored(config):
+            return key, "the recipe mirrored has no border; leave it out"
+    return None
+
+
 def _fitted_recipe(config: TrainConfig) -> Recipe | None:
-    """Return the recipe of a configuration, or `photo` if its source has colour images."""
-    if config.recipe is not None and is_photo(config):
+    """Return the recipe of a configuration, or `photo` if its source has colour pictures."""
+    if is_photo(config) or is_mirrored(config):
         return config.recipe
     if not has_colour_pictures(config.source):
         return None
@@ -281,8 +296,8 @@ def open_pictures(source: str) -> Shards:
         if isinstance(found, Shards) and not found.scaled:
             return found
     raise ConfigError(
-        f"the recipe photo reads image files, and {source} has none; use folder:DIR, or shards:DIR "
-        "with .tar files"
+        f"the recipe photo reads image files, and {source} has none; use folder:DIR, shards:DIR "
+        "with .tar files, or the recipe mirrored"
     )
 
 
@@ -338,9 +353,11 @@ def _check_fit(config: TrainConfig, shape: tuple[int, ...], labels: Tensor) -> N
     generated = is_generated(config.source)
     if channels == PHOTO_SHAPE[0] and not generated and config.recipe is None:
         raise ConfigError(
-            f"{config.source} has colour images; set recipe to photo, or to mnist-large-scale "
-            "to stretch their contrast"
+            f"{config.source} has colour images; set recipe to photo or mirrored, or to "
+            "mnist-large-scale to stretch their contrast"
         )
+    if generated and is_mirrored(config):
+        raise ConfigError(f"the images in {config.source} are already rescaled; leave out recipe")
     if generated and shape[-1] != config.size:
         raise ConfigError(
             f"{config.source} has images of {shape[-1]} pixels, not {config.size}; "

@@ -22,11 +22,11 @@ from foveate.data.shards import Shards
 from foveate.data.splits import SplitName
 from foveate.errors import DataError, FoveateError
 from foveate.training.interrupt import SIGNALS
+from foveate.training.rescaling import AugmentationSeed
 from foveate.training.skipped import Bad
 
 PR_SET_PDEATHSIG = 1  # option of prctl(2): signal to receive when the parent dies
 GRACE = 20  # seconds for which a worker survives SIGTERM, so that the run can be saved
-AugmentationSeed = tuple[int, int]
 Item = tuple[int, int, int]
 
 

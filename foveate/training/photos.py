@@ -32,12 +32,8 @@ from foveate.models.channels import ScaleChannels
 from foveate.resampling.definition import PatchSpec, resample
 from foveate.training.config import TrainConfig
 from foveate.training.data import LISTED, Batches, open_pictures
-from foveate.training.photo_reader import (
-    AugmentationSeed,
-    Packed,
-    PhotoDataset,
-    PhotoReader,
-)
+from foveate.training.photo_reader import Packed, PhotoDataset, PhotoReader
+from foveate.training.rescaling import AugmentationSeed
 from foveate.training.skipped import Bad, Skipped
 
 MOST_WORKERS = 8  # by default

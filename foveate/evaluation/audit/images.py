@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from foveate.data.large_scale import check_border, fold_border, keys_kernel, rescale
+from foveate.data.mirrored import rescale_mirrored
 from foveate.errors import ConfigError
 from foveate.scales import check_scale
 
-Recipe = Literal["frame", "large-scale"]
+Recipe = Literal["frame", "large-scale", "mirrored"]
 Fit = Literal["fill", "inside"]
 View = Literal["zoom", "resolution"]
 BorderMode = str | float | tuple[float, ...]
@@ -104,10 +105,12 @@ class Transform:
         size: Height and width of the input.
         channels: Number of input channels, 1 or 3.
         recipe: "frame" resizes the image and normalises its values of 0 to 1. "large-scale" makes
-            images of MNIST Large Scale, as `foveate evaluate` does.
+            images of MNIST Large Scale, and "mirrored" frames filled with mirror images, as
+            `foveate evaluate` does.
         border: Pixels outside the image; with "large-scale", the border mode of the smoothing.
-        mean: Mean used for normalisation by the recipe "frame", one value or one per channel.
-        std: Standard deviation used for normalisation by the recipe "frame".
+            "mirrored" does not use it.
+        mean: Mean used for normalisation, one value or one per channel; not for "large-scale".
+        std: Standard deviation used for normalisation; not for "large-scale".
         fit: At scale 1, "fill" resizes the image to cover the input and crops the excess; "inside"
             resizes it to fit inside the input, and the border fills the rest.
         view: At scale s, "zoom" magnifies the image s times about its centre. "resolution" reduces
@@ -135,12 +138,14 @@ class Transform:
                 f"std must be above 0 and mean finite, got std {self.std} and mean {self.mean}"
             )
         if self.recipe not in get_args(Recipe):
-            raise ConfigError(f"recipe must be frame or large-scale, got {self.recipe!r}")
+            raise ConfigError(
+                f"recipe must be one of {', '.join(get_args(Recipe))}, got {self.recipe!r}"
+            )
         if self.fit not in get_args(Fit):
             raise ConfigError(f"fit must be fill or inside, got {self.fit!r}")
         check_view(self.view, 1.0)
-        if self.recipe == "large-scale":
-            self._check_large_scale()
+        if self.recipe != "frame":
+            self._check_square()
         else:
             self._check_border_mode()
 
@@ -150,14 +155,17 @@ class Transform:
                 f"{name} must be one number or one per channel ({self.channels}), got {len(values)}"
             )
 
-    def _check_large_scale(self) -> None:
-        check_border(str(self.border))
+    def _check_square(self) -> None:
+        if self.recipe == "large-scale":
+            check_border(str(self.border))
+        elif self.border != "replicate":
+            raise ConfigError(f"the recipe mirrored has no border, got {self.border!r}")
         if self.size[0] != self.size[1]:
-            raise ConfigError(f"the recipe large-scale requires a square size, got {self.size}")
+            raise ConfigError(f"the recipe {self.recipe} requires a square size, got {self.size}")
         if (self.fit, self.view) != ("fill", "zoom"):
             raise ConfigError(
                 f"fit and view require the recipe frame, got fit {self.fit} and view {self.view} "
-                "with the recipe large-scale"
+                f"with the recipe {self.recipe}"
             )
 
     def _check_border_mode(self) -> None:
@@ -219,6 +227,8 @@ class Transform:
 
     def _factor(self, height: int, width: int) -> float:
         """Return the magnification at scale 1."""
+        if self.recipe == "mirrored":
+            return 1.0
         ratios = self.size[0] / height, self.size[1] / width
         return max(ratios) if self.fit == "fill" else min(ratios)
 
@@ -233,7 +243,10 @@ class Transform:
             return rescale(images, scale, size=self.size[0], border=border)
         size = self.size if canvas is None else (canvas, canvas)
         factor = self._factor(*images.shape[-2:]) * (scale if self.view == "zoom" else 1.0)
-        resized = zoom(images / 255, factor, size, self.border)
+        if self.recipe == "mirrored":
+            resized = rescale_mirrored(images, factor, size=size[0]) / 255
+        else:
+            resized = zoom(images / 255, factor, size, self.border)
         if self.view == "resolution":
             resized = reduce_resolution(resized, scale)
         mean, std = self._statistics(resized)

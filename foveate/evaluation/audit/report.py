@@ -29,6 +29,7 @@ from foveate.scales import ScaleGrid, as_scales
 
 ORIGINAL, IN_CHANNELS = "as it is", "in scale channels"
 RESOLUTIONS = ScaleGrid(0.125, 1, per_octave=2)
+MIRRORED_SCALES = ScaleGrid(0.5, 2, per_octave=4)
 CROPPED = 0.01  # largest cropped share of the area that is not reported
 ENDS = ("", "_low", "_high")
 COLUMNS = ("model", "class", "scale", "count", *(m + end for m in MEASURES for end in ENDS))
@@ -182,13 +183,13 @@ def _pair(
 def default_scales(transform: AnyTransform) -> ScaleGrid:
     """Return the default scales of an audit.
 
-    They are the 17 scales of the paper for MNIST Large Scale, 1/4 to 4 for other images, and 1/8 to
-    1 for the view "resolution".
+    They are the 17 scales of the paper for MNIST Large Scale, 1/2 to 2 for mirrored images, 1/4 to
+    4 for other images, and 1/8 to 1 for the view "resolution".
     """
     if transform.view == "resolution":
         return RESOLUTIONS
-    large_scale = isinstance(transform, Transform) and transform.recipe == "large-scale"
-    return PAPER_SCALES if large_scale else SCALES
+    usual = {"large-scale": PAPER_SCALES, "mirrored": MIRRORED_SCALES}
+    return usual.get(transform.recipe, SCALES) if isinstance(transform, Transform) else SCALES
 
 
 def _doubts(audit: Audit) -> list[str]:

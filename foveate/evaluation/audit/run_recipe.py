@@ -118,8 +118,8 @@ class PhotoTransform:
 
 def photo_transform(model: Model, view: View = "zoom") -> PhotoTransform:
     """Return the transform of a model that has a recipe."""
-    assert model.recipe is not None and isinstance(model.net, nn.Module)
-    return PhotoTransform(recipe=model.recipe, windows=windows_of(model.net), view=view)
+    assert model.photo is not None and isinstance(model.net, nn.Module)
+    return PhotoTransform(recipe=model.photo, windows=windows_of(model.net), view=view)
 
 
 def from_patches(model: Model) -> Callable[[Tensor], Tensor]:

@@ -31,20 +31,22 @@ def choose_transform(
 ) -> AnyTransform:
     """Choose the transform from images to the input of the model; arguments override the defaults.
 
-    Runs on photographs use their own recipe. Other foveate networks, and sources other than
-    folders, use MNIST Large Scale, so that results are comparable with `foveate evaluate`. Other
-    models receive the resized images. The size defaults to the input size of the model, else to the
-    size of the first image. The model is called once on zeros, so that wrong shapes are reported
-    before the data is read.
+    Runs with the recipe `photo` or `mirrored` use it, and CIFAR-10 uses `mirrored`. Other foveate
+    networks, and sources other than folders, use MNIST Large Scale, so that results are comparable
+    with `foveate evaluate`. Other models receive the resized images. The size defaults to the input
+    size of the model, else to the size of the first image. The model is called once on zeros, so
+    that wrong shapes are reported before the data is read.
     """
     image = images.first(1)[0]
     folder = images.source.startswith("folder:")
-    if model.recipe is not None and recipe in (None, "photo"):
+    if model.photo is not None and recipe in (None, "photo"):
         given = {"size": size, "border": border, "mean": mean, "std": std, "fit": fit}
         return _own_transform(model, len(images.classes), given, cast(View, view))
     usual = "frame" if folder and model.config is None else "large-scale"
-    recipe = usual if recipe is None else recipe
     own = model.recipe
+    if (own and own.name == "mirrored") or images.source.partition(":")[0] == "cifar10":
+        usual = "mirrored"
+    recipe = usual if recipe is None else recipe
     frame = (size, size) if size else _usual_frame(model, recipe, image)
     beyond = model.border if recipe == "large-scale" else "replicate"
     return Transform(
@@ -95,8 +97,8 @@ def classifier_for(
 
 def _usual_frame(model: Model, recipe: str, image: Tensor) -> tuple[int, int]:
     height, width = image.shape[-2:]
-    if recipe == "large-scale":
-        height = width = FRAME
+    if recipe != "frame":
+        height = width = FRAME if recipe == "large-scale" else 2 * max(height, width)
     return model.shape[2] or height, model.shape[3] or width
 
 
