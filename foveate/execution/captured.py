@@ -182,6 +182,7 @@ def _compiling() -> Iterator[None]:
         with torch._dynamo.config.patch(recompile_limit=NETWORKS), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
             warnings.filterwarnings("ignore", ".*is deprecated", FutureWarning, "torch")
+            warnings.filterwarnings("ignore", ".*code generation for complex", UserWarning)
             yield
     finally:
         torch.backends.cudnn.benchmark = before

@@ -1,0 +1,252 @@
+"""Gaussian derivative networks: the kernels, covariance under scaling and shifts, and training."""
+# Shape letters: N images, S scale channel, C features, P grid points per axis, K classes.
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+import torch.nn.functional as F
+from formulas import blobs, sensitivity
+
+from foveate.baselines import gaussian_derivatives as baseline
+from foveate.baselines.gaussian_derivatives import (
+    DERIVATIVES,
+    GaussianDerivativeNet,
+    apply_jets,
+    grid_jets,
+    jet_matrices,
+    pixel_jets,
+    sampling_grids,
+)
+from foveate.data.large_scale import rescale
+from foveate.data.sources import load_source
+from foveate.errors import ConfigError
+from foveate.models.channels import ScaleChannels
+from foveate.scale_space import discrete_gaussian
+
+ORDERS = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (0, 2)]  # along y and x, as apply_jets has them
+ROUNDING = 2**-22  # float32 matrices, each entry rounded, applied along two axes
+GRID = torch.arange(-3, 4, dtype=torch.float64)
+SIZE = 96
+
+
+def kernels(sigma, size=SIZE, grid=GRID):
+    """Matrices (3, P, size) in float64, without the rounding of the network's buffers."""
+    edges = torch.arange(1, size, dtype=torch.float64)
+    return jet_matrices(size / 2 + sigma * grid, edges, sigma, 1.0)
+
+
+def largest(order):
+    """A bound on |He_n(z)| exp(-z² / 2), Cramér's inequality: derivatives of a unit Gaussian."""
+    return 1.09 * math.sqrt(math.factorial(order))
+
+
+def small_net(sigmas=(2, 2 * 2**0.5, 4), pool="max", size=SIZE, seed=0):
+    torch.manual_seed(seed)
+    return GaussianDerivativeNet(
+        sigmas, channels=1, classes=3, size=size, features=(4, 5), pool=pool
+    )
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0, 40.0])
+def test_constant_images_are_kept_and_have_no_derivatives(sigma):
+    sums = kernels(sigma).sum(-1)  # also where the kernel reaches far beyond the frame
+    expected = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)[:, None].expand_as(sums)
+    torch.testing.assert_close(sums, expected, atol=1e-14 * SIZE, rtol=0)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 2.0, 5.0])
+def test_polynomials_have_their_exact_derivatives_and_the_smoothing_its_exact_variance(sigma):
+    x = torch.arange(SIZE, dtype=torch.float64) + 0.5 - SIZE / 2
+    at = sigma * GRID
+    # Steps instead of a ramp are a sawtooth of period 1 more, which smoothing reduces by
+    # exp(-2 pi² spread²); two derivatives and the slope 2 x multiply it by (2 pi sigma)² SIZE. The
+    # kernel ends with the frame, at least 6.6 sigma from the positions.
+    spread = sigma**2 - 1 / 12
+    ripple = (2 * math.pi * sigma) ** 2 * SIZE * math.exp(-2 * math.pi**2 * spread)
+    bound = ripple + 1e-9 * SIZE**2
+    for values, expected in (
+        (x, [at, sigma * torch.ones_like(at), 0 * at]),
+        (x**2, [at**2 + sigma**2, 2 * sigma * at, 2 * sigma**2 * torch.ones_like(at)]),
+    ):
+        found = kernels(sigma) @ values
+        torch.testing.assert_close(found, torch.stack(expected), atol=bound, rtol=0)
+
+
+def test_derivatives_are_in_their_order_and_along_their_axes():
+    y = (torch.arange(SIZE, dtype=torch.float64) + 0.5 - SIZE / 2)[:, None]
+    x = y.mT
+    found = apply_jets((x + 3 * y + 0.5 * x**2 + x * y - 2 * y**2)[None], kernels(2.0))[0, :, 3, 3]
+    # at the centre: L = 0.5 sigma² - 2 sigma², then sigma y, sigma² yy, sigma x, sigma² xy and xx
+    expected = torch.tensor([-1.5 * 4, 3 * 2, -4 * 4, 2, 4, 4], dtype=torch.float64)
+    torch.testing.assert_close(found, expected, atol=1e-9 * SIZE**2, rtol=0)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 2.0**0.5, 2.0, 4.0])
+def test_a_gaussian_at_matched_scale_has_the_same_responses_at_every_scale(sigma):
+    ratio = 1.5  # standard deviation of the blob in sigmas
+    image = torch.exp(-((torch.arange(SIZE, dtype=torch.float64) + 0.5 - SIZE / 2) ** 2))
+    image = image ** (1 / (2 * (ratio * sigma) ** 2))
+    found = apply_jets((image[:, None] * image)[None], kernels(sigma))[0]
+    width = math.sqrt(1 + ratio**2)  # of the smoothed blob in sigmas; no pixel, no sigma in it
+    z = GRID / width
+    factors = [torch.ones_like(z), -z / width, (z**2 - 1) / width**2]
+    profile = ratio / width * torch.exp(-(z**2) / 2)
+    expected = torch.stack(
+        [torch.outer(factors[a] * profile, factors[b] * profile) for a, b in ORDERS]
+    )
+    # The fourth cumulant of a cell, -1/120 in pixels, is all in which its kernel differs from a
+    # Gaussian: 1/2880 of the fourth derivative along each axis. Twice that, for higher terms.
+    bound = 2 * 2 * largest(6) / 2880 / width**4 / sigma**4
+    torch.testing.assert_close(found, expected, atol=bound, rtol=0)
+
+
+def test_the_kernels_agree_with_central_differences_of_the_discrete_gaussian():
+    sigma, width = 4.0, 8.0
+    x = torch.arange(SIZE, dtype=torch.float64) + 0.5 - SIZE / 2
+    signal = torch.exp(-(x**2) / (2 * width**2))
+    smooth = F.conv1d(signal[None], discrete_gaussian(sigma**2, 40)[None, None], padding=40)[0]
+    slope = (smooth[2:] - smooth[:-2]) / 2
+    bend = smooth[2:] - 2 * smooth[1:-1] + smooth[:-2]
+    discrete = torch.stack([smooth[1:-1], sigma * slope, sigma**2 * bend])[:, 20:-20]
+    found = kernels(sigma, grid=x[21:-21] / sigma) @ signal
+    # Leading terms of the discrete scheme: sigma² / 24 of two more pairs of derivatives for the
+    # kernel, 1/6 of one more pair for the differences; twice, for higher terms.
+    wide = math.hypot(sigma, width)
+    bounds = [
+        2 * (largest(n + 4) * sigma**2 / 24 / wide**2 + largest(n + 2) / 6) / wide**2
+        for n in range(3)
+    ]
+    for order, bound in enumerate(bounds):
+        expected, scaled = discrete[order], bound * (sigma / wide) ** order
+        torch.testing.assert_close(found[order], expected, atol=scaled, rtol=0)
+
+
+def test_shifting_the_image_shifts_the_derivatives():
+    image = blobs(3.0, 10.0, batch=2).image(SIZE, SIZE)
+    grid = torch.arange(-8, 9, dtype=torch.float64)
+    before = apply_jets(image, kernels(2.0, grid=grid))
+    after = apply_jets(image.roll((2, -4), (-2, -1)), kernels(2.0, grid=grid))  # 1 and -2 steps
+    centred = (slice(None),) * 3 + (slice(5, 12),) * 2  # 7 sigmas away from it
+    moved = (slice(None),) * 3 + (slice(4, 11), slice(7, 14))
+    torch.testing.assert_close(after[centred], before[moved], atol=1e-9, rtol=0)
+
+
+def tail(net, derivatives):
+    """The rest of the network: logits (N, S, K) from the image's derivatives (N, S, C, 6, P, P)."""
+    values = derivatives.flatten(0, 1)
+    for layer, mix in enumerate(net.mixing, start=1):
+        values = apply_jets(mix(values.flatten(1, 2)), net.get_buffer(f"jets{layer}"))
+    return net.head(values.flatten(1)).unflatten(0, derivatives.shape[:2])
+
+
+def test_rescaling_the_image_by_sqrt_2_shifts_the_scale_channels():
+    picture = blobs(4.0, 6.0)
+    net = small_net().double().eval()
+    images = [picture.image(SIZE, SIZE, scale) for scale in (1.0, 2**0.5)]
+    first, second = (apply_jets(image[:, None], net.first) for image in images)
+    # As for the matched Gaussian: blobs of sigma_0 = 2 or more and standard deviation 2 sigma_0 or
+    # more, at both scales. Heights sum to less than 4.
+    bound = 4 * 2 * (2 * 2 * largest(6) / 2880 / 5**2 / 2**4) + ROUNDING * 4
+    torch.testing.assert_close(second[:, 1:], first[:, :-1], atol=bound, rtol=0)
+    for channel in (0, 1):
+        pair = [part[:, at : at + 1] for part, at in ((first, channel), (second, channel + 1))]
+        reach = sensitivity(lambda d: tail(net, d)[:, 0], *pair) * bound
+        logits = [net.scale_channels(image) for image in images]
+        difference = logits[1][:, channel + 1] - logits[0][:, channel]
+        assert (difference.abs() <= reach).all()
+        # unrelated channels are far apart, so that the statement says something
+        others = logits[1][:, channel] - logits[0][:, channel]
+        assert others.abs().mean() > 30 * difference.abs().mean()
+
+
+def test_pooling_takes_the_maximum_or_the_mean_of_the_channels():
+    image = blobs(4.0, 6.0).image(SIZE, SIZE).float()
+    for pool in ("max", "avg"):
+        net = small_net(pool=pool).eval()
+        channels = net.scale_channels(image)
+        assert channels.shape == (3, 3, 3)
+        expected = channels.amax(1) if pool == "max" else channels.mean(1)
+        torch.testing.assert_close(net(image), expected, atol=0, rtol=0)
+
+
+def test_grids_are_centred_grow_with_sigma_and_reach_far_enough():
+    grids = sampling_grids(6, 1.25)
+    assert [len(grid) for grid in grids] == [41, 31, 25, 19, 11, 1]
+    for layer, grid in enumerate(grids[:-1]):
+        torch.testing.assert_close(grid, -grid.flip(0), atol=0, rtol=0)
+        assert float(grid[1] - grid[0]) == pytest.approx(1.25**layer, rel=1e-12)
+    # Linear responses at the centre: what lies beyond the grids has less than 4 e-4 of the mass.
+    row = torch.ones(1, dtype=torch.float64)
+    for layer in range(5, 0, -1):
+        matrix = grid_jets(grids[layer - 1], grids[layer], 1.25**layer).double()[0]
+        row = row @ matrix
+        assert float(row[0] + row[-1]) < 4e-4
+    variance = float((row * grids[0] ** 2).sum())
+    expected = sum(1.25 ** (2 * layer) for layer in range(1, 6))
+    assert variance == pytest.approx(expected, rel=5e-3)  # 4 e-4 of the mass at 4 sigma or beyond
+
+
+@pytest.mark.parametrize(
+    ("name", "channels"), [("network", 8), ("average", 8), ("wide", 11), ("wide_average", 11)]
+)
+def test_factories(name, channels, capsys):
+    net = getattr(baseline, name)(channels=3, classes=7, size=64).eval()
+    weights = sum(weight.numel() for weight in net.parameters())
+    widths = (3, *baseline.FEATURES, 7)
+    mixing = sum(DERIVATIVES * a * b for a, b in pairwise(widths))
+    assert weights == mixing + 2 * sum(baseline.FEATURES) + 7  # batch norm, and the last bias
+    with capsys.disabled():
+        print(f"\n{name}: {weights:,} weights, {channels} scale channels")
+    images = torch.rand(2, 3, 64, 64)
+    with torch.no_grad():
+        assert net.scale_channels(images).shape == (2, channels, 7)
+        wrapped = ScaleChannels(net, (1.0,), size=64)
+        torch.testing.assert_close(wrapped(images), net(images), atol=1e-5, rtol=1e-5)
+
+
+def test_weights_do_not_depend_on_the_frame():
+    small, large = small_net(size=48, seed=1), small_net(size=SIZE)
+    small.load_state_dict(large.state_dict())
+    image = blobs(1.0, 2.0).image(SIZE, SIZE).float()
+    cropped = image[..., 24:-24, 24:-24]  # the background is 0 in both
+    with torch.no_grad():
+        difference = (small.eval()(cropped) - large.eval()(image)).abs().max()
+    assert difference < 1e-4
+
+
+def test_it_learns_a_few_digits_and_every_weight_takes_part():
+    pixels, labels = load_source("mnist-5k").read_batch("train", torch.arange(10))
+    images = rescale(pixels, 1.0, size=32)
+    torch.manual_seed(0)
+    net = GaussianDerivativeNet((1, 2**0.5), channels=1, classes=10, size=32, features=(8, 12))
+    optimiser = torch.optim.Adam(net.parameters(), lr=0.01)
+    for _ in range(40):
+        loss = F.cross_entropy(net(images), labels)
+        optimiser.zero_grad()
+        loss.backward()
+        assert all(bool(p.grad.any()) for p in net.parameters())
+        optimiser.step()
+    assert float(loss.detach()) < 0.1  # guessing: 2.3
+
+
+def test_compiled_and_under_autocast():
+    net, image = small_net().eval(), blobs(4.0, 6.0).image(SIZE, SIZE).float()
+    torch.compiler.reset()
+    with torch.no_grad():
+        plain = net(image)
+        compiled = torch.compile(net, backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(image), plain, atol=0, rtol=0)
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = net(image)
+    assert rounded.dtype == torch.bfloat16
+    # Three layers of mixing and two of derivatives, two products each: eight roundings of 2^-9.
+    assert (rounded - plain).abs().max() < 8 * 2**-9 * plain.abs().max()
+
+
+def test_errors_name_the_value_and_the_remedy():
+    with pytest.raises(ConfigError, match=r"at least 0\.3 pixels, got 0\.2"):
+        pixel_jets((0.2,), GRID, 32)
+    with pytest.raises(ConfigError, match=r"must be 96 × 96 pixels, got \(96, 80\)"):
+        small_net()(torch.zeros(1, 1, 96, 80))
