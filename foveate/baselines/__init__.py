@@ -1,0 +1,1 @@
+"""Networks by other authors that aim to generalise over scale, for comparison."""
