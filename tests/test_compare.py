@@ -22,18 +22,14 @@ from foveate.baselines.comparison import (
 )
 from foveate.baselines.data_sets import ALL, DATA_SETS, DataSet
 from foveate.baselines.methods import METHODS, Method
+from foveate.baselines.summary import comparison_views, find_ceiling, mean_interval
 from foveate.cli.app import run
 from foveate.data.large_scale import rescale
 from foveate.data.recipes import RecipeName
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
 from foveate.models.channels import PAPER_SCALES
-from foveate.report.comparison_page import (
-    ComparisonResults,
-    comparison_figures,
-    comparison_page,
-    mean_interval,
-)
+from foveate.report.comparison_page import About, comparison_figure, comparison_page
 from foveate.resampling import foveate
 from foveate.scales import ScaleGrid
 from foveate.sweeps import runner
@@ -331,9 +327,9 @@ def test_the_ceiling_is_the_best_expert_at_each_scale():
         line(method=method, trained=f"{scale:g}", scale=scale, accuracy=accuracy)
         for method, scale, accuracy in experts
     ]
-    found = ComparisonResults(lines=[*lines, line()])
-    assert found.ceiling(DATA_SETS["mnist"]) == {1.0: 0.8, 2.0: 0.6}
-    assert not ComparisonResults(lines=[line()]).ceiling(DATA_SETS["mnist"])
+    (view,) = comparison_views([*lines, line()])
+    assert view.ceiling == {1.0: 0.8, 2.0: 0.6} and list(view.curves) == ["cnn"]
+    assert not find_ceiling([line()])
 
 
 def test_every_combination_of_results_makes_a_page():
@@ -352,14 +348,14 @@ def test_every_combination_of_results_makes_a_page():
     }
     counts = {}
     for kind, lines in kinds.items():
-        found = ComparisonResults(lines=lines)
-        drawn = comparison_figures(found)
+        drawn = [(view, comparison_figure(view)) for view in comparison_views(lines)]
         counts[kind] = len(drawn)
-        html = comparison_page(found, drawn).html()
+        html = comparison_page(lines, drawn, About()).html()
         assert all(f">{m.method}<" in html for m in lines)
     assert list(counts.values()) == [0, 1, 1, 2, 0]
-    (curve,) = ComparisonResults(lines=few).few(DATA_SETS["mnist-few"]).values()
-    assert curve.scales == (100.0, 1000.0) and curve.runs == 2
+    (view,) = comparison_views(few)
+    curve = view.curves["cnn"]
+    assert curve.scales == (100, 1000) and curve.runs == 2
     assert curve.mean == pytest.approx((0.55, 0.55))
 
 

@@ -1,7 +1,7 @@
 """The runs of a comparison of methods, and its results: one line per run and test scale."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TypeVar
@@ -68,9 +68,7 @@ def find_methods(names: Sequence[str] = ()) -> list[Method]:
     return _find(METHODS, names, "method")
 
 
-def find_data_sets(
-    names: Sequence[str], sources: Mapping[str, str], load: Load
-) -> list[DataSet]:
+def find_data_sets(names: Sequence[str], sources: Mapping[str, str], load: Load) -> list[DataSet]:
     """Return data sets by name, with their sources.
 
     Args:
@@ -166,8 +164,7 @@ def measurements(records: Iterable[Record], split: SplitName = "test") -> list[M
         One line per data set, method, training set, seed and test scale. An expert has only the
         line of its training scale.
     """
-    shared = ("scale", "seed", "accuracy", "count", "parameters")
-    shared += ("training_seconds", "images_per_second")
+    shared = {f.name for f in fields(Measurement)} & {f.name for f in fields(Record)}
     found = []
     for record in records:
         name, _, other = record.table.partition(AT)

@@ -143,13 +143,13 @@ def _channels(name: str) -> Callable[[DataSet], ModelConfig]:
 
 
 def _fovconc(data: DataSet) -> ModelConfig:
-    """Return FovConc: one channel per octave, 3 for digits as in the paper's Table I.
+    """Return FovConc with one channel per octave; 3 for digits, and 17 with few samples.
 
-    With few samples the paper has 17 channels.
+    Both numbers for digits are those of the paper.
     """
-    low, high = data.windows.low, data.windows.high
-    grid = ScaleGrid(1, 4, per_octave=1) if data.windows == PAPER_SCALES else ScaleGrid(low, high, 1)
-    scales = data.windows if data.few else grid
+    three = data.windows == PAPER_SCALES
+    low, high = (1.0, 4.0) if three else (data.windows.low, data.windows.high)
+    scales = data.windows if data.few else ScaleGrid(low, high, per_octave=1)
     return _fitted(model_config("fovconc", size=data.image, scales=scales), data)
 
 
@@ -159,9 +159,7 @@ def _fitted(model: ModelConfig, data: DataSet) -> ModelConfig:
 
 
 NOT_SLIDING = {"photographs": "sliding windows do not support images of different sizes"}
-_CNN = Method(
-    name="cnn", title="CNN on the whole frame", paper=CHANNELS, family="CNN", model=_cnn
-)
+_CNN = Method(name="cnn", title="CNN on the whole frame", paper=CHANNELS, family="CNN", model=_cnn)
 _FOVMAX = Method(
     name="fovmax",
     title="foveated channels, maximum",

@@ -1,9 +1,8 @@
 """The command that compares methods over data sets and scales: compare."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
-
-import typer
 
 from foveate.cli.console import OUTPUT, progress
 from foveate.cli.options import (
@@ -114,7 +113,7 @@ def compare(
         run_study(study, labels, dry_run=dry_run, name=engine, **how)
     finally:
         if not dry_run and study.records:
-            _write(study, cast("SplitName", split), out)
+            _write(study, cast("SplitName", split), change or [])
 
 
 def _split(names: list[str] | None) -> list[str]:
@@ -132,38 +131,30 @@ def _sources(texts: list[str]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in texts)
 
 
-def _write(study: "Study", split: "SplitName", out: Path) -> None:
+def _write(study: "Study", split: "SplitName", changes: Sequence[str]) -> None:
     """Write the table, the page and the figures of all results in the folder."""
     from foveate.baselines.comparison import measurements, table_name, write_measurements
-    from foveate.report.comparison_page import (
-        ComparisonResults,
-        comparison_figures,
-        comparison_page,
-    )
+    from foveate.baselines.summary import comparison_views
+    from foveate.report.comparison_page import About, comparison_figure, comparison_page
     from foveate.report.plots import save
 
-    records = study.records
-    found = ComparisonResults(
-        lines=measurements(records, split),
-        split=split,
-        missing=[job.folder for job in study.remaining],
-        provenance={
-            "split": split,
-            "hardware": "; ".join(sorted({r.hardware for r in records})),
-            "foveate version of the runs": ", ".join(
-                sorted({f"{r.version} {r.commit}".strip() for r in records})
-            ),
-        },
-    )
-    table = out / table_name(split)
-    written = [write_measurements(table, found.lines)]
-    drawn = comparison_figures(found)
-    written.append(comparison_page(found, drawn).save(table.with_suffix(".html")))
+    out, lines = study.folder, measurements(study.records, split)
+    drawn = [(view, comparison_figure(view)) for view in comparison_views(lines)]
+    made = {f"{record.version} {record.commit}".strip() for record in study.records}
+    facts = {
+        "split": split,
+        "changed settings": ", ".join(changes) or "none",
+        "hardware": "; ".join(sorted({record.hardware for record in study.records})),
+        "foveate version of the runs": ", ".join(sorted(made)),
+    }
+    about = About(split=split, missing=[job.folder for job in study.remaining], facts=facts)
+    table = write_measurements(out / table_name(split), lines)
+    page = comparison_page(lines, drawn, about).save(table.with_suffix(".html"))
     with progress("figures", len(drawn)) as advance:
-        for each in drawn:
-            place = out / "figures" / (each.name if split == "test" else f"{each.name}-{split}")
+        for view, figure in drawn:
+            name = view.name if split == "test" else f"{view.name}-{split}"
             for kind in KINDS:
-                save(each.figure, place.parent / f"{place.name}.{kind}")
+                save(figure, out / "figures" / f"{name}.{kind}")
             advance(1)
-    for path in written:
+    for path in (table, page):
         OUTPUT.print(path, markup=False)

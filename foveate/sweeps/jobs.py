@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,8 +19,8 @@ from foveate.data.sources import load_source
 from foveate.data.splits import SplitName
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.curve import AtScale
+from foveate.evaluation.speed import images_per_second
 from foveate.evaluation.test_sets import open_test_set, with_channels
-from foveate.execution.plan import predict
 from foveate.files import parse_json, read_text, write_text
 from foveate.sweeps.records import Record, Winners
 from foveate.training.checkpoint import RunFolder
@@ -32,8 +33,6 @@ from foveate.training.skipped import Bad, add_skipped
 OUTCOMES: Mapping[SplitName, str] = {"test": "outcome.json", "val": "outcome-val.json"}
 """File in the run folder with the outcome of a job, by the split on which the job is tested."""
 MAX_SEEDS = 1000  # per configuration
-TIMED = {"cuda": 256, "cpu": 32}  # images per batch when the speed of a network is measured
-TIMED_SECONDS = 0.1  # at least, after a first batch that is not timed
 
 Rows = tuple[tuple[str, str], ...]
 
@@ -221,7 +220,7 @@ def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad
         nets[variant.key] = with_channels(net, job.config, variant.windows, variant.pool)[0]
     results = _test(job, nets, run, load, bad)
     seconds = (last["share"] + time.perf_counter() - begun) / at_once
-    speeds = {key: round(_images_per_second(n, job.config, device), 1) for key, n in nets.items()}
+    speeds = {key: round(images_per_second(n, job.config), 1) for key, n in nets.items()}
     outcome = Outcome(
         name=job.name,
         seed=job.config.seed,
@@ -271,7 +270,7 @@ def make_records(job: Job, outcome: Outcome) -> list[Record]:
     for key, rows in job.tests:
         how["images_per_second"] = outcome.variant_speeds.get(key, outcome.images_per_second)
         for (table, row), at in product(rows, outcome.results(key)):
-            tested = {"scale": at.scale, "accuracy": at.accuracy, "count": at.count}
+            tested: dict[str, Any] = {"scale": at.scale, "accuracy": at.accuracy, "count": at.count}
             records.append(Record(table=table, row=row, **tested, **how))
     return records
 
@@ -298,21 +297,6 @@ def _test(
     found = {key: tests.measure(net, job.scales) for key, net in nets.items()}
     add_skipped(run.path, tests.skipped)
     return found
-
-
-@torch.no_grad()
-def _images_per_second(net: nn.Module, config: TrainConfig, device: str) -> float:
-    """Measure the speed of a network on empty images, without the time to rescale images."""
-    count = TIMED["cuda" if device.startswith("cuda") else "cpu"]
-    side = config.recipe.base if config.recipe and is_photo(config) else config.size
-    images = torch.zeros(count, config.model.channels, side, side, device=device)
-    net.eval()
-    predict(net, images, config.precision).logits.cpu()  # compiles kernels, and waits for the GPU
-    done, begun = 0, time.perf_counter()
-    while (taken := time.perf_counter() - begun) < TIMED_SECONDS:
-        predict(net, images, config.precision).logits.cpu()
-        done += count
-    return done / taken
 
 
 def _peak_memory(device: str) -> int:

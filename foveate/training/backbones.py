@@ -18,7 +18,7 @@ BASELINES = "foveate.baselines."  # modules of this package whose factories need
 
 
 def is_registered(spec: str) -> bool:
-    """Whether `spec` is a network of timm, torchvision or this package, which runs no other code."""
+    """Whether `spec` names a network of timm, torchvision or this package, and no other code."""
     return spec.partition(":")[0] in LIBRARIES or spec.startswith(BASELINES)
 
 
