@@ -10,6 +10,8 @@ from collections import defaultdict
 import pytest
 import typer
 
+from foveate.baselines.data_sets import DATA_SETS
+from foveate.baselines.methods import METHODS
 from foveate.cli import options
 from foveate.cli.app import HELP, app, run
 from foveate.data.sources import SOURCES
@@ -96,16 +98,18 @@ def test_paragraphs_are_filled_to_the_width_of_the_terminal(capsys, monkeypatch)
 
 
 def test_an_option_means_the_same_in_every_command():
-    """One name, one help text and placeholder; two kinds of --out and --border are known."""
+    """One name, one help text and placeholder; two kinds of three options are known."""
     found = defaultdict(set)
     for command in COMMANDS:
         for option in options_of(command):
             found[option.opts[0]].add((option.metavar, option.help, tuple(option.secondary_opts)))
             assert len(option.opts) == 1, f"{command} {option.opts}: one name is enough"
     different = {name: kinds for name, kinds in found.items() if len(kinds) > 1}
-    assert set(different) == {"--out", "--border"}  # folder or file; of the frame or of the image
+    # A folder or a file; of the frame or of the image; of the command or of one data set.
+    assert set(different) == {"--out", "--border", "--source"}
     assert {metavar for metavar, *_ in different["--out"]} == {"DIR", "FILE"}
     assert len(different["--border"]) == 2
+    assert {metavar for metavar, *_ in different["--source"]} == {"SOURCE", "NAME=SOURCE"}
 
 
 def test_one_idea_has_one_name():
@@ -168,3 +172,4 @@ def test_completed_names_are_those_of_the_registries():
     fixed = {re.sub(r"(DIR|FILE)$", "", name) for name in SOURCES if name != "FILE.h5"}
     assert set(options.SOURCES) == fixed
     assert set(options.trained_networks()) == set(pretrained_names())
+    assert options.METHODS == tuple(METHODS) and options.DATA_SETS == tuple(DATA_SETS)

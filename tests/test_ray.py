@@ -23,6 +23,7 @@ from foveate.training.checkpoint import RunFolder
 ray = pytest.importorskip("ray", reason="needs ray: pip install 'foveate[ray]'")
 pytestmark = pytest.mark.xdist_group("ray")  # one cluster for all
 
+TIMES = ("seconds", "training_seconds", "images_per_second", "memory")
 STUDY = """
 name = "small"
 seeds = 3
@@ -119,7 +120,7 @@ def told(folder):
     """All of results.csv but how long it took and how much memory was in use."""
     with (folder / "results.csv").open() as file:
         lines = list(csv.DictReader(file))
-    return [{k: v for k, v in line.items() if k not in ("seconds", "memory")} for line in lines]
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
 
 
 def test_a_sweep_survives_a_killed_worker_and_a_removed_node(cluster, tmp_path, two_threads):

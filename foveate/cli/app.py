@@ -10,6 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 from foveate import __version__
 from foveate.cli import (
     audit,
+    compare,
     data,
     demo,
     evaluation,
@@ -85,7 +86,7 @@ app = typer.Typer(
 for command in (
     *(quickstart.quickstart, demo.demo, data.generate, data.show, training.train),
     *(evaluation.evaluate, audit.audit, predict.predict, export.export, reproduce.reproduce),
-    *(sweep.sweep, report.report, theory.verify),
+    *(sweep.sweep, compare.compare, report.report, theory.verify),
 ):
     app.command(cls=Command)(command)
 

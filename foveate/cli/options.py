@@ -27,6 +27,12 @@ ROWS = (
 )
 PRESETS = (*NETWORKS, "finetune", *ROWS)
 TABLES = ("table1", "table2", "table3", "all")
+METHODS = (
+    *("cnn", "cnn-all-scales", "cnn-averaged", "pyramid", "pyramid-wide", "sesn", "sesn-wide"),
+    *("disco", "gaussian-max", "gaussian-avg", "gaussian-wide", "riesz", "fovmax", "fovavg"),
+    *("swmax", "fovconc", "cnn-expert", "fovmax-expert"),
+)
+DATA_SETS = ("mnist", "fashion-mnist", "cifar10", "photographs", "mnist-few")
 POOLS = ("max", "avg", "logsumexp", "probabilities")
 
 SCALE_GRAMMAR = "a list 0.5,1,2, a range 1-4, a grid 0.5:8:4 (4 per octave), or all (0.5:8:4)"

@@ -128,7 +128,7 @@ def train(
     options |= {"deterministic": not no_deterministic}
     with join_processes(device, norms) as team:
         try:
-            _train(model, given | _settings(change or []), out, options, team)
+            _train(model, given | parse_settings(change or []), out, options, team)
         except typer.Exit:
             raise
         except LostProcessError as error:
@@ -194,7 +194,8 @@ def warn_of_skipped(count: int, table: Path) -> None:
         print_message(f"warning: skipped {images} that cannot be read; see {table}")
 
 
-def _settings(texts: Sequence[str]) -> dict[str, str]:
+def parse_settings(texts: Sequence[str]) -> dict[str, str]:
+    """Parse the values of --set, KEY=VALUE each."""
     from foveate.errors import ConfigError
 
     for text in texts:

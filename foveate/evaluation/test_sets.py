@@ -16,7 +16,7 @@ from foveate.evaluation.curve import AtScale, accuracy_over_scale, measure_accur
 from foveate.execution.plan import Prepared
 from foveate.models.channels import ScaleChannels
 from foveate.models.pooling import Pool
-from foveate.scales import parse_windows
+from foveate.scales import ScaleGrid, parse_windows
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.data import generated_from, is_photo, open_pictures
@@ -99,6 +99,9 @@ def with_channels(
 ) -> tuple[nn.Module, TrainConfig]:
     """Replace the windows or the pooling of a trained network, and keep its backbone.
 
+    A network on whole images becomes the backbone of channels: it receives the image at several
+    sizes.
+
     Args:
         net: Network of a run.
         config: Configuration of the run.
@@ -110,16 +113,19 @@ def with_channels(
         The network with the new channels and the same backbone, and its configuration.
 
     Raises:
-        ConfigError: If the network has no scale channels, pools by concatenation, or an argument is
-            invalid.
+        ConfigError: If the network has sliding windows or pools by concatenation, or an argument
+            is invalid.
     """
     if windows is None and pool is None:
         return net, config
+    model = config.model
+    if model.form == "plain" and not isinstance(net, ScaleChannels):
+        model = replace(model, form="foveated", scales=ScaleGrid(1, 1))
+        net = ScaleChannels(net, model.scales, model.size, model.pool).train(net.training)
     if type(net) is not ScaleChannels or "concat" in (net.pool, pool):
         raise ConfigError(
             "windows and pool can be changed only for channels pooled by max, avg or logsumexp"
         )
-    model = config.model
     if windows is not None:
         model = replace(model, scales=parse_windows(windows, model.size))
     model = replace(model, pool=cast(Pool, pool or model.pool))

@@ -3,19 +3,24 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from foveate.checks import check_fields
 from foveate.data.sources import load_source
+from foveate.data.splits import SplitName
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.curve import AtScale
-from foveate.evaluation.test_sets import open_test_set
+from foveate.evaluation.speed import images_per_second
+from foveate.evaluation.test_sets import open_test_set, with_channels
 from foveate.files import parse_json, read_text, write_text
 from foveate.sweeps.records import Record, Winners
 from foveate.training.checkpoint import RunFolder
@@ -25,8 +30,35 @@ from foveate.training.loop import train_together
 from foveate.training.session import Callback
 from foveate.training.skipped import Bad, add_skipped
 
-OUTCOME = "outcome.json"
+OUTCOMES: Mapping[SplitName, str] = {"test": "outcome.json", "val": "outcome-val.json"}
+"""File in the run folder with the outcome of a job, by the split on which the job is tested."""
 MAX_SEEDS = 1000  # per configuration
+
+Rows = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A further test of a trained network, with scale channels that it was not trained with.
+
+    Args:
+        rows: Rows of the results, as (table, row).
+        windows: Windows of the channels in pixels, such as ``56-224``.
+        pool: Pooling over the channels.
+
+    Examples:
+        >>> Variant(rows=(("sizes", "cnn"),), windows="56-224", pool="avg").key
+        '56-224 avg'
+    """
+
+    rows: Rows
+    windows: str
+    pool: str
+
+    @property
+    def key(self) -> str:
+        """Name of the test in an outcome."""
+        return f"{self.windows} {self.pool}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +70,8 @@ class Job:
         config: Training configuration, which includes the seed.
         scales: Test scales.
         rows: Rows of the results, as (table, row), to which the job contributes its seed.
+        split: Split on which the network is tested: ``test`` or ``val``.
+        variants: Further tests of the same trained network.
 
     Examples:
         >>> from foveate.training.presets import preset
@@ -50,12 +84,20 @@ class Job:
     name: str
     config: TrainConfig
     scales: tuple[float, ...]
-    rows: tuple[tuple[str, str], ...]
+    rows: Rows
+    split: SplitName = "test"
+    variants: tuple[Variant, ...] = ()
 
     @property
     def folder(self) -> str:
         """Name of the run folder inside the folder of the study."""
         return f"{self.name}-s{self.config.seed}"
+
+    @property
+    def tests(self) -> Iterator[tuple[str, Rows]]:
+        """The tests of the network, as (key, rows); the key of the network as trained is empty."""
+        yield "", self.rows
+        yield from ((variant.key, variant.rows) for variant in self.variants)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +116,11 @@ class Outcome:
         commit: Commit of foveate.
         hardware: Name of the device.
         scales: Test results, one per scale.
+        parameters: Number of parameters of the network.
+        training_seconds: Training time in seconds, a part of ``seconds``.
+        images_per_second: Speed of the network on test images that are already in memory.
+        variants: Test results of the variants of the job, by their key.
+        variant_speeds: Images per second of the variants, by their key.
     """
 
     name: str
@@ -86,15 +133,26 @@ class Outcome:
     commit: str
     hardware: str
     scales: tuple[AtScale, ...]
+    parameters: int = 0
+    training_seconds: float = 0.0
+    images_per_second: float = 0.0
+    variants: Mapping[str, tuple[AtScale, ...]] = field(default_factory=dict)
+    variant_speeds: Mapping[str, float] = field(default_factory=dict)
+
+    def results(self, key: str) -> tuple[AtScale, ...]:
+        """Return the test results with a key of `Job.tests`; empty if there are none."""
+        return self.variants.get(key, ()) if key else self.scales
 
     @classmethod
     def read(cls, path: Path) -> "Outcome":
         """Read the outcome.json of a run."""
         try:
             values = parse_json(read_text(path))
-            outcome = cls(**{**values, "scales": tuple(map(AtScale.from_dict, values["scales"]))})
+            tests = {"": values["scales"], **values.pop("variants", {})}
+            read = {key: tuple(map(AtScale.from_dict, found)) for key, found in tests.items()}
+            outcome = cls(**{**values, "scales": read.pop(""), "variants": read})
             check_fields(outcome)
-        except (ValueError, KeyError, TypeError, ConfigError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             remedy = "remove it to test the run again"
             raise DataError(f"{path} is damaged ({error}); {remedy}") from None
         return outcome
@@ -155,8 +213,14 @@ def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad
     begun, last = time.perf_counter(), run.metrics()[-1]
     if (accuracy := run.validation()) is None:
         raise DataError(f"{run.path} has no validation accuracy; remove the folder and train again")
-    scales = _test(job, run, device, load, bad)
+    # Trusted: training has checked that config.json is the configuration of this job.
+    net = run.net(trust=bool(job.config.backbone)).to(device)
+    nets = {"": net}
+    for variant in job.variants:
+        nets[variant.key] = with_channels(net, job.config, variant.windows, variant.pool)[0]
+    results = _test(job, nets, run, load, bad)
     seconds = (last["share"] + time.perf_counter() - begun) / at_once
+    speeds = {key: round(images_per_second(n, job.config), 1) for key, n in nets.items()}
     outcome = Outcome(
         name=job.name,
         seed=job.config.seed,
@@ -164,10 +228,15 @@ def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad
         validation=accuracy,
         seconds=round(seconds, 3),
         memory=_peak_memory(device),
-        scales=scales,
+        scales=results.pop(""),
+        parameters=sum(parameter.numel() for parameter in net.parameters()),
+        training_seconds=round(last["share"] / at_once, 3),
+        images_per_second=speeds.pop(""),
+        variants=results,
+        variant_speeds=speeds,
         **run.provenance(),
     )
-    write_text(run.path / OUTCOME, json.dumps(asdict(outcome)) + "\n")
+    write_text(run.path / OUTCOMES[job.split], json.dumps(asdict(outcome)) + "\n")
     return outcome
 
 
@@ -178,7 +247,7 @@ def find_outcome(job: Job, folder: Path) -> Outcome | None:
         ConfigError: If the folder contains a run of the same name with another configuration.
     """
     run = RunFolder(folder / job.folder)
-    path = run.path / OUTCOME
+    path = run.path / OUTCOMES[job.split]
     found = Outcome.read(path) if path.exists() else None
     digests = {found.config} if found else set()
     if (run.path / "config.json").exists():
@@ -187,24 +256,31 @@ def find_outcome(job: Job, folder: Path) -> Outcome | None:
         raise ConfigError(
             f"{run.path} contains a run named {job.name} with other settings; choose another --out"
         )
-    tested = {at.scale for at in found.scales} if found else set()
-    return found if tested >= set(job.scales) else None
+    if found is None:
+        return None
+    tested = [{at.scale for at in found.results(key)} for key, _ in job.tests]
+    return found if all(scales >= set(job.scales) for scales in tested) else None
 
 
 def make_records(job: Job, outcome: Outcome) -> list[Record]:
     """Return the records of a finished job, one per row and scale."""
     shared = {f.name for f in fields(Record)} & vars(outcome).keys()
     how = {name: getattr(outcome, name) for name in shared}
-    return [
-        Record(table=table, row=row, scale=at.scale, accuracy=at.accuracy, **how)
-        for table, row in job.rows
-        for at in outcome.scales
-    ]
+    records = []
+    for key, rows in job.tests:
+        how["images_per_second"] = outcome.variant_speeds.get(key, outcome.images_per_second)
+        for (table, row), at in product(rows, outcome.results(key)):
+            tested: dict[str, Any] = {"scale": at.scale, "accuracy": at.accuracy, "count": at.count}
+            records.append(Record(table=table, row=row, **tested, **how))
+    return records
 
 
 def make_winners(job: Job, outcome: Outcome) -> list[Winners]:
-    """Return how often each scale channel won at each test scale; empty without channels."""
-    channels = tuple(job.config.model.scales)
+    """Return how often each scale channel won at each test scale; empty without channels.
+
+    Only tests on the split ``test`` count, so that a folder with both splits does not mix them.
+    """
+    channels = tuple(job.config.model.scales) if job.split == "test" else ()
     return [
         Winners(row=job.name, seed=outcome.seed, scale=at.scale, channel=channel, count=count)
         for at in outcome.scales
@@ -212,11 +288,13 @@ def make_winners(job: Job, outcome: Outcome) -> list[Winners]:
     ]
 
 
-def _test(job: Job, run: RunFolder, device: str, load: Load, bad: Bad) -> tuple[AtScale, ...]:
-    # Trusted: training has checked that config.json is the configuration of this job.
-    net = run.net(trust=bool(job.config.backbone)).to(device)
-    tests = open_test_set(run, load, bad=bad if is_photo(job.config) else "stop")
-    found = tests.measure(net, job.scales)
+def _test(
+    job: Job, nets: Mapping[str, nn.Module], run: RunFolder, load: Load, bad: Bad
+) -> dict[str, tuple[AtScale, ...]]:
+    """Test the networks of a job: the one that was trained, and its variants."""
+    photo = is_photo(job.config)
+    tests = open_test_set(run, load, split=job.split, bad=bad if photo else "stop")
+    found = {key: tests.measure(net, job.scales) for key, net in nets.items()}
     add_skipped(run.path, tests.skipped)
     return found
 

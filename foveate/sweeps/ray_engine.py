@@ -27,7 +27,7 @@ from foveate.data.sources import Source, load_source
 from foveate.errors import ConfigError, FoveateError
 from foveate.files import reason_of as first_line
 from foveate.files import replacing, write_text
-from foveate.sweeps.jobs import OUTCOME, Job, find_outcome, perform
+from foveate.sweeps.jobs import OUTCOMES, Job, find_outcome, perform
 from foveate.sweeps.runner import Done, Failure, JobResult, describe_failure
 from foveate.training.checkpoint import BusyError, RunFolder
 from foveate.training.skipped import TABLE, Bad
@@ -42,7 +42,7 @@ FILES = (
     "metrics.jsonl",
     TABLE,
     "weights.safetensors",
-    OUTCOME,
+    *OUTCOMES.values(),
 )  # stored in this order
 
 

@@ -31,6 +31,10 @@ class Record:
         version: Version of foveate.
         commit: Commit of foveate.
         hardware: Name of the device.
+        count: Number of test images.
+        parameters: Number of parameters of the network.
+        training_seconds: Part of ``seconds`` that is training.
+        images_per_second: Speed of the network in evaluation.
     """
 
     table: str
@@ -45,6 +49,10 @@ class Record:
     version: str
     commit: str
     hardware: str
+    count: int = 0  # files of earlier versions do not have this column and the following ones
+    parameters: int = 0
+    training_seconds: float = 0.0
+    images_per_second: float = 0.0
 
     @property
     def key(self) -> tuple[str, str, int, float]:
@@ -68,17 +76,17 @@ class Winners:
         return self.row, self.seed, self.scale, self.channel
 
 
-Line = TypeVar("Line", Record, Winners)
+Line = TypeVar("Line")
 
 
 def read_records(folder: Path) -> list[Record]:
     """Read results.csv of a folder; empty if the file does not exist."""
-    return _read(folder / RESULTS, Record)
+    return read_lines(folder / RESULTS, Record)
 
 
 def read_winners(folder: Path) -> list[Winners]:
     """Read winners.csv of a folder; empty if the file does not exist."""
-    return _read(folder / WINNERS, Winners)
+    return read_lines(folder / WINNERS, Winners)
 
 
 def write_results(folder: Path, records: Iterable[Record], winners: Iterable[Winners]) -> None:
@@ -86,13 +94,8 @@ def write_results(folder: Path, records: Iterable[Record], winners: Iterable[Win
 
     The lines are sorted, so that equal results give equal files.
     """
-    try:
-        for name, kind, lines in ((RESULTS, Record, records), (WINNERS, Winners, winners)):
-            write_text(folder / name, _csv(kind, sorted(lines, key=lambda line: line.key)))
-    except OSError as error:
-        raise DataError(
-            f"cannot write results in {folder}: {error.strerror}; check the folder"
-        ) from None
+    write_lines(folder / RESULTS, Record, sorted(records, key=lambda line: line.key))
+    write_lines(folder / WINNERS, Winners, sorted(winners, key=lambda line: line.key))
 
 
 def merge_records(parts: Sequence[Sequence[Record]]) -> list[Record]:
@@ -114,23 +117,35 @@ def merge_records(parts: Sequence[Sequence[Record]]) -> list[Record]:
     return list(merged.values())
 
 
-def _csv(kind: type, lines: Iterable[object]) -> str:
+def write_lines(path: Path, kind: type[Line], lines: Iterable[Line]) -> None:
+    """Write a CSV file atomically, with one column per field of the dataclass `kind`."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, [field.name for field in fields(kind)], lineterminator="\n")
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(map(vars, lines))
-    return text.getvalue()
+    try:
+        write_text(path, text.getvalue())
+    except OSError as error:
+        raise DataError(
+            f"cannot write results in {path.parent}: {error.strerror}; check the folder"
+        ) from None
 
 
-def _read(path: Path, kind: type[Line]) -> list[Line]:
+def read_lines(path: Path, kind: type[Line]) -> list[Line]:
+    """Read the output of `write_lines`; empty if the file does not exist.
+
+    A missing column has the default of its field.
+    """
     if not path.exists():
         return []
     readers: dict[Any, Callable[[str], Any]] = {int: int, float: _number, str: str}
-    columns = {field.name: readers[field.type] for field in fields(kind)}
+    columns = {field.name: readers[field.type] for field in fields(kind)}  # type: ignore[arg-type]
     try:
         with check_regular(path).open(newline="", encoding="utf-8") as file:
-            lines = list(csv.DictReader(file, strict=True))
-        return [kind(**{k: read(line[k]) for k, read in columns.items()}) for line in lines]
+            table = csv.DictReader(file, strict=True)
+            there = {k: read for k, read in columns.items() if k in (table.fieldnames or ())}
+            return [kind(**{k: read(line[k]) for k, read in there.items()}) for line in table]
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise DataError(f"{path} is damaged ({error}); restore it from a copy") from None
 

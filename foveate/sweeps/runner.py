@@ -247,4 +247,5 @@ class Study:
     @staticmethod
     def _keys(job: Job) -> set[tuple[str, str, int, str, float]]:
         seed, digest = job.config.seed, job.config.digest()
-        return {(table, row, seed, digest, s) for table, row in job.rows for s in job.scales}
+        rows = {row for _, rows in job.tests for row in rows}
+        return {(table, row, seed, digest, s) for table, row in rows for s in job.scales}

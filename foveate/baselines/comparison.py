@@ -1,0 +1,256 @@
+"""The runs of a comparison of methods, and its results: one line per run and test scale."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TypeVar
+
+from foveate.baselines.data_sets import DATA_SETS, DataSet
+from foveate.baselines.methods import METHODS, Method
+from foveate.data.sources import Load
+from foveate.data.splits import SplitName
+from foveate.errors import ConfigError
+from foveate.sweeps.jobs import MAX_SEEDS, Job, Rows, Variant
+from foveate.sweeps.records import Record, read_lines, write_lines
+from foveate.training.config import TrainConfig
+
+EXPERT_SEEDS = 1  # an expert per test scale and method: 34 runs for a data set of 17 scales
+AT = "@"  # between method and training set in the name of a row
+Named = TypeVar("Named", Method, DataSet)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """Accuracy of one run of a method at one test scale: one line of compare.csv.
+
+    Attributes:
+        data: Name of the data set.
+        method: Name of the method.
+        trained: Training set: a scale, ``all``, or the number of samples.
+        scale: Test scale.
+        seed: Random seed of the run.
+        accuracy: Accuracy, 0 to 1.
+        count: Number of test images.
+        parameters: Number of parameters of the network.
+        training_seconds: Training time; for runs trained side by side, the run's share of it.
+        images_per_second: Speed of the trained network on images in memory.
+    """
+
+    data: str
+    method: str
+    trained: str
+    scale: float
+    seed: int
+    accuracy: float
+    count: int
+    parameters: int
+    training_seconds: float
+    images_per_second: float
+
+
+def find_methods(names: Sequence[str] = ()) -> list[Method]:
+    """Return methods by name, or all of them.
+
+    Args:
+        names: Names of methods.
+
+    Returns:
+        The methods, in the order of the registry.
+
+    Raises:
+        ConfigError: If a name is unknown.
+
+    Examples:
+        >>> [method.name for method in find_methods(["fovmax", "cnn"])]
+        ['cnn', 'fovmax']
+    """
+    return _find(METHODS, names, "method")
+
+
+def find_data_sets(names: Sequence[str], sources: Mapping[str, str], load: Load) -> list[DataSet]:
+    """Return data sets by name, with their sources.
+
+    Args:
+        names: Names of data sets. Without names, all data sets that have a source.
+        sources: Sources that replace the defaults, by data set.
+        load: Function that loads a source by name.
+
+    Returns:
+        The data sets, in the order of the registry.
+
+    Raises:
+        ConfigError: If a name is unknown, or a named data set has no source.
+        DataError: If a source is unknown or missing.
+
+    Examples:
+        >>> from foveate.data.sources import load_source
+        >>> found = find_data_sets(["mnist"], {"mnist": "mnist-5k"}, load_source)
+        >>> found[0].source
+        'mnist-5k'
+    """
+    _find(DATA_SETS, list(sources), "data set")
+    chosen = _find(DATA_SETS, names, "data set")
+    if unused := [name for name in sources if name not in {data.name for data in chosen}]:
+        raise ConfigError(f"--source {unused[0]}=... is not used; add {unused[0]} to --data")
+    known = [d.with_source(sources[d.name], load) if d.name in sources else d for d in chosen]
+    for data in known if names else ():
+        data.images(data.trained[0])  # raises if the data set has no source
+    return [data for data in known if data.source]
+
+
+def plan_jobs(
+    methods: Iterable[Method],
+    data_sets: Iterable[DataSet],
+    *,
+    scales: Sequence[float] = (),
+    seeds: int = 3,
+    split: SplitName = "test",
+    change: Callable[[TrainConfig], TrainConfig] = lambda config: config,
+) -> list[Job]:
+    """Return the runs of a comparison, each trained once.
+
+    Methods that test the same trained network share its run: the CNN trained on scale 2 is also
+    the expert for scale 2, and the network whose logits are averaged over input sizes.
+
+    Args:
+        methods: Methods to compare.
+        data_sets: Data sets to compare them on.
+        scales: Training scales; those of each data set if empty. Experts are trained on every test
+            scale, and training sets of few samples have no scale.
+        seeds: Runs per method and training set; experts have one.
+        split: Split of the test images: ``val`` to choose settings, ``test`` for results.
+        change: Function that changes the configuration of every run.
+
+    Returns:
+        The jobs, ordered by data set, method, training set and seed.
+
+    Raises:
+        ConfigError: If there are no runs, or an argument is invalid.
+
+    Examples:
+        >>> jobs = plan_jobs(find_methods(["cnn", "cnn-averaged"]), [DATA_SETS["mnist"]], seeds=1)
+        >>> [job.folder for job in jobs]
+        ['mnist-cnn-1-s0', 'mnist-cnn-2-s0', 'mnist-cnn-4-s0']
+        >>> jobs[0].rows, jobs[0].variants[0].rows
+        ((('mnist', 'cnn@1'),), (('mnist', 'cnn-averaged@1'),))
+    """
+    if not 1 <= seeds <= MAX_SEEDS:
+        raise ConfigError(f"seeds must be 1 to {MAX_SEEDS}, got {seeds}")
+    if split not in ("val", "test"):
+        raise ConfigError(f"split must be val or test, got {split!r}")
+    jobs: dict[str, Job] = {}
+    sets = list(data_sets)
+    for data, method, trained in _trainings(list(methods), sets, scales):
+        for seed in range(min(seeds, EXPERT_SEEDS) if method.trained == "expert" else seeds):
+            new = _job(data, method, trained, split)
+            new = replace(new, config=change(replace(new.config, seed=seed)))
+            jobs[new.folder] = _merged(jobs[new.folder], new) if new.folder in jobs else new
+    if not jobs:
+        asked = ", ".join(f"{scale:g}" for scale in scales)
+        there = "; ".join(f"{data.name}: {', '.join(data.trained)}" for data in sets)
+        raise ConfigError(f"no runs with the training scales {asked}; choose from {there}")
+    return list(jobs.values())
+
+
+def measurements(records: Iterable[Record], split: SplitName = "test") -> list[Measurement]:
+    """Return the results of a comparison from the results of its study.
+
+    Args:
+        records: Results of the study.
+        split: Split of the test images.
+
+    Returns:
+        One line per data set, method, training set, seed and test scale. An expert has only the
+        line of its training scale.
+    """
+    shared = {f.name for f in fields(Measurement)} & {f.name for f in fields(Record)}
+    found = []
+    for record in records:
+        name, _, other = record.table.partition(AT)
+        method, _, trained = record.row.partition(AT)
+        if (other or "test") != split or name not in DATA_SETS or method not in METHODS:
+            continue
+        if METHODS[method].trained == "expert" and float(trained) != record.scale:
+            continue
+        values = {key: getattr(record, key) for key in shared}
+        found.append(Measurement(data=name, method=method, trained=trained, **values))
+    return sorted(found, key=_order)
+
+
+def row_label(table: str, row: str) -> str:
+    """Return the label of a row for readers, such as ``mnist  fovmax, trained on scale 2``."""
+    data, (method, _, trained) = table.partition(AT)[0], row.partition(AT)
+    return f"{data}  {method}, {DATA_SETS[data].describe(trained)}"
+
+
+def table_name(split: SplitName) -> str:
+    """Return the file name of the table of results on a split."""
+    return "compare.csv" if split == "test" else f"compare-{split}.csv"
+
+
+def write_measurements(path: Path, found: Sequence[Measurement]) -> Path:
+    """Write compare.csv."""
+    write_lines(path, Measurement, found)
+    return path
+
+
+def read_measurements(path: Path) -> list[Measurement]:
+    """Read the output of `write_measurements`."""
+    return read_lines(path, Measurement)
+
+
+def _trainings(
+    methods: list[Method], data_sets: list[DataSet], scales: Sequence[float]
+) -> Iterator[tuple[DataSet, Method, str]]:
+    for data in data_sets:
+        for method in methods:
+            for trained in method.trainings(data):
+                limited = scales and method.trained == "each" and not data.few
+                if not limited or float(trained) in scales:
+                    yield data, method, trained
+
+
+def _job(data: DataSet, method: Method, trained: str, split: SplitName) -> Job:
+    """Return the job of one method, with the name of the method that it trains."""
+    own = METHODS[method.run_name]
+    table = data.name if split == "test" else f"{data.name}{AT}{split}"
+    rows: Rows = ((table, f"{method.name}{AT}{trained}"),)
+    scales = (float(trained),) if method.trained == "expert" else tuple(data.scales)
+    job = Job(
+        name=f"{data.name}-{own.name}-{trained}",
+        config=own.config(data, trained),
+        scales=scales,
+        rows=rows,
+        split=split,
+    )
+    if method.zoom is None:
+        return job
+    low, high = (f"{zoom * data.frame:g}" for zoom in method.zoom)
+    variant = Variant(rows=rows, windows=f"{low}-{high}", pool="avg")
+    return replace(job, rows=(), variants=(variant,))
+
+
+def _merged(one: Job, other: Job) -> Job:
+    """Return one job for two tests of the same run."""
+    return replace(
+        one,
+        scales=tuple(sorted({*one.scales, *other.scales})),
+        rows=(*one.rows, *other.rows),
+        variants=(*one.variants, *other.variants),
+    )
+
+
+def _order(line: Measurement) -> tuple[int, int, tuple[float, str], int, float]:
+    place = list(DATA_SETS).index(line.data), list(METHODS).index(line.method)
+    number = float(line.trained) if line.trained[0].isdigit() else 0.0
+    return *place, (number, line.trained), line.seed, line.scale
+
+
+def _find(known: Mapping[str, Named], names: Sequence[str], what: str) -> list[Named]:
+    for name in names:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
+            raise ConfigError(f"no {what} {name!r}; {hint}")
+    return [found for name, found in known.items() if not names or name in names]

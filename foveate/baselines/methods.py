@@ -1,0 +1,242 @@
+"""The methods of the comparison: what each is, its paper, its network and its settings."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+from foveate.baselines.data_sets import ALL, DataSet
+from foveate.models.channels import PAPER_SCALES
+from foveate.models.zoo import ModelConfig, model_config
+from foveate.scales import ScaleGrid
+from foveate.training.config import TrainConfig
+
+CHANNELS = "Jansson and Lindeberg, ICPR 2020"
+SIZES = "Simonyan and Zisserman, ICLR 2015"
+STIR = "Altstidl et al., IJCNN 2023"
+SESN = "Sosnovik, Szmaja and Smeulders, ICLR 2020"
+DISCO = "Sosnovik, Moskalev and Smeulders, BMVC 2021"
+GAUSSIAN = "Lindeberg, JMIV 2022"
+RIESZ = "Barisin, Schladitz and Redenbach, JMIV 2024"
+DERIVATIVES, CEILING = "Gaussian derivatives", "Ceiling"  # families
+ONE = ScaleGrid(1, 1)  # one window, the frame itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of a method that are chosen on validation images.
+
+    Args:
+        learning_rate: Highest learning rate.
+        epochs: Number of epochs; the schedule is stretched to this length.
+        batch: Number of images per step.
+        weight_decay: Weight decay.
+        schedule: Learning-rate schedule.
+
+    Examples:
+        >>> Settings(batch=16).learning_rate
+        0.003
+    """
+
+    learning_rate: float = 3e-3
+    epochs: int = 20
+    batch: int = 32
+    weight_decay: float = 0.0
+    schedule: Literal["steps", "cosine"] = "steps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """A method of the comparison.
+
+    Args:
+        name: Name on the command line.
+        title: Description for readers.
+        paper: Authors, venue and year of the paper that the method follows.
+        family: Group of related methods, which share a panel of the figures.
+        model: Function that returns the network for a data set.
+        backbone: Factory in ``foveate.baselines``; empty for the paper's network.
+        settings: Settings chosen on validation images.
+        settings_by_data: Settings for some data sets, by name.
+        trained: ``each`` for a run per training set of a data set, ``all`` for one run on all test
+            scales, or ``expert`` for a run per test scale, tested at that scale only.
+        runs_of: Method whose trained networks are tested; empty for runs of its own.
+        zoom: Windows of a test in scale channels, as multiples of the frame; None tests the network
+            as trained.
+        missing: Reason why the method cannot be used, by data set.
+
+    Examples:
+        >>> from foveate.baselines.data_sets import DATA_SETS
+        >>> config = METHODS["fovmax"].config(DATA_SETS["mnist"], "2")
+        >>> config.scales, config.batch, len(config.model.scales)
+        ('2', 16, 17)
+        >>> METHODS["sesn"].config(DATA_SETS["mnist"], "2").backbone
+        'foveate.baselines.steerable:network'
+    """
+
+    name: str
+    title: str
+    paper: str
+    family: str
+    model: Callable[[DataSet], ModelConfig]
+    backbone: str = ""
+    settings: Settings = field(default_factory=Settings)
+    settings_by_data: Mapping[str, Settings] = field(default_factory=dict)
+    trained: Literal["each", "all", "expert"] = "each"
+    runs_of: str = ""
+    zoom: tuple[float, float] | None = None
+    missing: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def run_name(self) -> str:
+        """Name of the method whose runs this method tests: its own, or `runs_of`."""
+        return self.runs_of or self.name
+
+    def trainings(self, data: DataSet) -> tuple[str, ...]:
+        """Return the training sets of the method.
+
+        Args:
+            data: The data set.
+
+        Returns:
+            Names of training sets; empty if the method cannot be used.
+        """
+        if data.name in self.missing:
+            return ()
+        found = {"each": data.trained, "all": (ALL,), "expert": data.experts}[self.trained]
+        return () if data.few and self.trained != "each" else found
+
+    def config(self, data: DataSet, trained: str) -> TrainConfig:
+        """Return the configuration of a run.
+
+        Args:
+            data: The data set.
+            trained: One of the training sets that `trainings` returns.
+
+        Returns:
+            The configuration, with seed 0.
+
+        Raises:
+            ConfigError: If the data set has no source.
+        """
+        values: dict[str, Any] = asdict(self.settings_by_data.get(data.name, self.settings))
+        values["epochs"] *= data.repeats(trained)
+        values["epochs_per_decay"] = values["epochs"] / 10
+        values |= data.images(trained)
+        return TrainConfig(model=self.model(data), backbone=self.backbone, **values)
+
+
+def _frame(data: DataSet) -> ModelConfig:
+    """Return one window that is the frame, around a backbone."""
+    return _fitted(ModelConfig(scales=ONE, size=data.frame, pool="avg"), data)
+
+
+def _cnn(data: DataSet) -> ModelConfig:
+    """Return the paper's CNN on the whole frame; photographs need a window around it."""
+    form: dict[str, Any] = {"form": "foveated", "pool": "avg", "scales": ONE}
+    changes = form if data.recipe == "photo" else {}
+    return _fitted(model_config("cnn", size=data.frame, **changes), data)
+
+
+def _channels(name: str) -> Callable[[DataSet], ModelConfig]:
+    """Return a function for a network of the paper with the channels of a data set."""
+    return lambda data: _fitted(model_config(name, size=data.image, scales=data.windows), data)
+
+
+def _fovconc(data: DataSet) -> ModelConfig:
+    """Return FovConc with one channel per octave; 3 for digits, and 17 with few samples.
+
+    Both numbers for digits are those of the paper.
+    """
+    three = data.windows == PAPER_SCALES
+    low, high = (1.0, 4.0) if three else (data.windows.low, data.windows.high)
+    scales = data.windows if data.few else ScaleGrid(low, high, per_octave=1)
+    return _fitted(model_config("fovconc", size=data.image, scales=scales), data)
+
+
+def _fitted(model: ModelConfig, data: DataSet) -> ModelConfig:
+    values = {**vars(model), "channels": data.channels, "classes": data.classes}
+    return ModelConfig(**{**values, "antialias": data.recipe == "photo"})
+
+
+NOT_SLIDING = {"photographs": "sliding windows do not support images of different sizes"}
+_CNN = Method(name="cnn", title="CNN on the whole frame", paper=CHANNELS, family="CNN", model=_cnn)
+_FOVMAX = Method(
+    name="fovmax",
+    title="foveated channels, maximum",
+    paper=CHANNELS,
+    family="Scale channels",
+    model=_channels("fovmax"),
+    settings=Settings(batch=16),
+    settings_by_data={"mnist-few": Settings()},
+)
+
+
+def _baseline(name: str, title: str, paper: str, family: str, factory: str) -> Method:
+    backbone = f"foveate.baselines.{factory}"
+    how: dict[str, Any] = {"name": name, "title": title, "paper": paper, "family": family}
+    return Method(model=_frame, backbone=backbone, **how)
+
+
+_METHODS = (
+    _CNN,
+    replace(_CNN, name="cnn-all-scales", title="CNN, trained on all test scales", trained="all"),
+    replace(
+        _CNN,
+        name="cnn-averaged",
+        title="the trained CNN, logits averaged over five input sizes",
+        paper=SIZES,
+        runs_of="cnn",
+        zoom=(0.5, 2.0),
+    ),
+    _baseline("pyramid", "image pyramid, 4 levels", STIR, "Image pyramid", "pyramid:network"),
+    _baseline(
+        "pyramid-wide", "levels for all test scales", STIR, "Image pyramid", "pyramid:wide"
+    ),
+    _baseline("sesn", "scale-steerable filters", SESN, "Steerable filters", "steerable:network"),
+    _baseline(
+        "sesn-wide", "filters for all test scales", SESN, "Steerable filters", "steerable:wide"
+    ),
+    _baseline("disco", "discrete filters", DISCO, "Steerable filters", "steerable:disco"),
+    _baseline(
+        "gaussian-max", "maximum over channels", GAUSSIAN, DERIVATIVES,
+        "gaussian_derivatives:network",
+    ),
+    _baseline(
+        "gaussian-avg", "average over channels", GAUSSIAN, DERIVATIVES,
+        "gaussian_derivatives:average",
+    ),
+    _baseline(
+        "gaussian-wide", "maximum, channels for all test scales", GAUSSIAN, DERIVATIVES,
+        "gaussian_derivatives:wide",
+    ),
+    _baseline("riesz", "Riesz transforms", RIESZ, "Riesz transforms", "riesz:network"),
+    _FOVMAX,
+    replace(
+        _FOVMAX, name="fovavg", title="foveated channels, average", model=_channels("fovavg")
+    ),
+    replace(
+        _FOVMAX,
+        name="swmax",
+        title="sliding windows, maximum",
+        model=_channels("swmax"),
+        settings=Settings(),
+        missing=NOT_SLIDING,
+    ),
+    replace(
+        _FOVMAX,
+        name="fovconc",
+        title="foveated channels, concatenated",
+        model=_fovconc,
+        settings=Settings(),
+    ),
+    replace(
+        _CNN, name="cnn-expert", title="CNN, one per test scale", family=CEILING, trained="expert",
+        runs_of="cnn",
+    ),
+    replace(
+        _FOVMAX, name="fovmax-expert", title="FovMax, one per test scale", family=CEILING,
+        trained="expert", runs_of="fovmax",
+    ),
+)  # fmt: skip
+METHODS = {method.name: method for method in _METHODS}
+"""The methods by name. The experts give the ceiling: the accuracy if the test scale is known."""

@@ -1,0 +1,172 @@
+"""Summaries of a comparison: curves over scale, the ceiling, and intervals over seeds."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, mean, stdev
+
+from foveate.baselines.comparison import Measurement
+from foveate.baselines.data_sets import ALL, DATA_SETS, DataSet
+from foveate.baselines.methods import METHODS
+from foveate.evaluation.results import Curve
+
+# 97.5 % quantiles of Student's t distribution with 1 to 9 degrees of freedom.
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonView:
+    """The results of all methods on a data set, after training on one set.
+
+    Attributes:
+        data: The data set.
+        trained: The training set; empty for a data set of few samples, which has one view.
+        curves: Accuracy by method: over scale, or over the number of samples as a mean over scales.
+        averages: Mean accuracy over all scales by method, one value per seed.
+        ceiling: Accuracy of the best expert by test scale.
+    """
+
+    data: DataSet
+    trained: str
+    curves: dict[str, Curve]
+    averages: dict[str, list[float]]
+    ceiling: dict[float, float]
+
+    @property
+    def name(self) -> str:
+        """Name of the view, for files."""
+        return f"{self.data.name}-{self.trained}" if self.trained else self.data.name
+
+    @property
+    def caption(self) -> str:
+        """Description for readers."""
+        if self.trained:
+            return f"{self.data.title}, {self.data.describe(self.trained)}."
+        scales = self.data.scales
+        return f"{self.data.title}: mean over test scales from {scales.low:g} to {scales.high:g}."
+
+
+def comparison_views(lines: Sequence[Measurement]) -> Iterator[ComparisonView]:
+    """Yield one view per data set and training set with results.
+
+    A method that is trained on all scales is part of every view of its data set.
+    """
+    for name, data in DATA_SETS.items():
+        own = [line for line in lines if line.data == name]
+        if data.few and own:
+            yield ComparisonView(
+                data=data, trained="", curves=_over_samples(own), averages={}, ceiling={}
+            )
+            continue
+        methods = [line for line in own if not _is_expert(line)]
+        there = {line.trained for line in methods}
+        for trained in [t for t in data.trained if t in there] or there & {ALL}:
+            shown = [line for line in methods if line.trained in (trained, ALL)]
+            yield ComparisonView(
+                data=data,
+                trained=trained,
+                curves=_over_scale(shown),
+                averages={m: _averages(found) for m, found in _by_method(shown).items()},
+                ceiling=find_ceiling(own),
+            )
+
+
+def find_ceiling(lines: Iterable[Measurement]) -> dict[float, float]:
+    """Return the accuracy of the best expert by test scale.
+
+    Args:
+        lines: Results on one data set.
+
+    Returns:
+        The highest accuracy of the experts at each scale; several seeds of one are averaged.
+    """
+    experts = [line for line in lines if _is_expert(line)]
+    best: dict[float, float] = {}
+    for curve in _over_scale(experts).values():
+        for scale, accuracy in zip(curve.scales, curve.mean, strict=True):
+            best[scale] = max(accuracy, best.get(scale, 0.0))
+    return dict(sorted(best.items()))
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean of some runs, and half the width of its 95 % confidence interval.
+
+    Args:
+        values: One value per run.
+
+    Returns:
+        The mean, and half the width of the interval (Student's t); None for a single run.
+
+    Examples:
+        >>> centre, half = mean_interval([98.0, 99.0, 100.0])
+        >>> centre, round(half, 2)  # 4.303 / sqrt(3)
+        (99.0, 2.48)
+    """
+    if len(values) < 2:
+        return mean(values), None
+    return mean(values), half_width(stdev(values), len(values))
+
+
+def half_width(spread: float, runs: int) -> float:
+    """Return half the width of the interval of a mean, from the standard deviation of runs."""
+    return _student(runs - 1) * spread / math.sqrt(runs)
+
+
+def _student(freedom: int) -> float:
+    """Return the 97.5 % quantile of Student's t distribution.
+
+    Above 9 degrees of freedom, two terms of its expansion about the normal quantile are exact to
+    0.003.
+    """
+    if freedom <= len(STUDENT):
+        return STUDENT[freedom - 1]
+    z = NormalDist().inv_cdf(0.975)
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    return z + first / freedom + second / freedom**2
+
+
+def _is_expert(line: Measurement) -> bool:
+    return METHODS[line.method].trained == "expert"
+
+
+def _by_method(lines: Iterable[Measurement]) -> dict[str, list[Measurement]]:
+    groups: dict[str, list[Measurement]] = {name: [] for name in METHODS}
+    for line in lines:
+        groups[line.method].append(line)
+    return {name: found for name, found in groups.items() if found}
+
+
+def _averages(lines: Sequence[Measurement]) -> list[float]:
+    """Return the mean accuracy over scales of each seed."""
+    seeds = sorted({line.seed for line in lines})
+    return [mean(line.accuracy for line in lines if line.seed == seed) for seed in seeds]
+
+
+def _over_scale(lines: Iterable[Measurement]) -> dict[str, Curve]:
+    found = {}
+    for name, own in _by_method(lines).items():
+        scales = sorted({line.scale for line in own})
+        values = [[line.accuracy for line in own if line.scale == scale] for scale in scales]
+        found[name] = _curve(name, scales, values)
+    return found
+
+
+def _over_samples(lines: Iterable[Measurement]) -> dict[str, Curve]:
+    found = {}
+    for name, own in _by_method(lines).items():
+        counts = sorted({int(line.trained) for line in own})
+        values = [_averages([m for m in own if int(m.trained) == count]) for count in counts]
+        found[name] = _curve(name, counts, values)
+    return found
+
+
+def _curve(name: str, places: Sequence[float], values: Sequence[Sequence[float]]) -> Curve:
+    runs = min(map(len, values))
+    return Curve(
+        label=name,
+        trained_on="",
+        runs=runs,
+        scales=tuple(places),
+        mean=tuple(map(mean, values)),
+        spread=tuple(map(stdev, values)) if runs > 1 else (),
+    )

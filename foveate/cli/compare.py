@@ -1,0 +1,160 @@
+"""The command that compares methods over data sets and scales: compare."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+from foveate.cli.console import OUTPUT, progress
+from foveate.cli.options import (
+    DATA,
+    DATA_SETS,
+    METHODS,
+    MODEL,
+    OUT_FOLDER,
+    PRECISION,
+    SCALES,
+    SPLIT,
+    AddressOption,
+    BadOption,
+    DeviceOption,
+    DryRunOption,
+    EngineOption,
+    shared,
+)
+from foveate.cli.reproduce import MAX_TOGETHER, SEEDS, TOGETHER
+from foveate.cli.sweep import run_study
+from foveate.cli.training import SETTING, cached_loader, parse_settings
+
+if TYPE_CHECKING:
+    from foveate.data.splits import SplitName
+    from foveate.sweeps.runner import Study
+    from foveate.training.config import TrainConfig
+
+METHOD = shared(
+    "NAMES", "Methods to compare, such as fovmax,cnn; can be repeated.", MODEL, "--methods",
+    values=METHODS,
+)  # fmt: skip
+SETS = shared(
+    "NAMES", "Data sets, such as mnist,cifar10; can be repeated.", DATA, "--data", values=DATA_SETS
+)
+REPLACED = shared(
+    "NAME=SOURCE", "Source of a data set, such as mnist=idx:DIR; can be repeated.", DATA,
+    "--source",
+)  # fmt: skip
+KINDS = ("svg", "png")
+
+
+def compare(
+    methods: Annotated[list[str] | None, METHOD("all methods")] = None,
+    data: Annotated[list[str] | None, SETS("all data sets that have a source")] = None,
+    source: Annotated[list[str] | None, REPLACED()] = None,
+    scales: Annotated[str | None, SCALES("training scales of each data set")] = None,
+    split: Annotated[str, SPLIT()] = "test",
+    bad: BadOption = "stop",
+    seeds: Annotated[int, SEEDS()] = 3,
+    precision: Annotated[str, PRECISION("auto: bf16 on a GPU, float32 on a CPU")] = "auto",
+    change: Annotated[list[str] | None, SETTING()] = None,
+    out: Annotated[Path, OUT_FOLDER()] = Path("compare"),
+    device: DeviceOption = "auto",
+    together: Annotated[int, TOGETHER(min=0, max=MAX_TOGETHER)] = 0,
+    engine: EngineOption = "local",
+    address: AddressOption = None,
+    dry_run: DryRunOption = False,
+) -> None:
+    """Compare methods that generalise over scale: train each on one scale, test it at many.
+
+    ```
+    foveate compare --dry-run
+    foveate compare --methods cnn,fovmax --data mnist --scales 2
+    foveate compare --methods sesn --split val --set learning_rate=0.001
+    ```
+
+    Writes compare.csv (one line per run and test scale), compare.html and one figure per data set
+    and training scale. If interrupted, the same command resumes; finished runs are not repeated.
+    The methods cnn-expert and fovmax-expert are trained on each test scale with one seed: they
+    give the ceiling. With --split val, networks are tested on validation images only, to choose
+    settings.
+    """
+    from foveate.baselines.comparison import (
+        find_data_sets,
+        find_methods,
+        plan_jobs,
+        row_label,
+    )
+    from foveate.files import check_folder
+    from foveate.scales import as_scales
+    from foveate.sweeps.runner import Study
+    from foveate.training.data import is_photo
+    from foveate.training.loop import find_device
+    from foveate.training.skipped import check_bad
+
+    place, load = str(find_device(device)), cached_loader()
+    usual = "bf16" if place.startswith("cuda") else "float32"
+    changes = {"precision": usual if precision == "auto" else precision}
+    changes |= parse_settings(change or [])
+
+    def changed(config: "TrainConfig") -> "TrainConfig":
+        return config.changed(changes)
+
+    jobs = plan_jobs(
+        find_methods(_split(methods)),
+        find_data_sets(_split(data), _sources(source or []), load),
+        scales=as_scales(scales) if scales else (),
+        seeds=seeds,
+        split=cast("SplitName", split),
+        change=changed,
+    )
+    check_bad(bad, max((job.config for job in jobs), key=is_photo))
+    check_folder(out)
+    study = Study(jobs, out)
+    labels = {row: row_label(*row) for job in jobs for _, rows in job.tests for row in rows}
+    how = {"device": place, "together": together, "address": address, "load": load, "bad": bad}
+    try:
+        run_study(study, labels, dry_run=dry_run, name=engine, **how)
+    finally:
+        if not dry_run and study.records:
+            _write(study, cast("SplitName", split), change or [])
+
+
+def _split(names: list[str] | None) -> list[str]:
+    """Split lists of names at commas."""
+    return [name.strip() for part in names or [] for name in part.split(",") if name.strip()]
+
+
+def _sources(texts: list[str]) -> dict[str, str]:
+    from foveate.errors import ConfigError
+
+    for text in texts:
+        name, _, source = text.partition("=")
+        if not (name and source):
+            raise ConfigError(f"--source must be NAME=SOURCE, such as mnist=idx:DIR, got {text!r}")
+    return dict(text.split("=", 1) for text in texts)
+
+
+def _write(study: "Study", split: "SplitName", changes: Sequence[str]) -> None:
+    """Write the table, the page and the figures of all results in the folder."""
+    from foveate.baselines.comparison import measurements, table_name, write_measurements
+    from foveate.baselines.summary import comparison_views
+    from foveate.report.comparison_page import About, comparison_figure, comparison_page
+    from foveate.report.plots import save
+
+    out, lines = study.folder, measurements(study.records, split)
+    drawn = [(view, comparison_figure(view)) for view in comparison_views(lines)]
+    made = {f"{record.version} {record.commit}".strip() for record in study.records}
+    facts = {
+        "split": split,
+        "changed settings": ", ".join(changes) or "none",
+        "hardware": "; ".join(sorted({record.hardware for record in study.records})),
+        "foveate version of the runs": ", ".join(sorted(made)),
+    }
+    about = About(split=split, missing=[job.folder for job in study.remaining], facts=facts)
+    table = write_measurements(out / table_name(split), lines)
+    page = comparison_page(lines, drawn, about).save(table.with_suffix(".html"))
+    with progress("figures", len(drawn)) as advance:
+        for view, figure in drawn:
+            name = view.name if split == "test" else f"{view.name}-{split}"
+            for kind in KINDS:
+                save(figure, out / "figures" / f"{name}.{kind}")
+            advance(1)
+    for path in (table, page):
+        OUTPUT.print(path, markup=False)

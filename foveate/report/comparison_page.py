@@ -1,0 +1,222 @@
+"""HTML page of a comparison of methods: figures with the ceiling, tables, costs, settings."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import mean
+from typing import TYPE_CHECKING
+
+from foveate import __version__
+from foveate.baselines.comparison import Measurement
+from foveate.baselines.data_sets import DATA_SETS
+from foveate.baselines.methods import METHODS, Method, Settings
+from foveate.baselines.summary import ComparisonView, half_width, mean_interval
+from foveate.data.splits import SplitName
+from foveate.evaluation.results import Curve
+from foveate.report.html import Cell, Page
+from foveate.report.plots import COLOURS, MARKERS, band, percent_axis, scale_axis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SHOWN = 5  # scales in the short table; the full table has all
+DEEP = 50.0  # points below the ceiling that get the strongest colour
+COLUMNS = 3  # panels side by side
+CEILING = "trained on the test scale"
+DASHED = (0, (4, 2))
+HOW_TO_READ = (
+    "Curves are means over seeds, with one standard deviation as a band. The dashed line is the "
+    "ceiling: at each scale, the better of the experts, which are trained on that scale alone. In "
+    "the tables, colours show the distance from the ceiling. ± is a 95 % confidence interval of "
+    "the mean over seeds (Student's t); it does not contain the uncertainty of a finite test set."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What the page says about the runs.
+
+    Attributes:
+        split: Split of the test images.
+        missing: Names of the planned runs without a result.
+        facts: Facts for the section Provenance, by name.
+    """
+
+    split: SplitName = "test"
+    missing: Sequence[str] = ()
+    facts: Mapping[str, object] = field(default_factory=dict)
+
+
+def comparison_figure(view: ComparisonView) -> "Figure":
+    """Draw one panel per family of methods, each with the ceiling."""
+    from matplotlib.figure import Figure
+
+    families: dict[str, list[Curve]] = {}
+    for name, curve in view.curves.items():
+        families.setdefault(METHODS[name].family, []).append(curve)
+    columns = min(COLUMNS, len(families))
+    rows = math.ceil(len(families) / columns)
+    figure = Figure(figsize=(3.6 * columns if columns > 1 else 6.4, 3.2 * rows))
+    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
+    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes, (family, curves) in zip(grid, families.items(), strict=False):
+        axes.set_title(family, fontsize=10)
+        _panel(axes, curves, view)
+    for axes in grid[len(families) :]:
+        axes.set_axis_off()
+    if view.ceiling:
+        line = grid[0].get_lines()[0]
+        figure.legend([line], [CEILING], loc="outside lower center", frameon=False, fontsize=9)
+    return figure
+
+
+def comparison_page(
+    lines: Sequence[Measurement], drawn: Sequence[tuple[ComparisonView, "Figure"]], about: About
+) -> Page:
+    """Build the page from the results and their figures."""
+    images = "test images" if about.split == "test" else "validation images"
+    runs = {(m.data, METHODS[m.method].run_name, m.trained, m.seed) for m in lines}
+    methods = [name for name in METHODS if name in {line.method for line in lines}]
+    sets = [name for name in DATA_SETS if name in {line.data for line in lines}]
+    lead = (
+        f"Methods: {len(methods)}. Data sets: {len(sets)}. Trained networks: {len(runs)}. All "
+        f"accuracies are in percent of the {images}."
+    )
+    page = Page("Comparison of methods over scale", lead)
+    _missing(page, about.missing)
+    page.text(HOW_TO_READ)
+    for name in sets:
+        page.section(DATA_SETS[name].title)
+        for view, figure in drawn:
+            if view.data.name == name:
+                page.figure(figure, caption=view.caption)
+                _accuracies(page, view)
+        _costs(page, [line for line in lines if line.data == name])
+    _methods(page, methods)
+    page.provenance({**about.facts, "foveate version of this page": __version__})
+    return page
+
+
+def _panel(axes: "Axes", curves: Sequence[Curve], view: ComparisonView) -> None:
+    if view.ceiling:
+        percent = [100 * value for value in view.ceiling.values()]
+        axes.plot(list(view.ceiling), percent, color="0.35", ls=DASHED, lw=1.2)
+    for curve, colour, marker in zip(curves, COLOURS, MARKERS, strict=False):
+        percent = [100 * value for value in curve.mean]
+        axes.plot(curve.scales, percent, color=colour, marker=marker, ms=3, label=curve.label)
+        if curve.spread:
+            band(axes, curve.scales, percent, [100 * value for value in curve.spread], colour)
+    places = sorted({place for curve in curves for place in curve.scales} | set(view.ceiling))
+    if view.data.few:
+        axes.set_xscale("log")
+        axes.set_xticks(places, [f"{place:,}" for place in places], fontsize=8, rotation=45)
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel("number of training samples")
+    else:
+        scale_axis(axes, places)
+    percent_axis(axes, 0)
+    axes.legend(frameon=False, fontsize=8, loc="best")
+
+
+def _missing(page: Page, missing: Sequence[str]) -> None:
+    if missing:
+        count = "1 run is" if len(missing) == 1 else f"{len(missing)} runs are"
+        page.notice(
+            f"Partial results: {count} missing. Run the same command again to resume.",
+            f"Missing: {', '.join(missing)}.",
+        )
+
+
+def _accuracies(page: Page, view: ComparisonView) -> None:
+    """Add the accuracy at some scales with the mean over all, and a collapsed table of all."""
+    places = sorted({place for curve in view.curves.values() for place in curve.scales})
+    if view.data.few:
+        rows = [[name, *_intervals(curve, places)] for name, curve in view.curves.items()]
+        headers = ["method", *(f"{place:,}" for place in places)]
+        page.table(headers, rows, caption="Accuracy by number of training samples.")
+        return
+    last, count = len(places) - 1, min(SHOWN, len(places))
+    chosen = [places[round(k * last / max(1, count - 1))] for k in range(count)]
+    _table(page, view, chosen, "Accuracy by test scale, and the mean over all test scales.")
+    if len(chosen) < len(places):
+        with page.details("All scales"):
+            _table(page, view, places, "Accuracy by test scale.")
+
+
+def _table(page: Page, view: ComparisonView, scales: Sequence[float], caption: str) -> None:
+    rows: list[list[Cell]] = []
+    tints: list[list[float | None]] = []
+    for name, curve in view.curves.items():
+        at = dict(zip(curve.scales, curve.mean, strict=True))
+        overall = _percent(*mean_interval(view.averages[name]))
+        rows.append([name, *(_percent(at.get(s)) for s in scales), overall, str(curve.runs)])
+        tints.append([None, *(_tint(at.get(s), view.ceiling.get(s)) for s in scales), None, None])
+    if view.ceiling:
+        best = [_percent(view.ceiling.get(scale)) for scale in scales]
+        rows.append([CEILING, *best, _percent(mean(view.ceiling.values())), "–"])
+        tints.append([None] * len(rows[0]))
+    headers = ["method", *(f"{scale:.3g}" for scale in scales), "mean", "seeds"]
+    page.table(headers, rows, colour=tints, caption=caption)
+
+
+def _intervals(curve: Curve, places: Sequence[float]) -> list[Cell]:
+    """Return the cells of a curve with the interval over seeds."""
+    means = dict(zip(curve.scales, curve.mean, strict=True))
+    halves = {
+        place: half_width(spread, curve.runs)
+        for place, spread in zip(curve.scales, curve.spread, strict=False)
+    }
+    return [_percent(means.get(place), halves.get(place)) for place in places]
+
+
+def _percent(value: float | None, half: float | None = None) -> str:
+    if value is None:
+        return "–"
+    return f"{100 * value:.2f}" + ("" if half is None else f" ±{100 * half:.2f}")
+
+
+def _tint(value: float | None, best: float | None) -> float | None:
+    """Colour by the square root of the gap to the ceiling, so that small gaps are visible."""
+    if value is None or best is None:
+        return None
+    gap = 100 * (value - best)
+    return math.copysign(math.sqrt(min(1.0, abs(gap) / DEEP)), gap)
+
+
+def _costs(page: Page, lines: Sequence[Measurement]) -> None:
+    rows: list[list[Cell]] = []
+    for name in METHODS:
+        runs = {(m.trained, m.seed): m for m in lines if m.method == name}.values()
+        if runs:
+            seconds = f"{mean(run.training_seconds for run in runs):,.1f}"
+            speed = f"{mean(run.images_per_second for run in runs):,.0f}"
+            rows.append([name, next(iter(runs)).parameters, seconds, speed, len(runs)])
+    headers = ["method", "parameters", "training seconds", "images per second", "runs"]
+    caption = "Cost per run. Methods that test the same networks share their training."
+    page.table(headers, rows, caption=caption)
+
+
+def _methods(page: Page, names: Sequence[str]) -> None:
+    page.section("Methods")
+    page.text(
+        "The settings are those of the registry, `foveate.baselines.methods`. With few samples, "
+        "there are up to 20 times as many epochs."
+    )
+    methods = [METHODS[name] for name in names]
+    rows = [[m.name, m.title, m.paper, _settings(m)] for m in methods]
+    page.table(["method", "network", "paper", "settings"], rows)
+
+
+def _settings(method: Method) -> str:
+    """Return the settings as text, with those of single data sets in brackets."""
+    special = method.settings_by_data.items()
+    other = "; ".join(f"{name}: {_words(settings)}" for name, settings in special)
+    return _words(method.settings) + (f" ({other})" if other else "")
+
+
+def _words(settings: Settings) -> str:
+    usual, values = asdict(Settings()), asdict(settings)
+    shown = ("learning_rate", "epochs", "batch")
+    keys = [key for key in values if key in shown or values[key] != usual[key]]
+    return ", ".join(f"{key.replace('_', ' ')} {values[key]}" for key in keys)
