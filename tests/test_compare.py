@@ -21,7 +21,7 @@ from foveate.baselines.comparison import (
     read_measurements,
 )
 from foveate.baselines.data_sets import ALL, DATA_SETS, DataSet
-from foveate.baselines.methods import METHODS, Method
+from foveate.baselines.methods import METHODS
 from foveate.baselines.summary import comparison_views, find_ceiling, mean_interval
 from foveate.cli.app import run
 from foveate.data.large_scale import rescale
@@ -33,9 +33,8 @@ from foveate.report.comparison_page import About, comparison_figure, comparison_
 from foveate.resampling import foveate
 from foveate.scales import ScaleGrid
 from foveate.sweeps import runner
-from foveate.sweeps.jobs import Job
+from foveate.sweeps.jobs import Job, Variant, find_outcome, perform
 from foveate.sweeps.records import Record, read_records
-from foveate.training.backbones import make_backbone
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import build_net
 from foveate.training.presets import preset
@@ -71,7 +70,7 @@ def require(method, data):
 def test_every_method_has_a_network_for_every_data_set(method, data):
     require(method, data)
     config = method.config(data, method.trainings(data)[0])
-    net = build_net(config).eval()
+    net = build_net(config, trust=True).eval()
     side = data.image if data.recipe == "photo" else data.frame
     with torch.no_grad():
         logits = net(torch.randn(1, data.channels, side, side))
@@ -378,49 +377,36 @@ def test_results_of_other_splits_and_studies_are_left_out():
     assert [(m.method, m.trained) for m in measurements(records, "val")] == [("cnn", "1")]
 
 
-# Backbones of this package
+# Other networks and tests
 
 
-class Sized(nn.Linear):
+class Flat(nn.Linear):
     def forward(self, images):
         return super().forward(images.flatten(1))
 
 
-def test_a_baseline_needs_no_trust_and_gets_the_size(monkeypatch, tmp_path):
-    def network(*, channels, classes, size=112):
-        return Sized(channels * size**2, classes)
+def test_a_baseline_is_trained_and_loaded_like_any_method(monkeypatch, tmp_path):
+    def network(*, channels, classes, size=24):
+        return Flat(channels * size**2, classes)
 
     module = ModuleType("foveate.baselines.stub")
-    module.network, network.__module__ = network, module.__name__
-    module.other = Sized  # imported, not defined there
+    module.network = network
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    shape = {"channels": 2, "classes": 3, "size": 8, "pretrained": False, "trust": False}
-    net = make_backbone("foveate.baselines.stub:network", **shape)
-    assert net(torch.zeros(1, 2, 8, 8)).shape == (1, 3)
-    with pytest.raises(ConfigError, match="not a network of this package"):
-        make_backbone("foveate.baselines.stub:other", **shape)
-    with pytest.raises(ConfigError, match="pass --trust"):
-        make_backbone("elsewhere.stub:network", **shape)
-    method = Method(
-        name="stub",
-        title="a stub",
-        paper="Nobody 2026",
-        family="Stub",
-        model=METHODS["pyramid"].model,
-        backbone="foveate.baselines.stub:network",
-    )
+    method = replace(METHODS["pyramid"], backbone="foveate.baselines.stub:network")
     config = replace(method.config(TINY, "1"), samples=96, epochs=1)
     job = Job(name="stub", config=config, scales=(1.0,), rows=(("t", "stub"),))
-    study = runner.Study([job], tmp_path)
-    (ended,) = study.run(runner.LocalEngine())
+    (ended,) = runner.Study([job], tmp_path).run(runner.LocalEngine())
     assert isinstance(ended, runner.Done)
-    assert RunFolder(tmp_path / job.folder).net().backbone.in_features == 24**2
     assert ended.outcome.parameters == 10 * (24**2 + 1)
+    net = RunFolder(tmp_path / job.folder).net(trust=True).eval()
+    test = load_source("mnist-5k").test
+    with torch.no_grad():  # one window of scale 1 is the frame itself
+        logits = net.backbone(rescale(test.images, 1.0, size=24))
+    right = float((logits.argmax(1) == test.labels).double().mean())
+    assert ended.outcome.scales[0].accuracy == pytest.approx(right, abs=2.5 / len(test))
 
 
-def test_a_variant_is_tested_again_only_if_it_is_new(tmp_path, monkeypatch):
-    from foveate.sweeps.jobs import Variant, find_outcome, perform
-
+def test_a_variant_is_tested_again_only_if_it_is_new(tmp_path):
     job = Job(name="a", config=tiny(epochs=1), scales=(1.0,), rows=(("t", "a"),))
     perform([job], tmp_path)
     variant = Variant(rows=(("t", "b"),), windows="12-24", pool="max")

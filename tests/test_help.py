@@ -172,4 +172,4 @@ def test_completed_names_are_those_of_the_registries():
     fixed = {re.sub(r"(DIR|FILE)$", "", name) for name in SOURCES if name != "FILE.h5"}
     assert set(options.SOURCES) == fixed
     assert set(options.trained_networks()) == set(pretrained_names())
-    assert options.METHODS == tuple(METHODS) and options.DATA_SETS == tuple(DATA_SETS)
+    assert tuple(METHODS) == options.METHODS and tuple(DATA_SETS) == options.DATA_SETS

@@ -196,7 +196,11 @@ _METHODS = (
     _baseline(
         "sesn-wide", "filters for all test scales", SESN, "Steerable filters", "steerable:wide"
     ),
-    _baseline("disco", "discrete filters", DISCO, "Steerable filters", "steerable:disco"),
+    _baseline("disco", "discrete filters", DISCO, "Steerable filters", "steerable:discrete"),
+    _baseline(
+        "disco-wide", "discrete filters for all test scales", DISCO, "Steerable filters",
+        "steerable:discrete_wide",
+    ),
     _baseline(
         "gaussian-max", "maximum over channels", GAUSSIAN, DERIVATIVES,
         "gaussian_derivatives:network",
@@ -206,8 +210,12 @@ _METHODS = (
         "gaussian_derivatives:average",
     ),
     _baseline(
-        "gaussian-wide", "maximum, channels for all test scales", GAUSSIAN, DERIVATIVES,
+        "gaussian-max-wide", "maximum, channels for all test scales", GAUSSIAN, DERIVATIVES,
         "gaussian_derivatives:wide",
+    ),
+    _baseline(
+        "gaussian-avg-wide", "average, channels for all test scales", GAUSSIAN, DERIVATIVES,
+        "gaussian_derivatives:wide_average",
     ),
     _baseline("riesz", "Riesz transforms", RIESZ, "Riesz transforms", "riesz:network"),
     _FOVMAX,

@@ -29,8 +29,9 @@ PRESETS = (*NETWORKS, "finetune", *ROWS)
 TABLES = ("table1", "table2", "table3", "all")
 METHODS = (
     *("cnn", "cnn-all-scales", "cnn-averaged", "pyramid", "pyramid-wide", "sesn", "sesn-wide"),
-    *("disco", "gaussian-max", "gaussian-avg", "gaussian-wide", "riesz", "fovmax", "fovavg"),
-    *("swmax", "fovconc", "cnn-expert", "fovmax-expert"),
+    *("disco", "disco-wide", "gaussian-max", "gaussian-avg", "gaussian-max-wide"),
+    *("gaussian-avg-wide", "riesz", "fovmax", "fovavg", "swmax", "fovconc"),
+    *("cnn-expert", "fovmax-expert"),
 )
 DATA_SETS = ("mnist", "fashion-mnist", "cifar10", "photographs", "mnist-few")
 POOLS = ("max", "avg", "logsumexp", "probabilities")

@@ -14,12 +14,11 @@ from foveate.models.pretrained import find_non_finite
 from foveate.trust import find_factory, require_trust
 
 LIBRARIES = ("timm", "torchvision")
-BASELINES = "foveate.baselines."  # modules of this package whose factories need no trust
 
 
 def is_registered(spec: str) -> bool:
-    """Whether `spec` names a network of timm, torchvision or this package, and no other code."""
-    return spec.partition(":")[0] in LIBRARIES or spec.startswith(BASELINES)
+    """Whether `spec` is timm:NAME or torchvision:NAME, which import no other code."""
+    return spec.partition(":")[0] in LIBRARIES
 
 
 def make_backbone(
@@ -29,33 +28,22 @@ def make_backbone(
 
     Args:
         spec: ``timm:NAME``, ``torchvision:NAME`` or ``package.module:factory``. A factory is called
-            with ``channels=`` and ``classes=``, and one of ``foveate.baselines`` also with
-            ``size=``.
+            with ``channels=`` and ``classes=``.
         channels: Number of image channels C.
         classes: Number of classes K.
         size: Width and height P of a patch, for models with a fixed input size.
         pretrained: Whether to download the pretrained weights of the library. The classifier is
             reinitialised.
-        trust: Whether a factory outside this package may be imported and called.
+        trust: Whether a factory may be imported and called.
     """
-    library, _, name = spec.partition(":")
-    if library in LIBRARIES:
+    if is_registered(spec):
+        library, _, name = spec.partition(":")
         make = _of_timm if library == "timm" else _of_torchvision
         return make(name, channels, classes, size, pretrained)
     if pretrained:
         raise ConfigError(f"pretrained needs timm:NAME or torchvision:NAME, got {spec!r}")
-    if spec.startswith(BASELINES):
-        return _checked(spec, _own_factory(spec), channels=channels, classes=classes, size=size)
     require_trust(trust, f"the backbone {spec!r} would be imported and called")
     return _checked(spec, find_factory(spec), channels=channels, classes=classes)
-
-
-def _own_factory(spec: str) -> Callable[..., Any]:
-    """Return a factory that a module of this package defines, not one that it imports."""
-    factory = find_factory(spec)
-    if getattr(factory, "__module__", "") != spec.partition(":")[0]:
-        raise ConfigError(f"{spec!r} is not a network of this package; use one of its factories")
-    return factory
 
 
 def load_backbone(backbone: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
