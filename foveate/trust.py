@@ -2,6 +2,7 @@
 
 A `package.module:factory` that the user passes directly is imported. Everything else that can run
 code (TorchScript, `torch.export` programs, a backbone named in a run or a study) requires `trust`.
+The factories of `foveate.baselines` are part of this package and require none.
 """
 
 import os
@@ -16,6 +17,16 @@ from foveate.errors import ConfigError
 
 ALONE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "alone")
 """Folder for `sys.path` that makes this package importable and nothing else."""
+OWN = "foveate.baselines."
+"""Start of the names of this package's own factories."""
+
+
+def is_own(spec: str) -> bool:
+    """Whether `spec` names a factory of this package, which requires no trust.
+
+    This package is imported already, so a folder of the same name elsewhere is not searched.
+    """
+    return spec.startswith(OWN)
 
 
 def require_trust(trust: bool, what: str) -> None:
@@ -39,6 +50,7 @@ def find_factory(spec: str, what: str = "backbone") -> Callable[..., Any]:
 
     Raises:
         ConfigError: If the name has another format, the import fails, or there is no such function.
+            A function of this package must be defined in the module that is named.
     """
     module, colon, name = spec.partition(":")
     if not (module and colon and name):
@@ -57,6 +69,8 @@ def find_factory(spec: str, what: str = "backbone") -> Callable[..., Any]:
         raise ConfigError(
             f"{name!r} {state} in {module!r} ({place}); pass a function that returns the {what}"
         )
+    if is_own(spec) and getattr(factory, "__module__", None) != module:
+        raise ConfigError(f"{name!r} is not defined in {module!r}; pass a factory of this module")
     return factory  # type: ignore[no-any-return]
 
 

@@ -210,6 +210,20 @@ def test_unknown_backbones_are_refused_in_one_line(spec, words):
     assert "\n" not in str(error.value)
 
 
+def test_factories_receive_the_size_only_if_they_have_such_a_parameter(tmp_path, monkeypatch):
+    (tmp_path / "asking.py").write_text(
+        "from torch import nn\n"
+        "def plain(channels, classes): return nn.Linear(channels, classes)\n"
+        "def sized(channels, classes, *, size=1): return nn.Linear(channels * size, classes)\n"
+        "def loose(**given): return nn.Linear(*given.values())\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    trusted = SMALL | {"trust": True}
+    assert make_backbone("asking:plain", **trusted).in_features == 3
+    assert make_backbone("asking:sized", **trusted).in_features == 3 * 32
+    assert make_backbone("asking:loose", **trusted).in_features == 3
+
+
 def test_a_run_fine_tunes_a_backbone_from_a_file_and_loads_without_trust(tmp_path):
     donor = timm.create_model("resnet10t", num_classes=7, in_chans=1)
     nn.init.constant_(donor.fc.bias, 3.0)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from foveate.errors import ConfigError
 from foveate.models.pretrained import find_non_finite
-from foveate.trust import find_factory, require_trust
+from foveate.trust import find_factory, is_own, require_trust
 
 LIBRARIES = ("timm", "torchvision")
 
@@ -21,6 +22,11 @@ def is_registered(spec: str) -> bool:
     return spec.partition(":")[0] in LIBRARIES
 
 
+def needs_trust(spec: str) -> bool:
+    """Whether building the backbone imports and calls code of others that `spec` names."""
+    return not (is_registered(spec) or is_own(spec))
+
+
 def make_backbone(
     spec: str, *, channels: int, classes: int, size: int, pretrained: bool, trust: bool
 ) -> nn.Module:
@@ -28,13 +34,14 @@ def make_backbone(
 
     Args:
         spec: ``timm:NAME``, ``torchvision:NAME`` or ``package.module:factory``. A factory is called
-            with ``channels=`` and ``classes=``.
+            with ``channels=`` and ``classes=``, and with ``size=`` if it has such a parameter.
         channels: Number of image channels C.
         classes: Number of classes K.
-        size: Width and height P of a patch, for models with a fixed input size.
+        size: Width and height P of a patch, for models with a fixed input size and for factories
+            that accept it.
         pretrained: Whether to download the pretrained weights of the library. The classifier is
             reinitialised.
-        trust: Whether a factory may be imported and called.
+        trust: Whether a factory of another package may be imported and called.
     """
     if is_registered(spec):
         library, _, name = spec.partition(":")
@@ -42,8 +49,19 @@ def make_backbone(
         return make(name, channels, classes, size, pretrained)
     if pretrained:
         raise ConfigError(f"pretrained needs timm:NAME or torchvision:NAME, got {spec!r}")
-    require_trust(trust, f"the backbone {spec!r} would be imported and called")
-    return _checked(spec, find_factory(spec), channels=channels, classes=classes)
+    if needs_trust(spec):
+        require_trust(trust, f"the backbone {spec!r} would be imported and called")
+    factory = find_factory(spec)
+    options = {"channels": channels, "classes": classes}
+    return _checked(spec, factory, **options, **({"size": size} if _takes_size(factory) else {}))
+
+
+def _takes_size(factory: Callable[..., Any]) -> bool:
+    """Whether a factory has a parameter ``size``."""
+    try:
+        return "size" in signature(factory).parameters
+    except (TypeError, ValueError):  # some functions written in C have no signature
+        return False
 
 
 def load_backbone(backbone: nn.Module, weights: dict[str, Tensor], path: Path) -> None:

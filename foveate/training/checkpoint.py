@@ -25,7 +25,7 @@ from foveate.models.pretrained import load_weights
 from foveate.models.zoo import ModelConfig
 from foveate.provenance import commit as commit
 from foveate.provenance import hardware as hardware
-from foveate.training.backbones import is_registered
+from foveate.training.backbones import needs_trust
 from foveate.training.config import TrainConfig, build_net
 from foveate.training.tensors import pack_tensors, read_tensors
 from foveate.trust import require_trust
@@ -340,7 +340,7 @@ class RunFolder:
             ConfigError: If weights and configuration do not match, or ``trust`` is required.
         """
         config = self.config()
-        if config.backbone and not is_registered(config.backbone):
+        if config.backbone and needs_trust(config.backbone):
             named = f"{self.path / CONFIG} names the backbone {config.backbone!r}"
             require_trust(trust, f"{named}, which would be imported and called")
         if not self.finished:

@@ -63,7 +63,7 @@ class TrainConfig:
         precision: ``float32``, or ``bf16`` for autocast to bfloat16.
         backbone: Network that replaces the paper's in each channel: ``timm:NAME``,
             ``torchvision:NAME`` or ``package.module:factory``. A factory is called with
-            ``channels=`` and ``classes=``.
+            ``channels=`` and ``classes=``, and with ``size=`` if it has a parameter of this name.
         pretrained: Whether to start from the pretrained weights that timm or torchvision offers.
         weights: Path of a ``.safetensors`` file with initial weights of the backbone.
         recipe: Preprocessing of the images. ``None`` is the paper's recipe, ``mnist-large-scale``.

@@ -17,13 +17,16 @@ import torch
 from PIL import Image
 from tiny_runs import AS_TINY, tiny
 from torch import nn
-from traps import NET, forget, sprung
+from traps import NET, PLANT, forget, sprung
 
 from foveate import provenance
+from foveate.baselines.pyramid import Pyramid
 from foveate.cli.app import run
 from foveate.demo.networks import load_networks
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.evaluation.models import load_model
+from foveate.models.zoo import ModelConfig
+from foveate.scales import ScaleGrid
 from foveate.sweeps.study import read_study
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import build_net
@@ -172,6 +175,8 @@ def test_an_onnxruntime_that_reads_any_file_is_refused(tmp_path, monkeypatch):
 
 # Folders of runs, and studies
 
+FRAME = ModelConfig(pool="avg", size=32, scales=ScaleGrid(1, 1, per_octave=1))
+
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory):
@@ -233,6 +238,36 @@ def test_a_trusted_run_is_built(honest, here):
     assert isinstance(net.backbone, nn.Sequential)
     assert sprung(here) == ["planted", "planted"]
     assert run(["evaluate", str(made), "--trust", "--scales", "1", "--device", "cpu"]) == 0
+
+
+def named(run, backbone):
+    """Let a run name another backbone."""
+    path = run / "config.json"
+    about = json.loads(path.read_text())
+    about["config"]["backbone"] = backbone
+    path.write_text(json.dumps(about))
+    return RunFolder(run)
+
+
+def test_only_baselines_of_the_package_itself_need_no_trust(honest, here):
+    """Not those of a folder with its name, and no other functions of the package."""
+    folder = here / "foveate" / "baselines"
+    folder.mkdir(parents=True)
+    for path in (folder.parent / "__init__.py", folder / "__init__.py", folder / "pyramid.py"):
+        path.write_text(PLANT)
+    (folder / "planted.py").write_text(NET)
+    run = shutil.copytree(honest, here / "run")
+    made = build_net(tiny(backbone="foveate.baselines.pyramid:network", size=32, model=FRAME))
+    assert isinstance(made.backbone, Pyramid)
+    with pytest.raises(ConfigError, match=r"cannot import 'foveate\.baselines\.planted'"):
+        named(run, "foveate.baselines.planted:net").net()
+    for name in ("hermite_basis", "Sequence"):  # imported there
+        with pytest.raises(ConfigError, match=f"'{name}' is not defined in 'foveate"):
+            named(run, f"foveate.baselines.steerable:{name}").net()
+    for spec in ("foveate.baselines:pyramid", "foveate.baselinesx.a:b", "foveate.trust:os"):
+        assert spec in refusal(lambda spec=spec: named(run, spec).net())
+    for where in (here, folder, folder.parent):
+        assert sprung(where) == []
 
 
 def test_a_folder_of_the_paper_does_not_choose_either(hostile, capsys):

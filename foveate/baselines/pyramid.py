@@ -1,0 +1,176 @@
+"""Image pyramid with shared weights and mean logits: the baseline "ensemble" of STIR.
+
+Follows Altstidl, Nguyen, Schwinn, Köferl, Mutschler, Eskofier and Zanca, "Just a Matter of Scale?
+Reevaluating Scale Equivariance in Convolutional Neural Networks" (arXiv:2211.10288): one CNN
+classifies the image at several resolutions, each half of the previous one, and the logits are
+averaged. The CNN has two padded 7 × 7 convolutions of 16 and 32 filters, a global maximum and a
+linear layer: 26,250 weights for grey images and 10 classes.
+"""
+# Shape letters: N images, C image channel, H W pixels, L level, K classes.
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foveate.errors import ConfigError
+
+KERNEL = 7  # side of the filters; the paper also tries 3, 11 and 15
+WIDTHS = (16, 32)
+SMALLEST = 4  # side of the smallest image that can be mirrored by two pixels and halved
+
+
+class Pyramid(nn.Module):
+    """Classify an image at several resolutions with one CNN, and average the logits.
+
+    Args:
+        channels: Number of image channels C.
+        classes: Number of classes K.
+        levels: Number of levels L. Each level has half the resolution of the previous one.
+        doubled: Whether the first level has twice the resolution of the image, by bilinear
+            interpolation, instead of its own.
+
+    Shape:
+        - Input: ``(N, C, H, W)``.
+        - Output: ``(N, K)``.
+
+    Examples:
+        >>> net = Pyramid(channels=1, classes=10)
+        >>> [tuple(level.shape[2:]) for level in net.levels(torch.zeros(2, 1, 112, 112))]
+        [(112, 112), (56, 56), (28, 28), (14, 14)]
+        >>> net(torch.zeros(2, 1, 112, 112)).shape
+        torch.Size([2, 10])
+    """
+
+    filter: Tensor
+
+    def __init__(
+        self, *, channels: int, classes: int, levels: int = 4, doubled: bool = False
+    ) -> None:
+        super().__init__()
+        self.count, self.doubled = levels, doubled
+        first, last = WIDTHS
+        self.first = nn.Conv2d(channels, first, KERNEL, padding=KERNEL // 2)
+        self.second = nn.Conv2d(first, last, KERNEL, padding=KERNEL // 2)
+        self.head = nn.Linear(last, classes)
+        taps = torch.tensor([1.0, 5, 10, 10, 5, 1]) / 32
+        self.register_buffer("filter", torch.outer(taps, taps)[None, None], persistent=False)
+
+    def levels(self, images: Tensor) -> list[Tensor]:
+        """Compute the image at every resolution, the highest first.
+
+        Args:
+            images: Batch of images, shape ``(N, C, H, W)``.
+
+        Returns:
+            One batch of images per level.
+        """
+        if self.doubled:
+            images = F.interpolate(images, scale_factor=2.0, mode="bilinear", align_corners=False)
+        found = [images]
+        while len(found) < self.count:
+            found.append(self.halve(found[-1]))
+        return found
+
+    def halve(self, images: Tensor) -> Tensor:
+        """Halve the resolution: smooth with a binomial filter and average blocks of 2 × 2 pixels.
+
+        The binomial filter (1, 4, 6, 4, 1) / 16 of Burt and Adelson and the mean of two pixels are
+        one filter (1, 5, 10, 10, 5, 1) / 32 along each axis, with stride 2. The image is mirrored
+        at its border.
+
+        Args:
+            images: Batch of images, shape ``(N, C, H, W)``.
+
+        Returns:
+            Images of shape ``(N, C, H // 2, W // 2)``.
+        """
+        flat = F.pad(images, (2, 2, 2, 2), mode="reflect").flatten(0, 1)[:, None]
+        halved = F.conv2d(flat, self.filter, stride=2)[:, 0]
+        return halved.unflatten(0, images.shape[:2])  # type: ignore[no-any-return]
+
+    def classify(self, images: Tensor) -> Tensor:
+        """Compute the logits of one level.
+
+        Args:
+            images: Batch of images of any size, shape ``(N, C, H, W)``.
+
+        Returns:
+            Logits, shape ``(N, K)``.
+        """
+        features = self.second(F.relu(self.first(images)))
+        # The maximum commutes with ReLU, which then has one value per filter instead of a map.
+        return self.head(F.relu(features.amax((2, 3))))  # type: ignore[no-any-return]
+
+    def channels(self, images: Tensor) -> Tensor:
+        """Compute the logits of every level.
+
+        Args:
+            images: Batch of images, shape ``(N, C, H, W)``.
+
+        Returns:
+            Logits of the levels, shape ``(N, L, K)``.
+        """
+        return torch.stack([self.classify(level) for level in self.levels(images)], 1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute the mean of the logits over the levels.
+
+        Args:
+            images: Batch of images, shape ``(N, C, H, W)``.
+
+        Returns:
+            Logits, shape ``(N, K)``.
+        """
+        return self.channels(images).mean(1)
+
+
+def network(*, channels: int, classes: int, size: int = 112) -> Pyramid:
+    """Build the network with four levels, for objects of one to eight times the smallest scale.
+
+    Args:
+        channels: Number of image channels.
+        classes: Number of classes.
+        size: Width and height of the images in pixels.
+
+    Returns:
+        The network, with random weights.
+
+    Raises:
+        ConfigError: If the images are too small for four levels.
+
+    Examples:
+        >>> net = network(channels=1, classes=10)
+        >>> sum(weight.numel() for weight in net.parameters())
+        26250
+    """
+    return _build(channels, classes, size, levels=4, doubled=False)
+
+
+def wide(*, channels: int, classes: int, size: int = 112) -> Pyramid:
+    """Build the network with five levels, the first of twice the resolution.
+
+    The levels show the windows of scales 1/2, 1, 2, 4 and 8 of `network`'s first level: the range
+    of the test scales of MNIST Large Scale, in octaves.
+
+    Args:
+        channels: Number of image channels.
+        classes: Number of classes.
+        size: Width and height of the images in pixels.
+
+    Returns:
+        The network, with random weights. It has as many as `network`.
+
+    Raises:
+        ConfigError: If the images are too small for four levels.
+    """
+    return _build(channels, classes, size, levels=5, doubled=True)
+
+
+def _build(channels: int, classes: int, size: int, levels: int, doubled: bool) -> Pyramid:
+    halvings = levels - 1 - doubled
+    if size >> halvings < SMALLEST:
+        raise ConfigError(
+            f"a pyramid that halves images {halvings} times needs at least "
+            f"{SMALLEST << halvings} pixels, got {size}; use larger frames"
+        )
+    return Pyramid(channels=channels, classes=classes, levels=levels, doubled=doubled)

@@ -1,0 +1,283 @@
+"""Networks of scale-steerable convolutions, with Hermite (SESN) or discrete (DISCO) filters.
+
+Follows Sosnovik, Szmaja and Smeulders, "Scale-Equivariant Steerable Networks" (SESN, ICLR 2020),
+and Sosnovik, Moskalev and Smeulders, "DISCO: accurate Discrete Scale Convolutions" (BMVC 2021). A
+convolution learns weights of fixed functions, which are given at several scales. The first layer
+maps an image to features at each scale, the following layers map each scale to itself, and the
+maximum over scale removes the scale axis. The network is the authors' for MNIST: 494,549 weights
+for grey images and 10 classes.
+"""
+# Shape letters: N images, C channels, S scale, H W pixels, F functions of a basis, P filter pixels,
+# K classes.
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foveate.baselines.filter_bases import Filters, discrete_basis, hermite_basis
+from foveate.errors import ConfigError
+
+WIDTHS = (32, 63, 95)
+HIDDEN = 256
+SMALLEST = 16  # side of the smallest image that leaves four pixels along each axis
+
+
+class ScaleConv(nn.Module):
+    """Convolve with filters that share their weights over scale.
+
+    Images are lifted: every scale sees the same image. Features that already have a scale axis are
+    convolved scale by scale, each with the filters of its scale. Values outside the image are zero,
+    and the size stays the same.
+
+    Args:
+        before: Number of channels of the input.
+        after: Number of channels of the output.
+        basis: Filters of each of the S scales, with the same number F of functions.
+
+    Shape:
+        - Input: ``(N, before, H, W)`` or ``(S, N, before, H, W)``.
+        - Output: ``(S, N, after, H, W)``.
+
+    Examples:
+        >>> layer = ScaleConv(1, 8, hermite_basis([2.0, 4.0], 15))
+        >>> layer(torch.zeros(3, 1, 28, 28)).shape
+        torch.Size([2, 3, 8, 28, 28])
+    """
+
+    def __init__(self, before: int, after: int, basis: Sequence[Filters]) -> None:
+        super().__init__()
+        self.steps = [filters.step for filters in basis]
+        self.weight = nn.Parameter(torch.empty(after, before, len(basis[0].values)))
+        self.bias = nn.Parameter(torch.zeros(after))
+        nn.init.kaiming_uniform_(self.weight, a=5**0.5)
+        for index, filters in enumerate(basis):
+            self.register_buffer(f"basis{index}", filters.values.float(), persistent=False)
+
+    def kernels(self) -> list[Tensor]:
+        """Compute the filters of every scale.
+
+        Returns:
+            One tensor ``(after, before, P, P)`` per scale.
+        """
+        bases = [self.get_buffer(f"basis{index}") for index in range(len(self.steps))]
+        return [torch.tensordot(self.weight, basis, 1) for basis in bases]
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Convolve images, or features at each scale.
+
+        Args:
+            features: Images ``(N, before, H, W)`` or features ``(S, N, before, H, W)``.
+
+        Returns:
+            Features, shape ``(S, N, after, H, W)``.
+        """
+        if features.ndim == 4:
+            features = features.expand(len(self.steps), *features.shape)
+        found = []
+        for x, kernel, step in zip(features, self.kernels(), self.steps, strict=True):
+            padding = kernel.shape[-1] // 2 * step
+            found.append(F.conv2d(x, kernel, self.bias, padding=padding, dilation=step))
+        return torch.stack(found)
+
+
+class SteerableNet(nn.Module):
+    """Three scale-steerable convolutions, the maximum over scale, and two linear layers.
+
+    Args:
+        basis: Filters of each scale.
+        channels: Number of image channels C.
+        classes: Number of classes K.
+        size: Width and height of the images in pixels.
+        smooth: Whether blocks of 2 × 2 features are averaged, as in DISCO, instead of their maximum
+            being taken. The last maximum is then taken over overlapping windows.
+        dropout: Dropout probability of the hidden units.
+
+    Shape:
+        - Input: ``(N, C, size, size)``.
+        - Output: ``(N, K)``.
+
+    Raises:
+        ConfigError: If the images have less than 16 pixels along an axis.
+
+    Examples:
+        >>> net = SteerableNet(hermite_basis([1.0, 2.0], 7), channels=3, classes=5, size=16)
+        >>> net(torch.zeros(2, 3, 16, 16)).shape
+        torch.Size([2, 5])
+    """
+
+    def __init__(
+        self,
+        basis: Sequence[Filters],
+        *,
+        channels: int,
+        classes: int,
+        size: int,
+        smooth: bool = False,
+        dropout: float = 0.7,
+    ) -> None:
+        super().__init__()
+        if size < SMALLEST:
+            raise ConfigError(
+                f"a steerable network needs images of at least {SMALLEST} pixels, got {size}; "
+                "use larger frames"
+            )
+        self.smooth = smooth
+        before = (channels, *WIDTHS)
+        self.convs = nn.ModuleList(
+            ScaleConv(i, o, basis) for i, o in zip(before, WIDTHS, strict=False)
+        )
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for width in (*WIDTHS, HIDDEN))
+        self.hidden = nn.Linear(4 * WIDTHS[-1], HIDDEN, bias=False)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(HIDDEN, classes)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Compute the features of every scale behind the last convolution.
+
+        Args:
+            images: Batch of images, shape ``(N, C, size, size)``.
+
+        Returns:
+            Features, shape ``(S, N, 95, size // 4, size // 4)``.
+        """
+        first, second, third = self.convs
+        features = _norm(self.norms[0], self._halve(F.relu(first(images))))
+        features = _norm(self.norms[1], self._halve(F.relu(second(features))))
+        return third(features)  # type: ignore[no-any-return]
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute the logits of images.
+
+        Args:
+            images: Batch of images, shape ``(N, C, size, size)``.
+
+        Returns:
+            Logits, shape ``(N, K)``.
+        """
+        strongest = self.features(images).amax(0)
+        pooled = _four_windows_smooth(strongest) if self.smooth else _four_windows(strongest)
+        hidden = self.norms[3](self.hidden(self.norms[2](pooled).flatten(1)))
+        return self.head(self.dropout(F.relu(hidden)))  # type: ignore[no-any-return]
+
+    def _halve(self, features: Tensor) -> Tensor:
+        """Halve the resolution of features (S, N, C, H, W); drop an odd last row or column."""
+        height, width = features.shape[-2] // 2, features.shape[-1] // 2
+        blocks = features[..., : 2 * height, : 2 * width]
+        blocks = blocks.unflatten(-2, (height, 2)).unflatten(-1, (width, 2))
+        return blocks.mean((-3, -1)) if self.smooth else blocks.amax((-3, -1))  # type: ignore[no-any-return]
+
+
+def _norm(norm: nn.Module, features: Tensor) -> Tensor:
+    """Apply batch norm to features (S, N, C, H, W), with the same statistics for all scales."""
+    flat = norm(features.flatten(0, 1).flatten(2))
+    return flat.unflatten(2, features.shape[3:]).unflatten(0, features.shape[:2])  # type: ignore[no-any-return]
+
+
+def _four_windows(features: Tensor) -> Tensor:
+    """Return the positive part of the maximum (N, C, 4) of features (N, C, H, W) in four windows.
+
+    The authors use windows of H // 2 + 1 pixels behind a border of two pixels, so that the first
+    window ends at H // 2 - 1.
+    """
+    middle = features.shape[-1] // 2 - 1
+    parts = [slice(0, middle), slice(middle, None)]
+    return torch.stack([F.relu(features[..., r, c].amax((2, 3))) for r in parts for c in parts], 2)
+
+
+def _four_windows_smooth(features: Tensor) -> Tensor:
+    """Return four means (N, C, 4) of the positive parts of the maxima in four windows each.
+
+    The authors take the maxima of all windows of H // 2 pixels, average blocks of 2 × 2 of them,
+    and keep two blocks along each axis.
+    """
+    side = features.shape[-1]
+    length, stride = side // 2, (side - side // 2 + 1) // 2
+    starts = [0, 1, stride, stride + 1]
+    rows = torch.stack([features[..., i : i + length, :].amax(2) for i in starts], 2)
+    maxima = torch.stack([rows[..., i : i + length].amax(3) for i in starts], 3)
+    return F.avg_pool2d(F.relu(maxima), 2).flatten(2)
+
+
+def network(*, channels: int, classes: int, size: int = 112) -> SteerableNet:
+    """Build SESN with the authors' four scales, over an octave.
+
+    Args:
+        channels: Number of image channels.
+        classes: Number of classes.
+        size: Width and height of the images in pixels.
+
+    Returns:
+        The network, with random weights.
+
+    Raises:
+        ConfigError: If the images are too small.
+
+    Examples:
+        >>> net = network(channels=1, classes=10)
+        >>> sum(weight.numel() for weight in net.parameters())
+        494549
+    """
+    basis = hermite_basis([2 * 2 ** (i / 3) for i in range(4)], 15)
+    return SteerableNet(basis, channels=channels, classes=classes, size=size)
+
+
+def wide(*, channels: int, classes: int, size: int = 112) -> SteerableNet:
+    """Build SESN with seven scales, over three octaves.
+
+    The standard deviations of the filters are 1 to 8 pixels, a factor of sqrt(2) apart. Below 1,
+    the narrowest functions fall between pixels: at 1/2, sampling would amplify them by up to 7.
+
+    Args:
+        channels: Number of image channels.
+        classes: Number of classes.
+        size: Width and height of the images in pixels.
+
+    Returns:
+        The network, with random weights. It has as many as `network`.
+
+    Raises:
+        ConfigError: If the images are too small.
+    """
+    basis = hermite_basis([2 ** (i / 2) for i in range(7)], 31)
+    return SteerableNet(basis, channels=channels, classes=classes, size=size)
+
+
+def discrete(*, channels: int, classes: int, size: int = 112) -> SteerableNet:
+    """Build DISCO with the authors' four scales, over an octave.
+
+    Args:
+        channels: Number of image channels.
+        classes: Number of classes.
+        size: Width and height of the images in pixels.
+
+    Returns:
+        The network, with random weights. It has as many as `network`.
+
+    Raises:
+        ConfigError: If the images are too small.
+    """
+    basis = discrete_basis([2 ** (i / 3) for i in range(4)])
+    return SteerableNet(basis, channels=channels, classes=classes, size=size, smooth=True)
+
+
+def discrete_wide(*, channels: int, classes: int, size: int = 112) -> SteerableNet:
+    """Build DISCO with the four scales 1, 2, 4 and 8, over three octaves.
+
+    All of them are exact. With a scale between each two, noise that no filter can transfer over so
+    many pairs would halve the filters of the scales between: `transfer` minimises squares.
+
+    Args:
+        channels: Number of image channels.
+        classes: Number of classes.
+        size: Width and height of the images in pixels.
+
+    Returns:
+        The network, with random weights. It has as many as `network`.
+
+    Raises:
+        ConfigError: If the images are too small.
+    """
+    basis = discrete_basis([1, 2, 4, 8])
+    return SteerableNet(basis, channels=channels, classes=classes, size=size, smooth=True)
