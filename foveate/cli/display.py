@@ -47,8 +47,7 @@ class Display:
         left = self._left(now, done, total, config.batch) if done < total else ""
         if len(progress.metrics) > self.printed_epochs:
             self.printed_epochs = len(progress.metrics)
-            text = _join(f"loss {progress.metrics[-1]['loss']:.4f}", _validation(progress), left)
-            OUTPUT.print(f"epoch {progress.epoch}/{config.epochs}  {text}")
+            OUTPUT.print(_join(epoch_line(config, progress), left))
         if now - self.drawn > REFRESH and ERRORS.is_terminal:
             self.drawn = now
             loss = f"loss {progress.loss / progress.step:.4f}" if progress.loss else ""
@@ -70,6 +69,12 @@ class Display:
         left = round((total - done) / pace)
         hours, minutes, seconds = left // 3600, left // 60 % 60, left % 60
         return f"{pace * batch:,.0f} images/s  {hours}:{minutes:02}:{seconds:02} remaining"
+
+
+def epoch_line(config: "TrainConfig", progress: "RunProgress") -> str:
+    """Return number, loss and validation accuracy of the last epoch as one line."""
+    loss = f"loss {progress.metrics[-1]['loss']:.4f}"
+    return _join(f"epoch {progress.epoch}/{config.epochs}", loss, _validation(progress))
 
 
 def _join(*texts: str) -> str:

@@ -1,17 +1,17 @@
 """The command for a first look: quickstart."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from foveate.cli.console import OUTPUT, progress
+from foveate.cli.display import epoch_line
 from foveate.cli.options import OUT_FOLDER, SEED
 
 if TYPE_CHECKING:
     from foveate.evaluation.results import RunResult
-    from foveate.training.session import Callback
+    from foveate.training.checkpoint import Progress
+    from foveate.training.config import TrainConfig
 
 
 def quickstart(
@@ -33,20 +33,16 @@ def quickstart(
     from foveate.paper import quickstart as work
 
     runs = work.quick_runs(seed)
-    work.train_runs(runs, out, lambda name: _shown(name, out / name))
+    with progress("training", sum(config.epochs for config in runs.values())) as advance:
+
+        def show(name: str, config: "TrainConfig", at: "Progress") -> None:
+            OUTPUT.print(f"{out / name}  {epoch_line(config, at)}", markup=False)
+            advance(1)
+
+        work.train_runs(runs, out, show)
     with progress("testing", work.count_images(runs)) as advance:
         results = work.evaluate_runs(runs, out, advance=advance)
     _report(results, out)
-
-
-@contextmanager
-def _shown(name: str, path: Path) -> "Iterator[Callback]":
-    from foveate.cli.display import Display
-
-    display = Display(f"training {name} in {path}")
-    with display:
-        yield display
-    OUTPUT.print(f"{path} is finished", markup=False)
 
 
 def _report(results: "list[RunResult]", out: Path) -> None:

@@ -91,7 +91,7 @@ static void part_forward(const struct job *j, int64_t part, float *active) {
             first_rows(&band, image + y * j->stride * (j->width + 2), active);
             convolve(&band, windows, active, map + y * wide * j->to, panel);
         }
-        statistics(j, n - begin, map, sums, squares);
+        if (j->training) statistics(j, n - begin, map, sums, squares);
     }
 }
 

@@ -73,7 +73,10 @@ INLINE void multiply(const int px, const int ov, int64_t k, const float *panel, 
     for (int64_t chunk = 0; chunk < k; chunk += CHUNK, panel += CHUNK * px)
         for (int c = 0; c < CHUNK; c++, weight += row) {
             vec w[3];
-            UNROLL for (int v = 0; v < ov; v++) w[v] = load(weight + v * LANES);
+            UNROLL for (int v = 0; v < ov; v++) {
+                w[v] = load(weight + v * LANES);
+                HOLD(w[v]);
+            }
             UNROLL for (int p = 0; p < px; p++)
                 UNROLL for (int v = 0; v < ov; v++) sum[p * ov + v] += w[v] * panel[CHUNK * p + c];
         }
@@ -183,7 +186,10 @@ INLINE void weight_tile(const struct job *j, int64_t rows, const float *active,
     for (int64_t y = 0; y < rows; y++, active += step * j->width)
         for (int64_t x = 0; x < wide; x++, gradient += j->to) {
             vec a[3];
-            UNROLL for (int v = 0; v < 3; v++) a[v] = load(active + x * step + v * LANES);
+            UNROLL for (int v = 0; v < 3; v++) {
+                a[v] = load(active + x * step + v * LANES);
+                HOLD(a[v]);
+            }
             UNROLL for (int i = 0; i < 3 * GROUP; i++) sum[i] += a[i % 3] * gradient[i / 3];
         }
     UNROLL for (int i = 0; i < 3 * GROUP; i++)

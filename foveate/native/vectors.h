@@ -24,6 +24,16 @@
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef vec loose __attribute__((aligned(4), may_alias)); /* an unaligned vector in memory */
 
+/* Load once into a register: compilers otherwise fold the load into every product that uses it, and
+   the products then wait for loads. */
+#if defined(__x86_64__) && defined(__AVX__)
+#define HOLD(value) __asm__("" : "+x"(value))
+#elif defined(__aarch64__)
+#define HOLD(value) __asm__("" : "+w"(value))
+#else
+#define HOLD(value)
+#endif
+
 INLINE vec load(const float *at) { return *(const loose *)at; }
 INLINE void store(float *at, vec value) { *(loose *)at = value; }
 

@@ -1,8 +1,8 @@
 """The quickstart experiment: train three networks on one scale, evaluate them on 17."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -11,27 +11,26 @@ from foveate.data.sources import load_source
 from foveate.errors import DataError
 from foveate.evaluation.curve import accuracy_over_scale
 from foveate.evaluation.results import Curve, RunResult, read_results, save_results
+from foveate.paper.processes import Send, run_tasks
 from foveate.paper.tables import SCALES, SEEDS, Row, Summaries, published_folder
 from foveate.sweeps.records import read_records
-from foveate.training.checkpoint import RunFolder, hardware
+from foveate.training.checkpoint import Progress, RunFolder, hardware
 from foveate.training.config import TrainConfig
 from foveate.training.loop import train
 from foveate.training.presets import preset
-from foveate.training.session import Callback
 
 NETWORKS = ("cnn", "fovavg", "fovmax")
 SOURCE = "mnist-5k"
 EPOCHS = 6
 Runs = Mapping[str, TrainConfig]
-ProgressFactory = Callable[[str], AbstractContextManager[Callback]]
-"""Function from the name of a run to a context manager that displays its training."""
+EpochCallback = Callable[[str, TrainConfig, Progress], None]
+"""Function of the name of a run, its configuration and its progress."""
 
 
 def quick_runs(seed: int = 0) -> dict[str, TrainConfig]:
     """Return the runs of the paper on scale 2, shortened to 3,500 digits and 6 epochs, by network.
 
-    The digits come with the package. The learning-rate schedule is shortened in proportion. All
-    three runs take about 240 seconds on one core, including the evaluation.
+    The digits come with the package. The learning-rate schedule is shortened in proportion.
     """
     runs = {}
     for name in NETWORKS:
@@ -43,14 +42,24 @@ def quick_runs(seed: int = 0) -> dict[str, TrainConfig]:
 
 
 def train_runs(
-    runs: Runs,
-    folder: Path,
-    progress: ProgressFactory = lambda name: nullcontext(lambda *step: None),
+    runs: Runs, folder: Path, callback: EpochCallback = lambda name, config, progress: None
 ) -> None:
-    """Train the runs one after another in subfolders of `folder`; skip finished runs."""
+    """Train the runs in subfolders of `folder`, at the same time on few cores; skip finished runs.
+
+    The callback is called after every epoch.
+    """
+    tasks = [partial(_train, name, config, folder / name) for name, config in runs.items()]
+    run_tasks(tasks, lambda message: callback(*message))
     for name, config in runs.items():
-        with progress(name) as callback:
-            train(config, folder / name, callback=callback)
+        train(config, folder / name)  # repeats what failed
+
+
+def _train(name: str, config: TrainConfig, folder: Path, send: Send) -> None:
+    def callback(config: TrainConfig, progress: Progress, steps: int) -> None:
+        if progress.step == 0:
+            send((name, config, progress))
+
+    train(config, folder, callback=callback)
 
 
 def evaluate_runs(
@@ -60,7 +69,9 @@ def evaluate_runs(
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[RunResult]:
     """Evaluate trained runs over scale and save the results; reuse earlier results."""
-    results = [_tested(RunFolder(folder / name), scales, advance) for name in runs]
+    folders = [RunFolder(folder / name) for name in runs]
+    run_tasks([partial(_tested, run, scales) for run in folders], advance)
+    results = [_tested(run, scales) for run in folders]
     save_results(results, folder, _about(results))
     return results
 
@@ -83,7 +94,9 @@ def full_size_curves() -> list[Curve]:
     return [_curve(row) for row in found if all(point.seeds for point in row.points)]
 
 
-def _tested(run: RunFolder, scales: Sequence[float], advance: Callable[[int], None]) -> RunResult:
+def _tested(
+    run: RunFolder, scales: Sequence[float], advance: Callable[[int], None] = lambda count: None
+) -> RunResult:
     config, data = run.config(), load_source(run.config().source).test
     if known := _known(run, scales):
         advance(len(data) * len(scales))

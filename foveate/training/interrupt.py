@@ -1,12 +1,17 @@
 """Turn SIGINT (Ctrl-C) and SIGTERM into exceptions in the main thread, between two steps."""
 
+import ctypes
+import multiprocessing
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PR_SET_PDEATHSIG = 1  # option of prctl(2): signal to receive when the parent dies
 received_signals: list[int] = []
 """Signals that `raise_interrupt` received. Ray replaces `Terminated` by KeyboardInterrupt, so the
 exception alone does not tell SIGTERM from Ctrl-C."""
@@ -49,3 +54,12 @@ def deferred_signals() -> Iterator[list[int]]:
                 signal.signal(number, handler)
     if pressed:
         handlers[signal.Signals(pressed[0])](pressed[0], None)
+
+
+def end_with_parent(number: int) -> None:
+    """On Linux, let this child process receive the signal `number` when its parent dies."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+        parent = multiprocessing.parent_process()
+        if parent is not None and os.getppid() != parent.pid:
+            os._exit(1)  # the parent died before prctl was called

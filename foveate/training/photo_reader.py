@@ -2,10 +2,7 @@
 # Shape letters: B batch, H W pixels.
 
 import atexit
-import ctypes
 import math
-import multiprocessing
-import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,11 +18,10 @@ from foveate.data.recipes import Recipe
 from foveate.data.shards import Shards
 from foveate.data.splits import SplitName
 from foveate.errors import DataError, FoveateError
-from foveate.training.interrupt import SIGNALS
+from foveate.training.interrupt import SIGNALS, end_with_parent
 from foveate.training.rescaling import AugmentationSeed
 from foveate.training.skipped import Bad
 
-PR_SET_PDEATHSIG = 1  # option of prctl(2): signal to receive when the parent dies
 GRACE = 20  # seconds for which a worker survives SIGTERM, so that the run can be saved
 Item = tuple[int, int, int]
 
@@ -216,11 +212,8 @@ def _begin_worker(number: int) -> None:
     Ctrl-C and many schedulers signal all processes at once. A worker that died before the main
     process had completed its step would cause an error.
     """
-    if sys.platform == "linux":  # a worker that waits on a full queue would outlive a killed parent
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        parent = multiprocessing.parent_process()
-        if parent is not None and os.getppid() != parent.pid:
-            os._exit(1)  # the parent died before prctl was called
+    # A worker that waits on a full queue would outlive a killed parent.
+    end_with_parent(signal.SIGKILL)
     if hasattr(signal, "alarm"):
         signal.set_wakeup_fd(-1)  # detach from the pipe of the parent
         signal.signal(signal.SIGINT, signal.SIG_IGN)

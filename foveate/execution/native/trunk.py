@@ -21,10 +21,13 @@ from torch.autograd.graph import increment_version
 from foveate.execution.exact import Block, plain_blocks
 from foveate.execution.native.passes import Backward, Forward, sides_of
 from foveate.native.build import library
+from foveate.native.calls import PARTS
 from foveate.tracing import is_traced
 
 MULTIPLE = 16  # the number of filters must be a multiple of this
-CHUNK = 1024  # images at a time without gradients, so that buffers are reused
+# Values of the largest feature map without gradients: maps that leave the cache are slow to write.
+# A CNN on 1,000 images of 112 pixels, on one core: 0.75 s, in one piece 1.1 s.
+CHUNK = 1 << 21
 
 
 def applies(trunk: nn.Sequential, images: Tensor) -> bool:
@@ -44,7 +47,8 @@ def run(trunk: nn.Sequential, images: Tensor) -> Tensor:
     if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
         result = _Trunk.apply(images, blocks, *parameters)  # type: ignore[no-untyped-call]
     else:
-        result = _run_alone(blocks, images, images.shape[0] if training_norms else CHUNK)
+        chunk = images.shape[0] if training_norms else _chunk(blocks, images)
+        result = _run_alone(blocks, images, chunk)
     _count_batch(training_norms)
     return result  # type: ignore[no-any-return]
 
@@ -58,6 +62,16 @@ def _run_alone(blocks: Sequence[Block], images: Tensor, chunk: int) -> Tensor:
         forward = Forward(blocks, part, first)  # frees the buffers of the previous chunk
         results.append(forward.run())
     return torch.cat(results) if rest else results[0]
+
+
+def _chunk(blocks: Sequence[Block], images: Tensor) -> int:
+    """Return the number of images whose largest stored feature map fits the cache."""
+    sides = sides_of(blocks, images)[1:]  # the first map is not stored
+    sizes = [
+        conv.out_channels * height * width
+        for (conv, _), (height, width) in zip(blocks[1:], sides, strict=True)
+    ]
+    return max(PARTS, CHUNK // max(sizes))
 
 
 @torch.no_grad()
