@@ -94,6 +94,8 @@ def evaluate(patches: Tensor, forward: Forward, pool: Pool, tolerance: float) ->
     for step in STEPS:
         # A margin of NaN leaves the image undecided, so that its result is the definition's.
         undecided = ~(margins(pool_scales(logits, pool)) > tolerance)
+        if not undecided.any():
+            break
         wanted = _near(logits, pool, step) & ~evaluated & undecided[:, None]
         if wanted.any():
             logits[wanted] = forward(patches[wanted]).to(logits.dtype)
