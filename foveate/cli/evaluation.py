@@ -1,5 +1,6 @@
 """The command that measures the accuracy of runs: evaluate."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -7,6 +8,7 @@ import typer
 
 from foveate.cli.console import OUTPUT, progress
 from foveate.cli.options import (
+    LAZY,
     OUT_FOLDER,
     POOL,
     SCALES,
@@ -41,6 +43,7 @@ def evaluate(
     changed_data: ChangedDataOption = False,
     windows: Annotated[str | None, WINDOWS("as in training")] = None,
     pool: Annotated[str | None, POOL("as in training")] = None,
+    lazy: Annotated[float | None, LAZY("all channels")] = None,
     trust: TrustOption = False,
     out: Annotated[Path | None, OUT_FOLDER("the folder of the run, if there is one run")] = None,
     device: DeviceOption = "auto",
@@ -55,11 +58,12 @@ def evaluate(
 
     Writes accuracy.csv (one line per run and scale), results.json (also the accuracy per class, the
     confusion matrix and the winning scale channels), accuracy.png and accuracy.svg. For runs that
-    differ only in their seed, the table shows mean and standard deviation.
+    differ only in their seed, the table shows mean and standard deviation. With --lazy, the winning
+    channels are unknown.
     """
     from foveate.errors import ConfigError
     from foveate.evaluation.results import RunResult, save_results, summarise
-    from foveate.evaluation.test_sets import open_test_set, with_channels
+    from foveate.evaluation.test_sets import make_lazy, open_test_set, with_channels
     from foveate.files import check_folder
     from foveate.report.plots import accuracy_curves, save
     from foveate.training.checkpoint import RunFolder, hardware
@@ -76,6 +80,8 @@ def evaluate(
     check_folder(target)
     folders = [RunFolder(path) for path in dict.fromkeys(runs)]
     made = [with_channels(f.net(trust), f.config(), windows, pool) for f in folders]
+    for net, _ in made:
+        make_lazy(net, lazy)
     shown: dict[str, Any] = {"split": cast("SplitName", split), "source": source, "bad": bad}
     tests = [open_test_set(folder, load, changed_data=changed_data, **shown) for folder in folders]
     with progress("images", len(factors) * sum(map(len, tests))) as advance:
@@ -94,6 +100,8 @@ def evaluate(
         "sources": [{"name": n, "checksum": c} for n, c in sorted(checksums.items())],
         "hardware": hardware(place),
     }
+    if lazy is not None and math.isfinite(lazy):  # infinity means all channels
+        about["lazy"] = lazy
     skipped = {name: reason for test in tests for (_, name), reason in test.skipped.items()}
     if skipped:
         about["skipped"] = dict(sorted(skipped.items()))

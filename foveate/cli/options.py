@@ -122,6 +122,10 @@ POOL = shared(
     "POOL", "Pooling over scale channels: max, avg, logsumexp or probabilities.", MODEL,
     values=POOLS,
 )  # fmt: skip
+LAZY = shared(
+    "TOLERANCE", "Evaluate only the scale channels that decide the class; lead in logits that "
+    "decides.", EVALUATION,
+)  # fmt: skip
 BATCH = shared("N", "Images per batch.", TRAINING)
 PRECISION = shared(
     "DTYPE", "Precision: float32, or bf16 for mixed precision.", TRAINING,

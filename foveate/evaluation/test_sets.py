@@ -134,6 +134,17 @@ def with_channels(
     return changed.train(net.training), replace(config, model=model)
 
 
+def make_lazy(net: nn.Module, tolerance: float | None) -> None:
+    """Set the tolerance of lazy evaluation of a network (`ScaleChannels.lazy`), if not None."""
+    if tolerance is None:
+        return
+    if not isinstance(net, ScaleChannels):
+        raise ConfigError(
+            f"lazy evaluation requires ScaleChannels, got {type(net).__name__}; leave out --lazy"
+        )
+    net.lazy = tolerance
+
+
 def open_test_set(
     folder: RunFolder,
     load: Load,

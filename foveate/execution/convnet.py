@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foveate.execution import windows
-from foveate.execution.exact import matching_convnet, require_convnet
+from foveate.execution.exact import convnet_of, matching_convnet, require_convnet
 from foveate.execution.native import trunk as native
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
+from foveate.models.lazy import lazy_logits
 from foveate.models.outputs import Outputs
 from foveate.models.sliding import SlidingChannels
 
@@ -36,14 +37,24 @@ def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
     """Run the network on prepared inputs."""
     backbone, (images,) = require_convnet(net), inputs
     if isinstance(net, ScaleChannels):
-        logits = backbone.classify(features(backbone, images.flatten(0, 1)), net.draw_mask(images))
-        channels = logits.unflatten(0, images.shape[:2])
+        lazy = lazy_logits(net, images, lambda p: backbone.classify(features(backbone, p)))
+        if lazy is not None:
+            return Outputs(lazy)
+        channels = all_channels(net, images)
     elif isinstance(net, SlidingChannels):
         mask = backbone.draw_mask(images)
         channels = net.pool_space([dense(backbone, grid, mask) for grid in net.grids(images)])
     else:
         return Outputs(backbone.classify(features(backbone, images)))
     return Outputs(net.combine(channels), channels)
+
+
+def all_channels(net: ScaleChannels, patches: Tensor) -> Tensor:
+    """Compute the logits (B, S, K) of all channels from patches (B, S, C, P, P)."""
+    backbone = convnet_of(net)
+    found = features(backbone, patches.flatten(0, 1))
+    logits: Tensor = backbone.classify(found, net.draw_mask(patches))
+    return logits.unflatten(0, patches.shape[:2])
 
 
 def features(backbone: ConvNet, images: Tensor) -> Tensor:

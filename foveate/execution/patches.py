@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from foveate.execution.exact import all_unmodified
 from foveate.models.channels import ScaleChannels
-from foveate.models.outputs import Outputs
+from foveate.models.outputs import Outputs, patch_outputs
 
 DEVICES: tuple[str, ...] = ("cpu", "cuda")
 
@@ -25,5 +25,4 @@ def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor]
 def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
     """Run the backbone on the patches and pool."""
     assert isinstance(net, ScaleChannels)
-    channels = net.forward_patches(*inputs)
-    return Outputs(net.combine(channels), channels)
+    return patch_outputs(net, *inputs)

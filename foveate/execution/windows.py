@@ -27,6 +27,7 @@ from torch.nn.grad import conv2d_input
 
 from foveate.execution.exact import matching_convnet, plain_blocks, require_convnet
 from foveate.models.channels import ScaleChannels
+from foveate.models.lazy import lazy_logits
 from foveate.models.outputs import Outputs
 from foveate.models.sliding import SlidingChannels
 
@@ -72,6 +73,10 @@ def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
     if statistics:
         mean, square = (values.mean(0) for values in statistics)
         moments = Moments(mean, square - mean[:, None] * mean)
+    if isinstance(net, ScaleChannels):
+        lazy = lazy_logits(net, cut, lambda c: backbone.classify(run_windows(backbone.trunk, c)))
+        if lazy is not None:
+            return Outputs(lazy)
     features = run_windows(backbone.trunk, cut.flatten(0, 1), moments)
     if not isinstance(net, ScaleChannels):
         return Outputs(backbone.classify(features))

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from foveate.errors import ConfigError
+from foveate.models.lazy import check_lazy, is_separable, lazy_logits
 from foveate.models.pooling import Mixing, Pool, check_pool, pool_scales
-from foveate.models.recompute import forward_in_groups, uses_batch_statistics
+from foveate.models.recompute import forward_in_groups
 from foveate.models.search import SearchResult, search
 from foveate.resampling import Padding, check_window, foveate
 from foveate.scales import MAX_SCALES, ScaleGrid, as_scales
-from foveate.tracing import is_traced
 
 PAPER_SCALES = ScaleGrid(0.5, 8, per_octave=4)
 CACHED = 1 << 19  # patch values that a CPU evaluates at a time
@@ -82,6 +82,7 @@ class ScaleChannels(nn.Module):
         self.backbone = backbone
         self.size, self.pool, self.padding, self.antialias = size, pool, padding, antialias
         self.recompute = recompute
+        self.lazy = None
         self._scales = as_scales(scales)
         self.mixing: Mixing | None = None
         if pool == "concat":
@@ -114,6 +115,24 @@ class ScaleChannels(nn.Module):
                 f"recompute must be a number of channels from 0 to {MAX_SCALES:,}, got {channels!r}"
             )
         self._recompute = channels
+
+    @property
+    def lazy(self) -> float | None:
+        """Tolerance of lazy evaluation in logits, or None (default) for all channels; can be set.
+
+        With a tolerance, `forward` evaluates every fourth channel, and more channels only for
+        images whose best class leads by no more than the tolerance. The predicted class rarely
+        differs; the logits are pooled over the evaluated channels. Choose the tolerance with
+        [`calibrate`][foveate.evaluation.calibration.calibrate]. Lazy evaluation requires
+        ``pool="max"`` or ``pool="logsumexp"``, evaluation mode and ``torch.no_grad()``. Training,
+        tracing, `channels`, `select_scale` and `search` use all channels.
+        """
+        return self._lazy
+
+    @lazy.setter
+    def lazy(self, tolerance: float | None) -> None:
+        check_lazy(tolerance, self.pool)
+        self._lazy = tolerance
 
     def patches(self, images: Tensor, centres: Tensor | None = None) -> Tensor:
         """Cut images into the patches of the channels.
@@ -166,7 +185,7 @@ class ScaleChannels(nn.Module):
         """
         mask, flat = self.draw_mask(patches), patches.flatten(0, 1)
         run_backbone = partial(self._run_backbone, mask=mask)
-        if mask is None and self._is_separable(patches):
+        if mask is None and is_separable(self.backbone, patches):
             parts = flat.split(self._at_once(patches))
             outputs = torch.cat([run_backbone(self.backbone, part) for part in parts])
         elif self.recompute and not torch.compiler.is_compiling():
@@ -224,7 +243,11 @@ class ScaleChannels(nn.Module):
         Returns:
             Logits, shape ``(B, K)``.
         """
-        return self.combine(self.channels(images))
+        if self.lazy is None:
+            return self.combine(self.channels(images))
+        patches = self.patches(images)
+        logits = lazy_logits(self, patches)
+        return self.combine(self.forward_patches(patches)) if logits is None else logits
 
     def select_scale(self, images: Tensor) -> Tensor:
         """Estimate the scale at which each image's predicted class responds most strongly.
@@ -313,14 +336,6 @@ class ScaleChannels(nn.Module):
         """
         low, high = self._scales[0], self._scales[-1]
         return f"{len(self._scales)} scales {low:g} to {high:g}, size={self.size}, pool={self.pool}"
-
-    def _is_separable(self, patches: Tensor) -> bool:
-        """Whether patches can be evaluated separately: no gradient and no batch statistics."""
-        if torch.is_grad_enabled() or is_traced(patches):
-            return False
-        return not any(
-            module.training or uses_batch_statistics(module) for module in self.backbone.modules()
-        )
 
     def _at_once(self, patches: Tensor) -> int:
         """Return the number of patches to evaluate at a time; on a CPU they must fit the cache."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from foveate.models.channels import ScaleChannels, refine_scale
+from foveate.models.lazy import lazy_logits
 from foveate.models.sliding import SlidingChannels
 
 
@@ -16,7 +17,7 @@ class Outputs(NamedTuple):
     Attributes:
         logits: Logits of the network, shape ``(B, K)``.
         channels: Logits of the scale channels, shape ``(B, S, K)``, or None if the network has no
-            scale channels.
+            scale channels or evaluates them lazily.
 
     Examples:
         >>> import torch
@@ -35,7 +36,17 @@ def plain_outputs(net: nn.Module, images: Tensor) -> Outputs:
     """Run any network on images (B, C, H, W) without a faster plan."""
     if not isinstance(net, ScaleChannels | SlidingChannels):
         return Outputs(net(images))
+    if isinstance(net, ScaleChannels) and net.lazy is not None:
+        return patch_outputs(net, net.patches(images))
     channels = net.channels(images)
+    return Outputs(net.combine(channels), channels)
+
+
+def patch_outputs(net: ScaleChannels, patches: Tensor) -> Outputs:
+    """Run scale channels on their patches (B, S, C, P, P), lazily if the network is set to."""
+    if (logits := lazy_logits(net, patches)) is not None:
+        return Outputs(logits)
+    channels = net.forward_patches(patches)
     return Outputs(net.combine(channels), channels)
 
 

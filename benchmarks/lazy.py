@@ -1,0 +1,167 @@
+"""Measure lazy evaluation of scale channels: speed, channels evaluated, and changed predictions.
+
+python benchmarks/lazy.py mnist [--count 1000]                the four trained FovMax, 17 channels
+python benchmarks/lazy.py mnist --photos FOLDER --weights FILE   also photographs, 8 windows
+
+The first argument is the source of the digits. FOLDER has the subfolders validation and test, each
+with one subfolder per class; FILE contains the weights of timm's tf_efficientnet_lite0, which is
+used without training. The tolerance is calibrated on validation images, for half of the
+disagreement that is allowed on the test images, which are used once.
+
+Both evaluations go through `execution.plan.predict` on one thread, alternating batch by batch. The
+ratio is that of their CPU times. The results are written to results/benchmarks/lazy.json.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foveate import ScaleChannels, ScaleGrid, create_model, load_source, wrap
+from foveate.data.large_scale import rescale
+from foveate.data.pictures import read_picture
+from foveate.data.recipes import Recipe
+from foveate.evaluation.calibration import calibrate
+from foveate.execution.plan import predict
+from foveate.models.lazy import evaluate
+
+ALLOWED = 0.001
+BATCH = 250
+NETWORKS = ("fovmax-mnist-tr1", "fovmax-mnist-tr2", "fovmax-mnist-tr4", "fovmax-mnist-tr14")
+OUT = Path(__file__).parents[1] / "results" / "benchmarks" / "lazy.json"
+SIZES = tuple(2 ** (k / 2) for k in range(-4, 3))
+Batches = Callable[[str, float], Iterator[Tensor]]
+"""Batches of images of a split at a scale."""
+
+
+def timed(net: ScaleChannels, images: Tensor, tolerance: float | None) -> tuple[Any, float]:
+    net.lazy = tolerance
+    start = time.process_time()
+    found = predict(net, images)
+    return found, time.process_time() - start
+
+
+def measure(
+    name: str, net: ScaleChannels, batches: Batches, scales: tuple[float, ...]
+) -> dict[str, Any]:
+    """Calibrate a network on validation images and measure it on test images."""
+    shown = (images for scale in scales for images in batches("val", scale))
+    tolerance = calibrate(net, shown, ALLOWED / 2)
+    predict(net, next(batches("test", scales[0])))  # warm up
+    times, used, changed = [0.0, 0.0], [], {}
+    for scale in scales:
+        differs = []
+        for images in batches("test", scale):
+            complete, seconds = timed(net, images, None)
+            lazy, fewer = timed(net, images, tolerance)
+            times = [times[0] + seconds, times[1] + fewer]
+            taken = evaluate(complete.channels, lambda values: values, net.pool, tolerance)
+            used.append((taken[..., 0] > -torch.inf).sum(1))
+            differs.append(complete.logits.argmax(1) != lazy.logits.argmax(1))
+        changed[f"{scale:.3f}"] = float(torch.cat(differs).double().mean())
+    channels = torch.cat(used)
+    return {
+        "network": name,
+        "test images": len(channels),
+        "tolerance": round(tolerance, 3),
+        "channels": len(net.scales),
+        "mean channels evaluated": round(float(channels.double().mean()), 3),
+        "ratio of CPU time": round(times[0] / times[1], 3),
+        "disagreement": round(sum(changed.values()) / len(changed), 6),
+        "disagreement by scale": changed,
+    }
+
+
+def digits(source: str, count: int) -> Batches:
+    data = load_source(source)
+
+    def batches(split: str, scale: float) -> Iterator[Tensor]:
+        for images in getattr(data, split).images[:count].split(BATCH):
+            yield rescale(images, scale)
+
+    return batches
+
+
+def photographs(folder: Path, recipe: Recipe, count: int) -> Batches:
+    def batches(split: str, scale: float) -> Iterator[Tensor]:
+        place = folder / {"val": "validation"}.get(split, split)
+        paths = sorted(path for path in place.rglob("*") if path.is_file())
+        order = torch.randperm(len(paths), generator=torch.Generator().manual_seed(0))[:count]
+        transform = replace(recipe, base=round(recipe.base * scale)).transform()
+        for index in order.tolist():
+            pixels = torch.tensor(read_picture(paths[index], "black"))
+            yield transform(pixels.permute(2, 0, 1)).unsqueeze(0)
+
+    return batches
+
+
+def zero_shot(weights: Path) -> tuple[ScaleChannels, Recipe]:
+    """Return EfficientNet-Lite0 in eight windows of 40 to 448 pixels, and its preprocessing."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    import torchvision_ops  # type: ignore[import-not-found]
+
+    torchvision_ops.declare_missing()
+    import timm
+    from safetensors.torch import load_file
+
+    backbone = timm.create_model("tf_efficientnet_lite0")
+    backbone.load_state_dict(load_file(weights))
+    config = backbone.pretrained_cfg
+    recipe = Recipe(name="photo", mean=tuple(config["mean"]), std=tuple(config["std"]))
+    return wrap(backbone, 40, 448, size=160, pool="logsumexp").eval(), recipe
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
+    parser.add_argument("source", help="source of the digits, such as mnist")
+    parser.add_argument("--count", type=int, default=1000, help="digits per scale and split")
+    parser.add_argument("--photos", type=Path, help="folder of photographs")
+    parser.add_argument("--weights", type=Path, help="weights of tf_efficientnet_lite0")
+    parser.add_argument("--pictures", type=int, default=100, help="photographs per split")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found = []
+    scales = tuple(ScaleGrid(0.5, 8, per_octave=4))
+    for name in NETWORKS:
+        net = create_model(name, pretrained=True)
+        assert isinstance(net, ScaleChannels)
+        found.append(measure(name, net, digits(options.source, options.count), scales))
+        print_row(found[-1])
+    if options.photos:
+        net, recipe = zero_shot(options.weights)
+        shown = photographs(options.photos, recipe, options.pictures)
+        found.append(measure("EfficientNet-Lite0, zero-shot", net, shown, SIZES))
+        print_row(found[-1])
+    about = {
+        "command": "python benchmarks/lazy.py",
+        "hardware": f"1 thread of {platform.processor() or platform.machine()}, "
+        f"torch {torch.__version__}",
+        "date": date.today().isoformat(),
+        "digits per scale and split": options.count,
+        "photographs per split": options.pictures if options.photos else 0,
+    }
+    OUT.write_text(json.dumps({**about, "networks": found}, indent=1) + "\n", encoding="utf-8")
+
+
+def print_row(row: dict[str, Any]) -> None:
+    worst = max(row["disagreement by scale"].values())
+    print(
+        f"{row['network']:<30} {row['test images']:>6} images  tolerance {row['tolerance']:6.2f}  "
+        f"{row['mean channels evaluated']:5.2f} of {row['channels']} channels  "
+        f"{row['ratio of CPU time']:5.2f} times  disagreement {100 * row['disagreement']:.3f} %, "
+        f"at most {100 * worst:.2f} % at one scale",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Lazy evaluation of scale channels: evaluate only as many as the predicted class depends on.
+
+Every fourth channel of an image is evaluated first. While the pooled logit of the best class leads
+by no more than a tolerance, the channels two steps from the strongest one are evaluated, then those
+one step from it, and finally all others. Decided images are left out of later rounds, and the
+result of an image does not depend on the other images in its batch.
+
+This suits pools to which a channel without a strong response contributes little: `max` and
+`logsumexp`. Both leave out channels whose logits are minus infinity.
+"""
+# Shape letters: B batch, S scale channel, N patches, K classes.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from foveate.errors import ConfigError
+from foveate.models.pooling import Pool, pool_scales
+from foveate.models.recompute import uses_batch_statistics
+from foveate.tracing import is_traced
+
+if TYPE_CHECKING:
+    from foveate.models.channels import ScaleChannels
+
+POOLS = ("max", "logsumexp")
+COARSE = 4  # distance of the channels that are evaluated for every image
+STEPS = (2, 1, 0)  # distance from the strongest channel in each later round; 0 means all channels
+Forward = Callable[[Tensor], Tensor]
+
+
+def check_lazy(tolerance: float | None, pool: Pool) -> None:
+    """Raise a ConfigError unless channels pooled by `pool` can be evaluated with this tolerance."""
+    if tolerance is None:
+        return
+    if type(tolerance) not in (int, float) or not tolerance >= 0:
+        raise ConfigError(f"lazy must be a tolerance of at least 0 or None, got {tolerance!r}")
+    if pool not in POOLS:
+        raise ConfigError(
+            f"pool={pool!r} depends on all channels; lazy={tolerance:g} requires pool='max' or "
+            "pool='logsumexp'"
+        )
+
+
+def is_separable(backbone: nn.Module, patches: Tensor) -> bool:
+    """Whether patches can be evaluated separately: no gradient and no batch statistics."""
+    if torch.is_grad_enabled() or is_traced(patches):
+        return False
+    modules = backbone.modules()
+    return not any(module.training or uses_batch_statistics(module) for module in modules)
+
+
+def lazy_logits(
+    net: ScaleChannels, patches: Tensor, forward: Forward | None = None
+) -> Tensor | None:
+    """Compute the logits (B, K) of patches (B, S, ...) by lazy evaluation.
+
+    `forward` replaces the backbone, for example by a faster function with equal results. The result
+    is None if all channels must be evaluated: without a tolerance, with gradients, in training mode
+    and under tracers.
+    """
+    if net.lazy is None or net.pool not in POOLS or not len(patches):
+        return None
+    if net.training or not is_separable(net.backbone, patches):
+        return None
+
+    def run_backbone(flat: Tensor) -> Tensor:
+        return net.forward_patches(flat.unsqueeze(1)).squeeze(1)
+
+    channels = evaluate(patches, forward or run_backbone, net.pool, net.lazy)
+    return pool_scales(channels, net.pool)
+
+
+def evaluate(patches: Tensor, forward: Forward, pool: Pool, tolerance: float) -> Tensor:
+    """Evaluate as many channels of each image as its class needs.
+
+    Args:
+        patches: Patches of all channels, or what `forward` takes instead, shape ``(B, S, ...)``.
+        forward: Function from ``(N, ...)`` to logits ``(N, K)``.
+        pool: ``"max"`` or ``"logsumexp"``.
+        tolerance: Lead of the best class over the second, in pooled logits, above which an image
+            is decided. With infinity, all channels are evaluated.
+
+    Returns:
+        Logits of the channels, shape ``(B, S, K)``; minus infinity in channels that were not
+        evaluated.
+    """
+    evaluated = _coarse(patches)
+    logits = _placed(forward(patches[evaluated]), evaluated)
+    for step in STEPS:
+        # A margin of NaN leaves the image undecided, so that its result is the definition's.
+        undecided = ~(margins(pool_scales(logits, pool)) > tolerance)
+        if not undecided.any():
+            break
+        wanted = _near(logits, pool, step) & ~evaluated & undecided[:, None]
+        if wanted.any():
+            logits[wanted] = forward(patches[wanted]).to(logits.dtype)
+            evaluated |= wanted
+    return logits
+
+
+def rounds(channels: Tensor, pool: Pool) -> Iterator[Tensor]:
+    """Yield the pooled logits (B, K) after each round of an evaluation that decides no image.
+
+    `channels` are the logits (B, S, K) of all channels.
+    """
+    evaluated = _coarse(channels)
+    for step in STEPS:
+        logits = channels.masked_fill(~evaluated[..., None], -math.inf)
+        yield pool_scales(logits, pool)
+        evaluated = evaluated | _near(logits, pool, step)
+
+
+def margins(pooled: Tensor) -> Tensor:
+    """Return the lead (B,) of the best over the second class in logits (B, K).
+
+    A single class has nothing to lead over: its margin is NaN, and it depends on all channels.
+    """
+    if pooled.shape[1] < 2:
+        return torch.full_like(pooled[:, 0], math.nan)
+    best, second = pooled.topk(2, 1).values.unbind(1)
+    return best - second
+
+
+def _coarse(patches: Tensor) -> Tensor:
+    """Return a mask (B, S) of every fourth channel."""
+    count, scales = patches.shape[:2]
+    mask = torch.zeros(count, scales, dtype=torch.bool, device=patches.device)
+    mask[:, min(COARSE // 2, scales // 2) :: COARSE] = True
+    return mask
+
+
+def _near(logits: Tensor, pool: Pool, step: int) -> Tensor:
+    """Return a mask (B, S) of the channels at distance `step` from the strongest one, 0 for all."""
+    count, scales = logits.shape[:2]
+    place = torch.arange(scales, device=logits.device)
+    if step == 0:
+        return torch.ones(count, scales, dtype=torch.bool, device=logits.device)
+    label = pool_scales(logits, pool).argmax(1)[:, None, None].expand(-1, scales, 1)
+    strongest = logits.gather(2, label).squeeze(2).argmax(1)
+    return (place - strongest[:, None]).abs() == step
+
+
+def _placed(values: Tensor, where: Tensor) -> Tensor:
+    """Place values (N, K) at the N true entries of a mask (B, S), minus infinity elsewhere."""
+    logits = values.new_full((*where.shape, values.shape[1]), -math.inf)
+    logits[where] = values
+    return logits
