@@ -94,8 +94,8 @@ def audit(
     fit: Annotated[str | None, FIT("fill")] = None,
     size: Annotated[int | None, SIZE("the model's input size", min=1, panel=EVALUATION)] = None,
     border: Annotated[str | None, BORDER("replicate, or that of a run")] = None,
-    mean: Annotated[str | None, MEAN("0")] = None,
-    std: Annotated[str | None, STD("1")] = None,
+    mean: Annotated[str | None, MEAN("that of a timm model; otherwise 0")] = None,
+    std: Annotated[str | None, STD("that of a timm model; otherwise 1")] = None,
     pool: Annotated[str, POOL(panel=EVALUATION)] = "logsumexp",
     patch: Annotated[int | None, PATCH("the input size", min=1)] = None,
     pretrained: PretrainedOption = False,
@@ -108,7 +108,7 @@ def audit(
 
     ```
     foveate audit mypackage.nets:classifier --source folder:photos --size 224
-    foveate audit timm:resnet18 --pretrained --source folder:photos
+    foveate audit net.onnx --source folder:photos --classes names.txt
     foveate audit runs/first --source mnist-5k --scales 0.5,1,2,4,8
     ```
 
@@ -116,7 +116,8 @@ def audit(
     shape (B, classes). The classes are the subfolders of folder:DIR in alphabetical order, or
     --classes. At scale 1 an image fills the input; at other scales it is rescaled about its centre.
     Runs on photographs prepare images with their own recipe. Other networks of foveate, and sources
-    other than folders, are audited on MNIST Large Scale. Both agree with 'foveate evaluate'.
+    other than folders, are audited on MNIST Large Scale. For runs, scale s is that of 'foveate
+    evaluate'.
 
     The audit also evaluates the model inside scale channels, without training, unless --pool none
     is given. It writes audit.html (the report), audit.csv (per scale and class), audit.json,

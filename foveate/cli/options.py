@@ -110,9 +110,11 @@ WINDOWS = shared(
     "LOW-HIGH", "Windows of the channels in pixels, two per octave, such as 56-448.", MODEL
 )
 POOL = shared(
-    "POOL", "Pooling over scale channels: max, avg, logsumexp or probabilities.", MODEL,
-    values=POOLS,
-)  # fmt: skip
+    "POOL",
+    "Pooling over scale channels: max, avg, logsumexp or probabilities; audit also accepts none.",
+    MODEL,
+    values=(*POOLS, "none"),
+)
 BATCH = shared("N", "Images per batch.", TRAINING)
 PRECISION = shared(
     "DTYPE", "Precision: float32, or bf16 for mixed precision.", TRAINING,
