@@ -157,7 +157,9 @@ def audit(
     found = load_model(model, trust=trust, device=place, pretrained=pretrained)
     load = cached_loader()
     if recipe == "photo" and found.recipe is None:
-        raise ConfigError("--recipe photo requires a run on photographs; use frame for others")
+        raise ConfigError(
+            "--recipe photo requires a run on photographs; use --recipe frame for other models"
+        )
     if (run := Path(model).expanduser()).is_dir() and not changed_data:
         check_unchanged(RunFolder(run), source, load)
     if split is None and found.source:
