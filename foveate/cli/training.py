@@ -178,7 +178,7 @@ def _train(
 
 @contextmanager
 def _shown(greeting: str, team: "Team") -> "Iterator[Callback]":
-    """Show the progress of the run; of several processes only the first one does."""
+    """Show the progress of the run in the first process; other processes show nothing."""
     from foveate.cli.display import Display
 
     if not team.is_main:
