@@ -42,7 +42,7 @@ def test_train_and_its_lines(tmp_path, capsys):
     number = r"\d+\.\d+"
     for epoch, line in enumerate(lines[1:3], start=1):
         found = rf"epoch {epoch}/3  loss {number}  validation {number} %"
-        assert re.fullmatch(rf"{found}  [\d,]+ images/s  \d:\d\d:\d\d remaining", line)
+        assert re.fullmatch(rf"{found}  [\d,.]+ images/s  \d:\d\d:\d\d remaining", line)
     assert re.fullmatch(rf"epoch 3/3  loss {number}  validation {number} %", lines[3])
     last = 100 * RunFolder(out).metrics()[-1]["validation"]
     ending = f"validation {last:.2f} %; next: foveate evaluate {out}"

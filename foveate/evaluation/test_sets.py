@@ -108,7 +108,8 @@ def with_channels(
         return net, config
     if type(net) is not ScaleChannels or "concat" in (net.pool, pool):
         raise ConfigError(
-            "windows and pool can be changed only for channels pooled by max, avg or logsumexp"
+            "windows and pool can be changed only for channels pooled by max, avg, logsumexp or "
+            "probabilities; leave out --windows and --pool"
         )
     model = config.model
     if windows is not None:
