@@ -224,7 +224,7 @@ def _precision(model: str, out: Path | None, device: str) -> str:
 def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) -> "TrainConfig":
     """Return the configuration of a preset or network with the given changes, fitted to the source.
 
-    Fitting sets, among others, the number of classes and image channels.
+    The source determines, for example, the number of classes and of image channels.
     """
     from foveate.errors import ConfigError
     from foveate.scales import parse_windows
