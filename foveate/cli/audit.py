@@ -116,8 +116,8 @@ def audit(
     shape (B, classes). The classes are the subfolders of folder:DIR in alphabetical order, or
     --classes. At scale 1 an image fills the input; at other scales it is rescaled about its centre.
     Runs on photographs prepare images with their own recipe. Other networks of foveate, and sources
-    other than folders, are audited on MNIST Large Scale. For runs, scale s is that of 'foveate
-    evaluate'.
+    other than folders, are audited on MNIST Large Scale. For runs, a scale means the same as in
+    'foveate evaluate'.
 
     The audit also evaluates the model inside scale channels, without training, unless --pool none
     is given. It writes audit.html (the report), audit.csv (per scale and class), audit.json,
