@@ -191,7 +191,7 @@ def test_weights_of_another_architecture_are_named(finished, tmp_path):
     # The same shapes, but shown the image in another way:
     like = train(tiny(epochs=1, model=replace(MODEL, pool="max")), tmp_path / "like")
     finished.weights.write_bytes(like.weights.read_bytes())
-    assert "is of another model than config.json;" in error_of(finished.net)
+    assert "belongs to another model than config.json;" in error_of(finished.net)
 
 
 def test_an_unfinished_run_has_no_network_yet(tmp_path):

@@ -13,6 +13,7 @@ from PIL import Image
 from tiny_runs import AS_TINY, python, same_bits, tiny, weights
 
 from foveate.cli import display as display_module
+from foveate.cli import training
 from foveate.cli.app import run
 from foveate.cli.display import Display
 from foveate.data.sources import load_source
@@ -41,7 +42,7 @@ def test_train_and_its_lines(tmp_path, capsys):
     number = r"\d+\.\d+"
     for epoch, line in enumerate(lines[1:3], start=1):
         found = rf"epoch {epoch}/3  loss {number}  validation {number} %"
-        assert re.fullmatch(rf"{found}  [\d,]+ images/s  \d:\d\d:\d\d remaining", line)
+        assert re.fullmatch(rf"{found}  [\d,.]+ images/s  \d:\d\d:\d\d remaining", line)
     assert re.fullmatch(rf"epoch 3/3  loss {number}  validation {number} %", lines[3])
     last = 100 * RunFolder(out).metrics()[-1]["validation"]
     ending = f"validation {last:.2f} %; next: foveate evaluate {out}"
@@ -85,6 +86,16 @@ def test_every_option_reaches_the_config(tmp_path):
     config = config_of(tmp_path)
     assert (config.samples, config.epochs, config.batch, config.seed) == (33, 1, 11, 4)
     assert (config.precision, config.scales, config.source) == ("bf16", "1,2", "mnist-5k")
+
+
+def test_bf16_of_a_preset_is_for_gpus_and_a_started_run_keeps_its_precision(tmp_path):
+    assert preset("finetune").precision == "bf16"
+    assert training._precision("finetune", None, "cuda:0") == "bf16"
+    assert training._precision("finetune", tmp_path, "cpu") == "float32"
+    arguments = [*AS_TINY, "--epochs", "1", "--out", str(tmp_path)]
+    assert run([*arguments, "--precision", "bf16"]) == 0
+    assert run(arguments) == 0  # finished, and not a run with other settings
+    assert run([*arguments, "--precision", "float32"]) == 2
 
 
 def pictures(folder, classes=3, count=20):

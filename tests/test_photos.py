@@ -359,8 +359,8 @@ def test_the_command_trains_a_backbone_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--scales", "2"], "the recipe photo has no scales; set recipe.base"),
-        (["--set", "size=64"], "the recipe photo has no size"),
+        (["--scales", "2"], "the recipe photo does not use scales; set recipe.base"),
+        (["--set", "size=64"], "the recipe photo does not use size"),
         (["--recipe", "mnist"], "unknown recipe 'mnist'"),
         (["--workers", "-1"], "'--workers': Input should be greater"),
     ],

@@ -35,9 +35,11 @@ def card(info: PretrainedInfo) -> str:
 def overview(infos: Sequence[PretrainedInfo]) -> str:
     """Return the page that lists all networks in Markdown."""
     lines = [
-        "# Pretrained networks",
+        "# Trained networks",
         "",
-        "Test accuracy in percent at five scales; each card lists all tested scales.",
+        "These networks were trained on MNIST and come with the package. Load one with",
+        "`foveate.create_model(NAME, pretrained=True)`. The table shows the test accuracy in",
+        "percent at five scales; the card of each network lists all tested scales.",
         "",
         "| network | training scale | parameters | " + " | ".join(f"{s:g}" for s in SHOWN) + " |",
         "|---|---|---" + "|---:" * len(SHOWN) + "|",
@@ -104,7 +106,7 @@ def _facts(info: PretrainedInfo) -> str:
         "file": f"`{info.file}`, SHA-256 `{info.sha256}`",
     }
     rows = [f"| {key} | {value} |" for key, value in facts.items()]
-    return "\n".join(["| | |", "|---|---|", *rows])
+    return "\n".join(["| setting | value |", "|---|---|", *rows])
 
 
 def _limits(info: PretrainedInfo) -> str:

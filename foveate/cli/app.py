@@ -31,7 +31,7 @@ HELP = """Vision networks that recognise objects at sizes they were never traine
 
 ```
 foveate quickstart
-foveate audit timm:resnet18 --pretrained --source folder:photos
+foveate audit mynets:classifier --source folder:photos
 foveate train finetune --source folder:photos --pretrained --out runs/photos
 ```
 
@@ -46,6 +46,13 @@ UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
 
 class Commands(TyperGroup):
     """The commands; prints a line at Ctrl-C, where Typer would exit silently."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the global options; a flag shows no type."""
+        params: Any = super().get_params(ctx)
+        for option in params:
+            option.metavar = option.metavar or ""
+        return params
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         """Parse the global options."""

@@ -97,8 +97,8 @@ def audit(
     fit: Annotated[str | None, FIT("fill")] = None,
     size: Annotated[int | None, SIZE("the model's input size", min=1, panel=EVALUATION)] = None,
     border: Annotated[str | None, BORDER("replicate, or that of a run")] = None,
-    mean: Annotated[str | None, MEAN("0")] = None,
-    std: Annotated[str | None, STD("1")] = None,
+    mean: Annotated[str | None, MEAN("that of a timm model; otherwise 0")] = None,
+    std: Annotated[str | None, STD("that of a timm model; otherwise 1")] = None,
     pool: Annotated[str, POOL(panel=EVALUATION)] = "logsumexp",
     patch: Annotated[int | None, PATCH("the input size", min=1)] = None,
     pretrained: PretrainedOption = False,
@@ -111,7 +111,7 @@ def audit(
 
     ```
     foveate audit mypackage.nets:classifier --source folder:photos --size 224
-    foveate audit timm:resnet18 --pretrained --source folder:photos
+    foveate audit net.onnx --source folder:photos --classes names.txt
     foveate audit runs/first --source mnist-5k --scales 0.5,1,2,4,8
     ```
 
@@ -119,8 +119,8 @@ def audit(
     shape (B, classes). The classes are the subfolders of folder:DIR in alphabetical order, or
     --classes. At scale 1 an image fills the input; at other scales it is rescaled about its centre.
     Runs on photographs and on CIFAR-10 prepare images with their own recipe. Other networks of
-    foveate, and sources other than folders, are audited on MNIST Large Scale. All agree with
-    'foveate evaluate'.
+    foveate, and sources other than folders, are audited on MNIST Large Scale. For runs, a scale
+    means the same as in 'foveate evaluate'.
 
     The audit also evaluates the model inside scale channels, without training, unless --pool none
     is given. It writes audit.html (the report), audit.csv (per scale and class), audit.json,
@@ -160,7 +160,9 @@ def audit(
     found = load_model(model, trust=trust, device=place, pretrained=pretrained)
     load = cached_loader()
     if recipe == "photo" and found.photo is None:
-        raise ConfigError("--recipe photo requires a run on photographs; use frame for others")
+        raise ConfigError(
+            "--recipe photo requires a run on photographs; use --recipe frame for other models"
+        )
     if (run := Path(model).expanduser()).is_dir() and not changed_data:
         check_unchanged(RunFolder(run), source, load)
     if split is None and found.source:

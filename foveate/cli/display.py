@@ -68,7 +68,9 @@ class Display:
         pace = (done - first) / (now - begun)
         left = round((total - done) / pace)
         hours, minutes, seconds = left // 3600, left // 60 % 60, left % 60
-        return f"{pace * batch:,.0f} images/s  {hours}:{minutes:02}:{seconds:02} remaining"
+        speed = pace * batch
+        digits = 0 if speed >= 10 else 1
+        return f"{speed:,.{digits}f} images/s  {hours}:{minutes:02}:{seconds:02} remaining"
 
 
 def epoch_line(config: "TrainConfig", progress: "RunProgress") -> str:

@@ -119,9 +119,11 @@ WINDOWS = shared(
     "LOW-HIGH", "Windows of the channels in pixels, two per octave, such as 56-448.", MODEL
 )
 POOL = shared(
-    "POOL", "Pooling over scale channels: max, avg, logsumexp or probabilities.", MODEL,
-    values=POOLS,
-)  # fmt: skip
+    "POOL",
+    "Pooling over scale channels: max, avg, logsumexp or probabilities; audit also accepts none.",
+    MODEL,
+    values=(*POOLS, "none"),
+)
 LAZY = shared(
     "TOLERANCE", "Evaluate only the scale channels that decide the class; lead in logits that "
     "decides.", EVALUATION,

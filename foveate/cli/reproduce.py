@@ -33,7 +33,7 @@ ROWS_OPTION = shared(
     "--rows", values=ROWS,
 )  # fmt: skip
 SEEDS = shared("N", "Runs per row, with the seeds 0 to N - 1; at most 1,000.", TRAINING)
-TOGETHER = shared("N", "Runs trained at once; 0 for 3 on a GPU and 1 on a CPU.", EXECUTION)
+TOGETHER = shared("N", "Runs trained in parallel; 0 means 3 on a GPU and 1 on a CPU.", EXECUTION)
 
 
 def reproduce(

@@ -31,8 +31,8 @@ def read_picture(path: Path | BinaryIO, background: Background = "black") -> Pix
 
     EXIF orientation is applied. An image with a palette, such as a GIF, is grey if all its pixels
     are. 16-bit grey is reduced to its upper 8 bits. An animation yields its first frame.
-    Transparency is flattened over a background: black, or with `background="contrast"` white if the
-    visible pixels are dark on average and black otherwise.
+    Transparent pixels are blended with a background, which is black by default. With
+    `background="contrast"`, it is white if the visible pixels are dark on average.
     """
     with _opened(path) as image:
         ImageOps.exif_transpose(image, in_place=True)  # otherwise Pillow copies every image

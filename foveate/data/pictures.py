@@ -90,7 +90,7 @@ class PictureFolder:
 
     @cached_property
     def in_colour(self) -> bool:
-        """Whether any image is in colour; reads headers up to the first one that is.
+        """Whether any image is in colour; reads headers until it finds such an image.
 
         Files that cannot be read are ignored here and reported when they are used.
         """

@@ -298,12 +298,19 @@ def find_recipe(name: str) -> Recipe:
     return Recipe(name=cast(RecipeName, name), **usual)
 
 
+def install_remedy(error: Exception) -> str:
+    """Return what to do if timm or torchvision cannot be imported."""
+    if "torchvision::" in str(error):  # torchvision's operators are missing
+        return "torch and torchvision are of different builds; install both from the same index"
+    return "run pip install 'foveate[photos]'"
+
+
 def _transforms() -> Any:
     try:
         from torchvision.transforms import v2
     except (ImportError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(
-            f"the recipe photo needs torchvision ({reason}); run pip install 'foveate[photos]'"
+            f"the recipe photo needs torchvision ({reason}); {install_remedy(error)}"
         ) from None
     return v2

@@ -124,7 +124,8 @@ def with_channels(
         net = ScaleChannels(net, model.scales, model.size, model.pool).train(net.training)
     if type(net) is not ScaleChannels or "concat" in (net.pool, pool):
         raise ConfigError(
-            "windows and pool can be changed only for channels pooled by max, avg or logsumexp"
+            "windows and pool can be changed only for channels pooled by max, avg, logsumexp or "
+            "probabilities; leave out --windows and --pool"
         )
     if windows is not None:
         model = replace(model, scales=parse_windows(windows, model.size))

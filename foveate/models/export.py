@@ -112,7 +112,7 @@ def export(
             temporary.write_bytes(data)
             difference, allowed = _compare(plain, load(temporary.read_bytes()), shape)
     except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}") from None
+        raise DataError(f"cannot write {path}: {error.strerror}; choose another path") from None
     return Exported(path=path, outputs=names, difference=difference, allowed=allowed)
 
 
@@ -163,7 +163,8 @@ def _trace(plain: _PlainOutputs, shape: tuple[int, int, int]) -> torch.export.Ex
     except Exception as error:  # a custom backbone can raise anything
         reason = " ".join(str(error).split())[:200]
         raise ConfigError(
-            f"cannot export this network for images of shape {shape}: {reason}"
+            f"cannot export this network for images of shape {shape}: {reason}; check that "
+            "torch.export accepts the backbone"
         ) from error
 
 

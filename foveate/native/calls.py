@@ -13,7 +13,7 @@ PARTS = 16  # parts of a job; fixed, so that sums do not depend on the number of
 
 
 def call(function: Any, job: ctypes.Structure) -> None:
-    """Process the `parts` of a job with the number of threads of PyTorch.
+    """Process the `parts` of a job with as many threads as PyTorch uses.
 
     The C function claims parts by incrementing `next`, and sets `failed` if it runs out of memory.
     """

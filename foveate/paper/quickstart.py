@@ -28,7 +28,7 @@ EpochCallback = Callable[[str, TrainConfig, Progress], None]
 
 
 def quick_runs(seed: int = 0) -> dict[str, TrainConfig]:
-    """Return the runs of the paper on scale 2, shortened to 3,500 digits and 6 epochs, by network.
+    """Return one run per network: the paper's, trained on scale 2, with 3,500 digits and 6 epochs.
 
     The digits come with the package. The learning-rate schedule is shortened in proportion.
     """

@@ -54,14 +54,14 @@ def foveate(
 
     Compiled kernels gather the pixels (Triton on a GPU, C on a CPU). Matrix products replace them
     for function transforms, float64, antialiasing at scales above 4096 (16 on a GPU), and on a CPU
-    for half precision or without a C compiler. Both compute in float32 or float64, also under
-    autocast; half precision is rounded once, at the end.
+    for half precision or without a C compiler. Kernels and products compute in float32 or float64,
+    also under autocast; half precision is rounded once, at the end.
 
     The kernels allocate only their output, except that antialiasing on a CPU copies images whose
     neighbouring pixels are more than 4 floats apart in memory. Matrix products allocate about one
     more output, and a float32 copy of half-precision images.
 
-    Images must be finite. This is not checked, because the check would synchronise a GPU. A NaN
+    Pixels must be finite. This is not checked, because the check would synchronise a GPU. A NaN
     affects the patch pixels computed from it, and with matrix products every patch whose window
     contains it.
 

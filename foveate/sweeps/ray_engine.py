@@ -101,7 +101,7 @@ class RayEngine:
         most = {key: max((node.get(key, 0) for node in nodes), default=0) for key in asked}
         raise ConfigError(
             f"a run requires {_words(asked)}, but no node of the cluster has them (at most "
-            f"{_words(most)}); lower resources in the study, or OMP_NUM_THREADS without a study"
+            f"{_words(most)}); lower resources in the study, or set a lower OMP_NUM_THREADS"
         )
 
     def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[JobResult]:

@@ -68,7 +68,7 @@ class LocalEngine:
 
     Args:
         device: Device to train on.
-        together: Runs trained at once, or 0 for 3 on a GPU and 1 on the CPU.
+        together: Runs trained in parallel; 0 means 3 on a GPU and 1 on a CPU.
         cpus: CPU threads of torch, or 0 for the default of torch.
         callback: Function called after every training step.
         load: Function that loads a source by name.
@@ -124,7 +124,7 @@ def make_engine(
     Args:
         name: ``local`` for this process, or ``ray`` for a Ray cluster.
         device: Device to train on: ``cpu``, ``cuda`` or, with ``local``, ``cuda:N``.
-        together: Runs trained at once on one GPU, or 0 for the default of 3.
+        together: Runs trained in parallel on one GPU; 0 means 3.
         address: Address of the Ray cluster; by default the one that Ray finds, or a new local one.
         cpus: CPU threads per run, or 0 for the default of torch.
         gpus: Fraction of a GPU per run, 0 to 1; with 0, `together` decides.

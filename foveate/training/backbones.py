@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foveate.data.recipes import install_remedy
 from foveate.errors import ConfigError
 from foveate.models.pretrained import find_non_finite
 from foveate.trust import find_factory, is_own, require_trust
@@ -141,7 +142,7 @@ def _import(library: str, name: str) -> Any:
     except Exception as error:  # torchvision can also raise other errors than ImportError
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
         raise ConfigError(
-            f"{library}:{name} needs {library} ({reason}); run pip install 'foveate[photos]'"
+            f"{library}:{name} needs {library} ({reason}); {install_remedy(error)}"
         ) from None
 
 

@@ -354,7 +354,8 @@ class RunFolder:
         load_weights(net, weights, self.weights)
         if "model" in note and _model(note["model"]) != config.model:
             raise ConfigError(
-                f"{self.weights} is of another model than {CONFIG}; restore the files of one run"
+                f"{self.weights} belongs to another model than {CONFIG}; restore both files from "
+                "the same run"
             )
         return net
 

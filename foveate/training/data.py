@@ -279,7 +279,7 @@ def _fitted_recipe(config: TrainConfig) -> Recipe | None:
 
 
 def has_colour_pictures(source: str) -> bool:
-    """Whether a source has image files in colour; for tar files, the first readable one decides."""
+    """Whether a source has image files in colour; of tar files, the first readable image counts."""
     if not source.startswith(("folder:", "shards:")):
         return False
     found = open_source(source, stream=True)

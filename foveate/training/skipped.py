@@ -28,7 +28,7 @@ def check_bad(bad: str, config: TrainConfig, processes: int = 1) -> Bad:
     if bad not in get_args(Bad):
         raise ConfigError(f"bad must be {' or '.join(get_args(Bad))}, got {bad!r}")
     if bad == "skip" and not is_photo(config):
-        raise ConfigError("--bad skip needs the recipe photo; remove it, or use --recipe photo")
+        raise ConfigError("--bad skip needs the recipe photo; leave it out, or use --recipe photo")
     if bad == "skip" and processes > 1:
         raise ConfigError(
             f"--bad skip works in one process, not in {processes}; train without torchrun, or "

@@ -196,9 +196,10 @@ def _doubts(audit: Audit) -> list[str]:
     """Return a warning if the accuracy at the native scale is not above chance."""
     if audit.at_native.accuracy.low > 1 / len(audit.classes):
         return []
+    names = ", ".join([*audit.classes[:3], *(["..."] if len(audit.classes) > 3 else [])])
     return [
         f"the accuracy at scale {audit.native:g} is not above chance; check that the classes of "
-        f"the model are {', '.join(audit.classes[:3])}, ... in this order (--classes), and that "
+        f"the model are {names} in this order (--classes), and that "
         "its input is normalised and sized as in training (--mean, --std, --size)"
     ]
 
