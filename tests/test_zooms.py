@@ -7,6 +7,8 @@ import pytest
 import torch
 from tiny_runs import MODEL, STEPS, same_bits, tiny, trained, weights
 
+import foveate.training.zooms as zooms
+from foveate.data.large_scale import rescale, stretch_contrast
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
 from foveate.execution.plan import logits, prepare
@@ -27,7 +29,8 @@ def ramp(zoom, side=48):
 
 
 @pytest.mark.parametrize("zoom", [0.5, 2**0.25, 2.0])
-def test_a_zoom_shows_what_a_magnified_image_shows(zoom):
+def test_a_zoom_shows_what_a_magnified_image_shows(zoom, monkeypatch):
+    monkeypatch.setattr(zooms, "stretch_contrast", lambda images: images)
     # Windows of 12 to 24 pixels, 48 at most after the zoom: no padding. Interpolation between
     # pixels of a ramp is exact up to rounding, with values below 4 * 48.
     net = MODEL.build().eval()
@@ -37,17 +40,21 @@ def test_a_zoom_shows_what_a_magnified_image_shows(zoom):
     torch.testing.assert_close(zoomed, magnified, atol=bound, rtol=0)
 
 
-def test_a_zoom_is_the_network_of_divided_scales_on_the_cropped_image():
+def test_a_zoom_is_the_network_of_divided_scales_on_the_cropped_and_stretched_image():
     torch.manual_seed(0)
-    net, images = MODEL.build().eval(), torch.randn(6, 1, 24, 24)
-    zooms = torch.tensor([2.0, 0.5, 1.0, 2.0, 1.0, 1.5], dtype=torch.float64)
-    found = logits(net, prepare_zoomed(net, images, zooms, "float32"))
-    for image, zoom, row in zip(images, zooms.tolist(), found, strict=True):
-        margin = {2.0: 6, 0.5: 0, 1.0: 0, 1.5: 4}[zoom]  # of 24 pixels, 24 / zoom remain
-        inside = image[None, :, margin : 24 - margin, margin : 24 - margin]
+    net, images = (
+        MODEL.build().eval(),
+        rescale(load_source("mnist-5k").train.images[:6], 1, size=24),
+    )
+    factors = torch.tensor([2.0, 0.5, 1.0, 2.0, 1.0, 1.5], dtype=torch.float64)
+    found = logits(net, prepare_zoomed(net, images, factors, "float32"))
+    for image, zoom, row in zip(images, factors.tolist(), found, strict=True):
+        shown = image[None]
+        if margin := {2.0: 6, 1.5: 4}.get(zoom):  # of 24 pixels, 24 / zoom remain
+            shown = stretch_contrast(shown[..., margin:-margin, margin:-margin])
         plain = ScaleChannels(net.backbone, [s / zoom for s in net.scales], net.size, net.pool)
         # Batch sizes can change the order of sums: allow a few roundings of values of order 1.
-        torch.testing.assert_close(row, plain.eval()(inside)[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(row, plain.eval()(shown)[0], atol=1e-5, rtol=1e-5)
     assert net.scales == MODEL.scales.values
 
 

@@ -2,7 +2,12 @@
 
 By covariance, a network with the scales S sees an image that was magnified by z as a network with
 the scales S / z sees the image itself. What the frame cuts off a magnified image is cut off by a
-frame of 1 / z of the side. A zoom needs no resampling beyond that of the scale channels.
+frame of 1 / z of the side. A zoom needs no resampling beyond that of the scale channels. The values
+of the smaller frame are stretched to the full range, as the data set does for every frame.
+
+FovMax, 5,000 images of scale 2, 1,250 steps, 1,000 validation images at 5.66 and 8: 75.5 and 62.4 %
+without zooms, 94.7 and 88.8 % with zooms of 1/4 to 4; Fashion-MNIST 39.4 and 31.0 %, and 70.9 and
+57.2 %, or 73.6 and 62.0 % with stretched values (one seed each).
 """
 # Shape letters: B batch, C image channel, H W pixels.
 
@@ -13,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foveate.data.large_scale import stretch_contrast
 from foveate.execution.plan import Prepared, prepare
 from foveate.execution.precision import Precision
 from foveate.models.channels import ScaleChannels
@@ -55,7 +61,10 @@ def _prepare(net: ScaleChannels, images: Tensor, zoom: float, precision: Precisi
     """Prepare images (B, C, H, W) that all have the same factor."""
     zoomed = copy(net)  # shares the weights; the scales are its own
     zoomed.scales = tuple(scale / zoom for scale in net.scales)
-    return prepare(zoomed, crop_frame(images, zoom), precision)
+    shown = crop_frame(images, zoom)
+    if shown.shape != images.shape:
+        shown = stretch_contrast(shown)
+    return prepare(zoomed, shown, precision)
 
 
 def crop_frame(images: Tensor, zoom: float) -> Tensor:
