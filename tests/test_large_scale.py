@@ -7,7 +7,12 @@ import pytest
 import reference
 import torch
 
-from foveate.data.large_scale import bicubic_matrices, rescale, smoothing_matrices
+from foveate.data.large_scale import (
+    bicubic_matrices,
+    rescale,
+    smoothing_matrices,
+    stretch_contrast,
+)
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
 
@@ -114,6 +119,29 @@ def test_range_background_and_type(digits):
     torch.testing.assert_close(made[:, 0, 0, 0], torch.full((10,), BACKGROUND))
     peak = 2 / math.pi * math.atan(0.02 * (255 - 128))
     torch.testing.assert_close(made.amax((1, 2, 3)), torch.full((10,), peak))
+
+
+def test_stretching_a_part_is_the_same_as_cutting_it_before_the_values_are_stretched():
+    """Steps 5 and 6 of a part, from linear values whose extremes lie outside of the part."""
+
+    def finished(values):
+        low, high = values.amin((1, 2, 3), True), values.amax((1, 2, 3), True)
+        return 2 / math.pi * torch.atan(0.02 * (255 * (values - low) / (high - low) - 128))
+
+    torch.manual_seed(0)
+    smooth = 200 * torch.rand(3, 1, 12, 12, dtype=torch.float64)
+    smooth[:, :, 0, :2] = torch.tensor([-20.0, 260.0], dtype=torch.float64)
+    part = finished(smooth).float()[..., 3:9, 3:9]
+    # An arctangent of up to 2.56 divides slopes by up to 7.6, so a rounding of 6e-8 grows to
+    # 5e-7, and the stretch, by up to 280 / 150, doubles it.
+    right = finished(smooth[..., 3:9, 3:9]).float()
+    torch.testing.assert_close(stretch_contrast(part), right, atol=4e-6, rtol=0)
+    assert (right - part).abs().max() > 0.1
+
+
+def test_whole_images_are_stretched_already(digits):
+    images = rescale(digits, 2.0)
+    torch.testing.assert_close(stretch_contrast(images), images, atol=4e-6, rtol=0)
 
 
 def test_a_blank_image_is_all_background():

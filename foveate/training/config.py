@@ -25,6 +25,7 @@ from foveate.training.tensors import read_tensors
 
 MAX_EPOCHS = 1_000_000
 MAX_BATCH = 65_536
+NO_ZOOMS = (1.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +70,11 @@ class TrainConfig:
         recipe: Preprocessing of the images. ``None`` is the paper's recipe, ``mnist-large-scale``.
             Colour images require an explicit recipe; ``foveate train`` selects ``photo`` for image
             files and ``mirrored`` for CIFAR-10.
+        zooms: Smallest and largest factor by which training images appear magnified, drawn
+            log-uniformly for each image in each epoch; ``(1, 1)`` turns this off. A network trained
+            on scale 2 with ``(0.25, 4)`` is trained for objects of scale 1/2 to 8. The images are
+            not resampled: the scales of the channels are divided by the factor, and the frame is
+            cropped as it would crop the magnified image.
 
     Raises:
         ConfigError: If a field is out of range, or fields contradict each other.
@@ -106,8 +112,11 @@ class TrainConfig:
     pretrained: bool = False
     weights: str = ""
     recipe: Recipe | None = None
+    zooms: tuple[float, ...] = NO_ZOOMS
 
     def __post_init__(self) -> None:
+        if isinstance(self.zooms, list):
+            object.__setattr__(self, "zooms", tuple(self.zooms))
         check_fields(self)
         check_size(self.size)
         for name, most in (("epochs", MAX_EPOCHS), ("batch", MAX_BATCH)):
@@ -128,6 +137,23 @@ class TrainConfig:
         if self.pretrained and self.weights:
             raise ConfigError("pretrained and weights exclude each other; set only one of them")
         parse_scales(self.scales)
+        if self.zooms != NO_ZOOMS:
+            self._check_zooms()
+
+    def _check_zooms(self) -> None:
+        if len(self.zooms) != 2 or not 1 / 64 <= self.zooms[0] <= self.zooms[1] <= 64:
+            raise ConfigError(
+                f"zooms must be two factors from 1/64 to 64 in ascending order, "
+                f"got {list(self.zooms)}"
+            )
+        if self.model.form != "foveated" or self.model.pool == "concat":
+            raise ConfigError(
+                "zooms need scale channels whose pool does not depend on the scales; use fovmax or "
+                "fovavg"
+            )
+        if self.recipe is not None and self.recipe.name != "mnist-large-scale":
+            remedy = "; set recipe.sizes" if self.recipe.name == "photo" else ""
+            raise ConfigError(f"zooms do not apply to the recipe {self.recipe.name}{remedy}")
 
     def rate(self, epoch: float) -> float:
         """Return the learning rate at a point of the run.
@@ -152,12 +178,13 @@ class TrainConfig:
         """Return all fields as values that JSON can store.
 
         Returns:
-            A dictionary of the fields. ``recipe`` is absent if it is ``None``, so that digests
-            equal those of versions without recipes.
+            A dictionary of the fields. ``recipe`` is absent if it is ``None``, and ``zooms`` if
+            they are off, so that digests equal those of versions without these fields.
         """
         values = {**asdict(self), "model": self.model.to_dict()}
-        recipe = {"recipe": self.recipe.to_dict()} if self.recipe else {}
-        return {key: value for key, value in values.items() if key != "recipe"} | recipe
+        later: dict[str, Any] = {"recipe": self.recipe.to_dict()} if self.recipe else {}
+        later |= {"zooms": list(self.zooms)} if self.zooms != NO_ZOOMS else {}
+        return {k: v for k, v in values.items() if k not in ("recipe", "zooms")} | later
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainConfig":

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
 
@@ -22,9 +22,10 @@ from foveate.data.store import ScaledFile
 from foveate.errors import ConfigError, DataError
 from foveate.execution.captured import CHUNK, Batch
 from foveate.execution.plan import Prepared, prepare
+from foveate.models.channels import ScaleChannels
 from foveate.scales import ScaleGrid
 from foveate.training.backbones import normalisation
-from foveate.training.config import Precision, TrainConfig
+from foveate.training.config import NO_ZOOMS, Precision, TrainConfig
 from foveate.training.rescaling import (
     AugmentationSeed,
     RescaleFunction,
@@ -32,6 +33,7 @@ from foveate.training.rescaling import (
     draw_training_scales,
     rescaling,
 )
+from foveate.training.zooms import draw_zooms, prepare_zoomed
 
 LISTED = 1000  # images whose headers are read to estimate the sizes of all
 MAX_WINDOW = 8  # times the base size: limits the largest window for very elongated images
@@ -43,7 +45,8 @@ class Batches:
     """A loader for the images of a split, prepared for a network, in any order.
 
     Either all images are prepared once and `resident` on the device, or each batch is read and
-    prepared on demand, the next one while the current one is used.
+    prepared on demand, the next one while the current one is used. With `zooms`, resident images
+    are prepared again for each epoch, in the same memory; `filled` is the epoch that it has.
     """
 
     images: Source | Shards
@@ -54,6 +57,8 @@ class Batches:
     precision: Precision
     rescale_images: RescaleFunction = lambda images, indices, seed: images
     resident: Batch | None = None
+    zooms: tuple[float, ...] = NO_ZOOMS
+    filled: list[tuple[int, int]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return self.count
@@ -65,8 +70,14 @@ class Batches:
 
         Random augmentation, if any, depends on `augmentation_seed`: the seed and the epoch.
         """
+        factors = None
+        if self.zooms != NO_ZOOMS:
+            factors = draw_zooms(self.zooms, self.count, augmentation_seed)
         if self.resident is not None:  # copy the order to the device once, not once per batch
             order = order.to(self.device)
+            if factors is not None and self.filled != [augmentation_seed]:
+                self._fill(self.resident.images, factors)
+                self.filled[:] = [augmentation_seed]
         groups = torch.split(order, batch) if len(order) else ()
         if self.resident is not None:
             yield from (self.resident._replace(indices=indices) for indices in groups)
@@ -79,35 +90,50 @@ class Batches:
                 images, labels = reads.pop().result()
                 for coming in groups[number + 1 : number + 2]:
                     reads.append(reader.submit(self.images.read_batch, self.split, coming))
-                yield self._prepared(images, labels, indices, augmentation_seed)
+                yield self._prepared(images, labels, indices, augmentation_seed, factors)
 
     def close(self) -> None:
         """Release resources that persist between epochs; this class has none."""
 
     def _prepared(
-        self, images: Tensor, labels: Tensor, indices: Tensor, seed: AugmentationSeed = (0, 0)
+        self,
+        images: Tensor,
+        labels: Tensor,
+        indices: Tensor,
+        seed: AugmentationSeed = (0, 0),
+        factors: Tensor | None = None,
     ) -> Batch:
         with torch.no_grad():
             shown = self.rescale_images(images.to(self.device), indices, seed)
-            ready = prepare(self.net, shown, self.precision)
+            if factors is None:
+                ready = prepare(self.net, shown, self.precision)
+            else:
+                assert isinstance(self.net, ScaleChannels)
+                ready = prepare_zoomed(self.net, shown, factors[indices], self.precision)
         return Batch(ready, labels.to(self.device))
 
     def make_resident(self, config: TrainConfig) -> "Batches":
         """Prepare all images and hold them on the device."""
-        whole_split: Prepared | None = None
-        for indices in torch.arange(self.count).split(CHUNK):
-            ready = self._prepared(*self.images.read_batch(self.split, indices), indices)[0]
-            if whole_split is None:  # allocate the whole once, and fill it chunk by chunk
-                _check_memory(config, ready, self.count, self.device)
-                whole = tuple(t.new_empty(self.count, *t.shape[1:]) for t in ready.inputs)
-                whole_split = replace(ready, inputs=whole)
-            for target, part in zip(whole_split.inputs, ready.inputs, strict=True):
-                target[indices[0] : indices[-1] + 1] = part
+        one = torch.arange(1)
+        ready = self._prepared(*self.images.read_batch(self.split, one), one).images
+        _check_memory(config, ready, self.count, self.device)
+        whole = tuple(t.new_empty(self.count, *t.shape[1:]) for t in ready.inputs)
+        whole_split = replace(ready, inputs=whole)
+        if self.zooms == NO_ZOOMS:
+            self._fill(whole_split)
         labels = self.images.labels(self.split)[: self.count].to(self.device)
+        return replace(self, resident=Batch(whole_split, labels))
+
+    def _fill(self, whole: Prepared, factors: Tensor | None = None) -> None:
+        """Prepare all images in the memory of `whole`, in the order of their zooms."""
+        order = torch.arange(self.count) if factors is None else factors.argsort()
+        for indices in order.split(CHUNK):
+            images, labels = self.images.read_batch(self.split, indices)
+            ready = self._prepared(images, labels, indices, factors=factors).images
+            for target, part in zip(whole.inputs, ready.inputs, strict=True):
+                target[indices.to(self.device)] = part
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # other runs read the images on their own streams
-        assert whole_split is not None
-        return replace(self, resident=Batch(whole_split, labels))
 
 
 def open_batches(
@@ -133,7 +159,8 @@ def open_batches(
     labels = images.labels(split)
     _check_fit(config, images.shape, labels)
     count = _count(config, len(labels), split)
-    batches = Batches(images, split, count, net, device, config.precision)
+    zooms = config.zooms if split == "train" else NO_ZOOMS
+    batches = Batches(images, split, count, net, device, config.precision, zooms=zooms)
     if is_generated(config.source):
         return batches if stream or is_shards(config.source) else batches.make_resident(config)
     augmented = split == "train" and is_augmented(config)
@@ -263,7 +290,10 @@ def unused_setting(config: TrainConfig, given: Collection[str]) -> tuple[str, st
     """Return a setting in `given` that the recipe of a run does not use, and an error message."""
     for key in ("scales", "size", "border"):
         if key in given and is_photo(config):
-            return key, f"the recipe photo has no {key}; set recipe.base, the short side"
+            return (
+                key,
+                f"the recipe photo does not use {key}; set recipe.base, the short side in pixels",
+            )
         if key in given and key == "border" and is_mirrored(config):
             return key, "the recipe mirrored has no border; leave it out"
     return None

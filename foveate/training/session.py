@@ -19,7 +19,7 @@ from foveate.execution.precision import cast
 from foveate.models.channels import ScaleChannels
 from foveate.models.pretrained import find_non_finite
 from foveate.training.checkpoint import Progress, RunFolder, pack, unpack
-from foveate.training.config import TrainConfig, build_net
+from foveate.training.config import NO_ZOOMS, TrainConfig, build_net
 from foveate.training.data import Batches, Load, open_batches
 from foveate.training.distributed import Team, team_step
 from foveate.training.interrupt import deferred_signals
@@ -211,7 +211,10 @@ class Session:
             self.folder.finish(self.progress, self.best or self.net.state_dict(), self.config)
 
     def _open(self, split: SplitName) -> Batches:
-        shared, key = self.shared, (split, replace(self.config, seed=0).digest())
+        # The zooms of a run depend on its seed, so it has its own training images.
+        own = split == "train" and self.config.zooms != NO_ZOOMS
+        config = self.config if own else replace(self.config, seed=0)
+        shared, key = self.shared, (split, config.digest())
         self._set_mode(split == "train")  # the prepared form of the images can depend on the mode
         if key not in shared.batches:
             shared.batches[key] = open_batches(

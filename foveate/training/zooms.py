@@ -1,0 +1,77 @@
+"""Random zooms in training: images shown as if they had been magnified or reduced.
+
+By covariance, a network with the scales S sees an image that was magnified by z as a network with
+the scales S / z sees the image itself. What the frame cuts off a magnified image is cut off by a
+frame of 1 / z of the side. A zoom needs no resampling beyond that of the scale channels. The values
+of the smaller frame are stretched to the full range, as the data set does for every frame.
+
+FovMax, 5,000 images of scale 2, 1,250 steps, 1,000 validation images at 5.66 and 8: 75.5 and 62.4 %
+without zooms, 94.7 and 88.8 % with zooms of 1/4 to 4; Fashion-MNIST 39.4 and 31.0 %, and 70.9 and
+57.2 %, or 73.6 and 62.0 % with stretched values (one seed each).
+"""
+# Shape letters: B batch, C image channel, H W pixels.
+
+from copy import copy
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foveate.data.large_scale import stretch_contrast
+from foveate.execution.plan import Prepared, prepare
+from foveate.execution.precision import Precision
+from foveate.models.channels import ScaleChannels
+
+STEPS = 16  # distinct factors in an epoch; images with the same factor are prepared together
+
+
+def draw_zooms(limits: tuple[float, ...], count: int, seed: tuple[int, int]) -> Tensor:
+    """Draw a log-uniform factor within `limits` for each image, from the seed and the epoch.
+
+    An epoch has `STEPS` distinct factors, equally spaced in the logarithm from a random start.
+    """
+    random = np.random.default_rng([*seed, STEPS])
+    place = (random.integers(STEPS, size=count) + random.random()) / STEPS
+    low, high = np.log(limits)
+    return torch.from_numpy(np.exp(low + place * (high - low)))
+
+
+def prepare_zoomed(
+    net: ScaleChannels, images: Tensor, zooms: Tensor, precision: Precision
+) -> Prepared:
+    """Prepare images (B, C, H, W), each magnified about its centre by one of `zooms` (B,)."""
+    groups = [(zoom, (zooms == zoom).nonzero()[:, 0]) for zoom in zooms.unique().tolist()]
+    if len(groups) == 1:
+        return _prepare(net, images, groups[0][0], precision)
+    whole: Prepared | None = None
+    for zoom, indices in groups:
+        chosen = indices.to(images.device)
+        part = _prepare(net, images[chosen], zoom, precision)
+        if whole is None:
+            inputs = tuple(t.new_empty(len(images), *t.shape[1:]) for t in part.inputs)
+            whole = replace(part, inputs=inputs)
+        for target, values in zip(whole.inputs, part.inputs, strict=True):
+            target[chosen] = values
+    assert whole is not None
+    return whole
+
+
+def _prepare(net: ScaleChannels, images: Tensor, zoom: float, precision: Precision) -> Prepared:
+    """Prepare images (B, C, H, W) that all have the same factor."""
+    zoomed = copy(net)  # shares the weights; the scales are its own
+    zoomed.scales = tuple(scale / zoom for scale in net.scales)
+    shown = crop_frame(images, zoom)
+    if shown.shape != images.shape:
+        shown = stretch_contrast(shown)
+    return prepare(zoomed, shown, precision)
+
+
+def crop_frame(images: Tensor, zoom: float) -> Tensor:
+    """Crop images to the part that remains in the frame when they are magnified by `zoom`.
+
+    An even number of rows and columns is removed, so that the centre does not move.
+    """
+    tops = [min((side - 1) // 2, round(side * (1 - 1 / zoom) / 2)) for side in images.shape[-2:]]
+    (y, x), (height, width) = (max(0, top) for top in tops), images.shape[-2:]
+    return images[..., y : height - y, x : width - x].contiguous()

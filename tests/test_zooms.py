@@ -1,0 +1,138 @@
+"""Random zooms in training: what a zoomed image looks like, and which zooms a run draws."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_runs import MODEL, STEPS, same_bits, tiny, trained, weights
+
+import foveate.training.zooms as zooms
+from foveate.data.large_scale import rescale, stretch_contrast
+from foveate.data.sources import load_source
+from foveate.errors import ConfigError
+from foveate.execution.plan import logits, prepare
+from foveate.models.channels import ScaleChannels
+from foveate.training.config import TrainConfig
+from foveate.training.data import open_batches
+from foveate.training.loop import train, train_together
+from foveate.training.zooms import crop_frame, draw_zooms, prepare_zoomed
+
+ZOOMS = (0.5, 2.0)
+CPU = torch.device("cpu")
+
+
+def ramp(zoom, side=48):
+    """An image of constant slope that is 0 at its centre, magnified `zoom` times."""
+    offset = torch.arange(side) + 0.5 - side / 2
+    return ((offset[:, None] + 3 * offset) / zoom)[None, None]
+
+
+@pytest.mark.parametrize("zoom", [0.5, 2**0.25, 2.0])
+def test_a_zoom_shows_what_a_magnified_image_shows(zoom, monkeypatch):
+    monkeypatch.setattr(zooms, "stretch_contrast", lambda images: images)
+    # Windows of 12 to 24 pixels, 48 at most after the zoom: no padding. Interpolation between
+    # pixels of a ramp is exact up to rounding, with values below 4 * 48.
+    net = MODEL.build().eval()
+    zoomed = prepare_zoomed(net, ramp(1), torch.tensor([zoom]), "float32").inputs[0]
+    magnified = prepare(net, ramp(zoom), "float32").inputs[0]
+    bound = 4 * 4 * 48 / min(zoom, 1) * torch.finfo(torch.float32).eps
+    torch.testing.assert_close(zoomed, magnified, atol=bound, rtol=0)
+
+
+def test_a_zoom_is_the_network_of_divided_scales_on_the_cropped_and_stretched_image():
+    torch.manual_seed(0)
+    net, images = (
+        MODEL.build().eval(),
+        rescale(load_source("mnist-5k").train.images[:6], 1, size=24),
+    )
+    factors = torch.tensor([2.0, 0.5, 1.0, 2.0, 1.0, 1.5], dtype=torch.float64)
+    found = logits(net, prepare_zoomed(net, images, factors, "float32"))
+    for image, zoom, row in zip(images, factors.tolist(), found, strict=True):
+        shown = image[None]
+        if margin := {2.0: 6, 1.5: 4}.get(zoom):  # of 24 pixels, 24 / zoom remain
+            shown = stretch_contrast(shown[..., margin:-margin, margin:-margin])
+        plain = ScaleChannels(net.backbone, [s / zoom for s in net.scales], net.size, net.pool)
+        # Batch sizes can change the order of sums: allow a few roundings of values of order 1.
+        torch.testing.assert_close(row, plain.eval()(shown)[0], atol=1e-5, rtol=1e-5)
+    assert net.scales == MODEL.scales.values
+
+
+@pytest.mark.parametrize(("height", "width"), [(24, 24), (25, 30), (1, 2)])
+def test_the_crop_keeps_the_centre_and_never_empties_the_image(height, width):
+    images = torch.arange(float(height * width)).view(1, 1, height, width)
+    for zoom in (0.25, 1.0, 1.3, 2.0, 64.0):
+        seen = crop_frame(images, zoom)
+        for side, whole in zip(seen.shape[2:], (height, width), strict=True):
+            assert side >= 1 and (whole - side) % 2 == 0
+            assert side <= whole and abs(side - min(whole, whole / zoom)) <= 2
+        assert seen.mean() == images.mean()  # the mean of a ramp is its value at the centre
+
+
+def test_factors_are_log_uniform_and_follow_from_seed_and_epoch():
+    drawn = torch.cat([draw_zooms((0.25, 4.0), 100, (3, epoch)) for epoch in range(100)]).log2()
+    assert drawn.min() >= -2 and drawn.max() <= 2
+    # 100 random starts and 10,000 steps: five standard errors of a uniform variable on [-2, 2].
+    deviation = 4 / math.sqrt(12)
+    assert abs(drawn.mean()) < 5 * deviation / math.sqrt(10_000) + 5 * deviation / 16 / 10
+    assert abs(drawn.std() - deviation) < 0.05
+    one, same, other = (draw_zooms(ZOOMS, 50, seed) for seed in ((0, 1), (0, 1), (1, 0)))
+    assert torch.equal(one, same) and not torch.equal(one, other)
+
+
+def test_resident_images_are_zoomed_anew_in_each_epoch_and_as_streamed_ones():
+    config, net, order = tiny(zooms=ZOOMS, samples=40), MODEL.build(), torch.randperm(40)
+    resident = open_batches(config, "train", net, CPU, False, load_source)
+    streamed = open_batches(config, "train", net, CPU, True, load_source)
+    epochs = []
+    for epoch in (0, 1):
+        batches = zip(resident(order, 16, (0, epoch)), streamed(order, 16, (0, epoch)), strict=True)
+        for one, other in batches:
+            (images, labels), (same, tags) = one.select(), other.select()
+            assert torch.equal(labels, tags)
+            torch.testing.assert_close(images.inputs[0], same.inputs[0], atol=5e-5, rtol=0)
+        epochs.append(resident.resident.images.inputs[0].clone())
+    assert not torch.equal(*epochs)
+    valid = open_batches(config, "val", net, CPU, True, load_source)
+    (plain,) = open_batches(tiny(), "val", net, CPU, True, load_source)(torch.arange(8), 8)
+    (batch,) = valid(torch.arange(8), 8)
+    assert torch.equal(batch.images.inputs[0], plain.images.inputs[0])  # validation is not zoomed
+
+
+def test_a_run_with_zooms_resumes_and_trains_beside_others_with_the_same_bits(tmp_path):
+    whole = trained(tmp_path / "whole", zooms=ZOOMS)
+    assert not same_bits(whole, trained(tmp_path / "plain"))
+
+    def stop(config, progress, steps):
+        if progress.epoch * steps + progress.step == STEPS + 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny(zooms=ZOOMS), tmp_path / "parts", callback=stop)
+    assert same_bits(weights(train(tiny(zooms=ZOOMS), tmp_path / "parts").path), whole)
+    runs = [(tiny(zooms=ZOOMS, seed=seed), tmp_path / f"seed{seed}") for seed in (0, 1)]
+    beside = train_together(runs)
+    assert same_bits(weights(beside[0].path), whole)
+
+
+def test_a_configuration_keeps_its_zooms_and_its_digest_without_them():
+    config = tiny(zooms=ZOOMS)
+    assert TrainConfig.from_dict(config.to_dict()) == config
+    assert config.changed({"zooms": "[1, 4]"}).zooms == (1.0, 4.0)
+    assert "zooms" not in tiny().to_dict()
+    assert replace(config, zooms=(1.0, 1.0)).digest() == tiny().digest() != config.digest()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"zooms": (2.0, 1.0)}, "two factors from 1/64 to 64"),
+        ({"zooms": (1.0,)}, "two factors"),
+        ({"zooms": (0.001, 1.0)}, "two factors"),
+        ({"zooms": ZOOMS, "model": replace(MODEL, pool="concat")}, "use fovmax or fovavg"),
+        ({"zooms": ZOOMS, "model": replace(MODEL, form="sliding")}, "use fovmax or fovavg"),
+    ],
+)
+def test_zooms_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(ConfigError, match=message):
+        tiny(**changes)
