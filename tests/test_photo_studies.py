@@ -74,7 +74,7 @@ def test_a_mean_may_be_whole_numbers(tmp_path):
         ("recipe.base = 48", 'recipe.base = "48"', "defaults.recipe.base must be"),
         ("recipe.shift = 6", 'recipe.name = "fotos"', "defaults.recipe: unknown recipe"),
         ("recipe.shift = 6", "recipe.mean = [1]", "defaults.recipe.mean must have 3 values"),
-        ("epochs = 2", "scales = 2", "defaults.scales: the recipe photo has no scales"),
+        ("epochs = 2", "scales = 2", "defaults.scales: the recipe photo does not use scales"),
         ("epochs = 2", "samples = 25", "samples is 25, but folder:"),
         ("[0.5, 1]", "[0.5, 90]", "test_scales: .* short side of 4320 pixels, the limit is 4096"),
     ],
