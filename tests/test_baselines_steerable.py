@@ -55,6 +55,12 @@ def gains(conv):
     return max(float(torch.tensordot(conv.weight.abs(), b, 1).sum((1, 2, 3)).max()) for b in bases)
 
 
+def around_centre(maps, step, count=6):
+    """The pixels of maps (..., H, W) at multiples of `step` pixels from the central one."""
+    at = maps.shape[-1] // 2 + step * torch.arange(-count, count + 1)
+    return maps[..., at, :][..., at]
+
+
 # The functions
 
 
@@ -108,27 +114,18 @@ def test_rescaling_the_image_shifts_the_scales(factor, apart):
     Gaussians are wide enough for sums to equal integrals. What is left is the rounding of filters.
     """
     basis = hermite_basis([1.5, 1.5 * factor], int(8 * 1.5 * factor) * 2 + 1, count=15)
-    first, second = layer(1, 3, basis), layer(3, 2, basis, seed=1)
-    before, after = first(scene(97, 1.0)), first(scene(145, factor))
+    first, second = layer(1, 2, basis), layer(2, 1, basis, seed=1)
+    before, after = first(scene(65, 1.0)), first(scene(int(64 * factor) + 1, factor))
     for conv, bound in ((None, gains(first)), (second, 2 * gains(first) * gains(second))):
         if conv is not None:
             before, after = conv(before), conv(after)
-        one, two = (
-            maps[..., maps.shape[-1] // 2 % step :: step, maps.shape[-1] // 2 % step :: step]
-            for maps, step in ((before[0], apart[0]), (after[1], apart[1]))
-        )
-        reach = min(one.shape[-1], two.shape[-1]) // 4  # far from the border
-        middles = [m.shape[-1] // 2 for m in (one, two)]
-        one, two = (
-            m[..., c - reach : c + reach + 1, c - reach : c + reach + 1]
-            for m, c in zip((one, two), middles, strict=True)
-        )
+        one, two = around_centre(before[0], apart[0]), around_centre(after[1], apart[1])
         torch.testing.assert_close(two, one, atol=2 * ROUNDED * bound, rtol=0)
         assert one.abs().max() > 1e3 * ROUNDED * bound
 
 
 def test_the_filters_of_the_authors_are_nearly_equivariant():
-    """They end at 1.5 to 1.75 sigma, which costs 7 % on this scene (at the same scale: 25 %)."""
+    """They end at 1.5 to 1.75 sigma, which costs 7 % on this scene (at the same scale: 30 %)."""
     conv = layer(1, 16, hermite_basis([2 * scale for scale in THIRDS], 15))
     before, after = conv(scene(97, 1.0))[0], conv(scene(193, 2.0))[..., ::2, ::2]
     errors = (after - before).flatten(1).norm(dim=1) / before.norm()
@@ -282,7 +279,7 @@ def test_they_learn(factory):
     torch.manual_seed(0)
     net = factory(channels=1, classes=10, size=16)
     net.dropout.p = 0.0
-    assert_trains(net, 16)
+    assert_trains(net, 16, steps=8)
 
 
 @pytest.mark.parametrize("factory", [network, discrete])
