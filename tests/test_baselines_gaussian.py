@@ -188,6 +188,24 @@ def test_grids_are_centred_grow_with_sigma_and_reach_far_enough():
     assert variance == pytest.approx(expected, rel=5e-3)  # 4 e-4 of the mass at 4 sigma or beyond
 
 
+def test_layers_that_only_smooth_add_their_variances():
+    sigma, width = 1.5, 8.0
+    net = GaussianDerivativeNet(
+        (sigma,), channels=1, classes=1, size=SIZE, features=(1, 1, 1, 1, 1)
+    )
+    with torch.no_grad():
+        for mix in (*(stage[0] for stage in net.mixing), net.head):
+            mix.weight.zero_().view(-1)[0] = 1  # of L alone; ReLU keeps positive images
+        net.head.bias.zero_()
+        x = torch.arange(SIZE) + 0.5 - SIZE / 2
+        image = torch.exp(-(x**2 + x[:, None] ** 2) / (2 * width**2))
+        found = float(net.eval()(image[None, None]))
+    total = width**2 + sigma**2 * sum(baseline.RATIO ** (2 * layer) for layer in range(6))
+    # 4 e-4 of the mass beyond the grid of each of five layers and two axes, as tested above. The
+    # sigmas of the previous layers would change the result by 0.1.
+    assert found == pytest.approx(width**2 / total, abs=5 * 2 * 4e-4)
+
+
 @pytest.mark.parametrize(
     ("name", "channels"), [("network", 8), ("average", 8), ("wide", 11), ("wide_average", 11)]
 )

@@ -69,6 +69,16 @@ def test_first_order_transforms_applied_twice(size):
     torch.testing.assert_close(energy, (zero_mean**2).sum((-2, -1)), rtol=ROUNDED, atol=0)
 
 
+@pytest.mark.parametrize("size", [15, 16])
+def test_spectra_are_those_of_real_images(size):
+    """Frequencies and their negatives are conjugate; inverse transforms on GPUs rely on it."""
+    spectra = torch.view_as_complex(riesz_spectra(noise(size), riesz_multipliers(size).double()))
+    for column in (0, -1) if size % 2 == 0 else (0,):  # the others have no negatives in `rfft2`
+        values = spectra[..., column]
+        negatives = values.flip(-1).roll(1, -1)
+        torch.testing.assert_close(values, negatives.conj(), atol=ROUNDED * size**2, rtol=0)
+
+
 @pytest.mark.parametrize("size", [24, 25])
 @pytest.mark.parametrize("wave", [(3, 4), (5, 0), (-2, 7), (0, 1)])
 def test_a_wave_is_weighted_by_its_direction(size, wave):
