@@ -32,7 +32,7 @@ SIZE = 96
 
 
 def kernels(sigma, size=SIZE, grid=GRID):
-    """Matrices (3, P, size) in float64, without the rounding of the network's buffers."""
+    """Matrices (3 P, size) in float64, without the rounding of the network's buffers."""
     edges = torch.arange(1, size, dtype=torch.float64)
     return jet_matrices(size / 2 + sigma * grid, edges, sigma, 1.0)
 
@@ -51,7 +51,7 @@ def small_net(sigmas=(2, 2 * 2**0.5, 4), pool="max", size=SIZE, seed=0):
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0, 40.0])
 def test_constant_images_are_kept_and_have_no_derivatives(sigma):
-    sums = kernels(sigma).sum(-1)  # also where the kernel reaches far beyond the frame
+    sums = kernels(sigma).sum(-1).view(3, -1)  # also where the kernel reaches far beyond the frame
     expected = torch.tensor([1.0, 0.0, 0.0], dtype=torch.float64)[:, None].expand_as(sums)
     torch.testing.assert_close(sums, expected, atol=1e-14 * SIZE, rtol=0)
 
@@ -70,7 +70,7 @@ def test_polynomials_have_their_exact_derivatives_and_the_smoothing_its_exact_va
         (x, [at, sigma * torch.ones_like(at), 0 * at]),
         (x**2, [at**2 + sigma**2, 2 * sigma * at, 2 * sigma**2 * torch.ones_like(at)]),
     ):
-        found = kernels(sigma) @ values
+        found = (kernels(sigma) @ values).view(3, -1)
         torch.testing.assert_close(found, torch.stack(expected), atol=bound, rtol=0)
 
 
@@ -110,7 +110,7 @@ def test_the_kernels_agree_with_central_differences_of_the_discrete_gaussian():
     slope = (smooth[2:] - smooth[:-2]) / 2
     bend = smooth[2:] - 2 * smooth[1:-1] + smooth[:-2]
     discrete = torch.stack([smooth[1:-1], sigma * slope, sigma**2 * bend])[:, 20:-20]
-    found = kernels(sigma, grid=x[21:-21] / sigma) @ signal
+    found = (kernels(sigma, grid=x[21:-21] / sigma) @ signal).view(3, -1)
     # Leading terms of the discrete scheme: sigma² / 24 of two more pairs of derivatives for the
     # kernel, 1/6 of one more pair for the differences; twice, for higher terms.
     wide = math.hypot(sigma, width)
@@ -136,8 +136,8 @@ def test_shifting_the_image_shifts_the_derivatives():
 def tail(net, derivatives):
     """The rest of the network: logits (N, S, K) from the image's derivatives (N, S, C, 6, P, P)."""
     values = derivatives.flatten(0, 1)
-    for layer, mix in enumerate(net.mixing, start=1):
-        values = apply_jets(mix(values.flatten(1, 2)), net.get_buffer(f"jets{layer}"))
+    for number, layer in enumerate(net.layers, start=1):
+        values = apply_jets(layer(values), net.get_buffer(f"jets{number}"))
     return net.head(values.flatten(1)).unflatten(0, derivatives.shape[:2])
 
 
@@ -145,7 +145,7 @@ def test_rescaling_the_image_by_sqrt_2_shifts_the_scale_channels():
     picture = blobs(4.0, 6.0)
     net = small_net().double().eval()
     images = [picture.image(SIZE, SIZE, scale) for scale in (1.0, 2**0.5)]
-    first, second = (apply_jets(image[:, None], net.first) for image in images)
+    first, second = (apply_jets(image[:, None], net.first[:, None]) for image in images)
     # As for the matched Gaussian: blobs of sigma_0 = 2 or more and standard deviation 2 sigma_0 or
     # more, at both scales. Heights sum to less than 4.
     bound = 4 * 2 * (2 * 2 * largest(6) / 2880 / 5**2 / 2**4) + ROUNDING * 4
@@ -180,12 +180,32 @@ def test_grids_are_centred_grow_with_sigma_and_reach_far_enough():
     # Linear responses at the centre: what lies beyond the grids has less than 4 e-4 of the mass.
     row = torch.ones(1, dtype=torch.float64)
     for layer in range(5, 0, -1):
-        matrix = grid_jets(grids[layer - 1], grids[layer], 1.25**layer).double()[0]
+        matrix = grid_jets(grids[layer - 1], grids[layer], 1.25**layer).double()[
+            : len(grids[layer])
+        ]
         row = row @ matrix
         assert float(row[0] + row[-1]) < 4e-4
     variance = float((row * grids[0] ** 2).sum())
     expected = sum(1.25 ** (2 * layer) for layer in range(1, 6))
     assert variance == pytest.approx(expected, rel=5e-3)  # 4 e-4 of the mass at 4 sigma or beyond
+
+
+def test_layers_that_only_smooth_add_their_variances():
+    sigma, width = 1.5, 8.0
+    net = GaussianDerivativeNet(
+        (sigma,), channels=1, classes=1, size=SIZE, features=(1, 1, 1, 1, 1)
+    )
+    with torch.no_grad():
+        for mix in (*(layer.mixing for layer in net.layers), net.head):
+            mix.weight.zero_().view(-1)[0] = 1  # of L alone; ReLU keeps positive images
+        net.head.bias.zero_()
+        x = torch.arange(SIZE) + 0.5 - SIZE / 2
+        image = torch.exp(-(x**2 + x[:, None] ** 2) / (2 * width**2))
+        found = float(net.eval()(image[None, None]))
+    total = width**2 + sigma**2 * sum(baseline.RATIO ** (2 * layer) for layer in range(6))
+    # 4 e-4 of the mass beyond the grid of each of five layers and two axes, as tested above. The
+    # sigmas of the previous layers would change the result by 0.1.
+    assert found == pytest.approx(width**2 / total, abs=5 * 2 * 4e-4)
 
 
 @pytest.mark.parametrize(
@@ -231,13 +251,15 @@ def test_it_learns_a_few_digits_and_every_weight_takes_part():
     assert float(loss.detach()) < 0.1  # guessing: 2.3
 
 
-def test_compiled_and_under_autocast():
+def test_compiled_in_channels_last_and_under_autocast():
     net, image = small_net().eval(), blobs(4.0, 6.0).image(SIZE, SIZE).float()
     torch.compiler.reset()
     with torch.no_grad():
         plain = net(image)
         compiled = torch.compile(net, backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(image), plain, atol=0, rtol=0)
+        net.to(memory_format=torch.channels_last)
+        torch.testing.assert_close(net(image), plain)
         with torch.autocast("cpu", torch.bfloat16):
             rounded = net(image)
     assert rounded.dtype == torch.bfloat16

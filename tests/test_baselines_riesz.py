@@ -69,6 +69,16 @@ def test_first_order_transforms_applied_twice(size):
     torch.testing.assert_close(energy, (zero_mean**2).sum((-2, -1)), rtol=ROUNDED, atol=0)
 
 
+@pytest.mark.parametrize("size", [15, 16])
+def test_spectra_are_those_of_real_images(size):
+    """Frequencies and their negatives are conjugate; inverse transforms on GPUs rely on it."""
+    spectra = torch.view_as_complex(riesz_spectra(noise(size), riesz_multipliers(size).double()))
+    for column in (0, -1) if size % 2 == 0 else (0,):  # the others have no negatives in `rfft2`
+        values = spectra[..., column]
+        negatives = values.flip(-1).roll(1, -1)
+        torch.testing.assert_close(values, negatives.conj(), atol=ROUNDED * size**2, rtol=0)
+
+
 @pytest.mark.parametrize("size", [24, 25])
 @pytest.mark.parametrize("wave", [(3, 4), (5, 0), (-2, 7), (0, 1)])
 def test_a_wave_is_weighted_by_its_direction(size, wave):
@@ -117,7 +127,7 @@ def test_a_layer_mixes_the_transforms_pixel_by_pixel(size):
     torch.manual_seed(0)
     layer, images = RieszLayer(3, 4).double(), noise(size)
     found = layer(images, riesz_multipliers(size).double())
-    mixed = layer.mixing(transforms(images).flatten(1, 2))
+    mixed = layer.mixing(transforms(images).flatten(1, 2).movedim(1, -1)).movedim(-1, 1)
     mean, variance = (
         mixed.mean((0, 2, 3), keepdim=True),
         mixed.var((0, 2, 3), keepdim=True, correction=0),
@@ -173,7 +183,7 @@ def test_it_learns_a_few_digits_and_every_weight_takes_part():
     assert float(loss.detach()) < 0.1  # guessing: 2.3
 
 
-def test_compiled_and_under_autocast():
+def test_compiled_in_channels_last_and_under_autocast():
     torch.manual_seed(0)
     net = RieszNet(channels=3, classes=4, size=32, features=(4, 6)).eval()
     images = noise(32).float()
@@ -182,6 +192,8 @@ def test_compiled_and_under_autocast():
         plain = net(images)
         compiled = torch.compile(net, backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(images), plain, atol=0, rtol=0)
+        net.to(memory_format=torch.channels_last)
+        torch.testing.assert_close(net(images.to(memory_format=torch.channels_last)), plain)
         with torch.autocast("cpu", torch.bfloat16):
             rounded = net(images)
             assert riesz_spectra(images.bfloat16(), net.multipliers).dtype == torch.float32

@@ -27,6 +27,7 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foveate.errors import ConfigError
@@ -67,9 +68,9 @@ def average(*, channels: int, classes: int, size: int = 112) -> nn.Module:
 def wide(*, channels: int, classes: int, size: int = 112) -> nn.Module:
     """Create a network with 11 channels, for test scales from 1/2 to 8 and any training scale.
 
-    The initial scales run from 1/2 to 16 pixels: an object of MNIST's size at scale s suits an
-    initial scale of about s, and the largest training scales use channels of up to 2 s. The
-    arguments are those of `network`.
+    The initial scales run from 1/2 to 16 pixels: over the factor of 16 between the test scales, and
+    one octave more, because more than one channel responds at each scale. The arguments are those
+    of `network`.
     """
     return GaussianDerivativeNet(WIDE, channels=channels, classes=classes, size=size)
 
@@ -128,12 +129,8 @@ class GaussianDerivativeNet(nn.Module):
         for layer, (before, after) in enumerate(pairwise(grids), start=1):
             jets = grid_jets(before, after, ratio**layer)
             self.register_buffer(f"jets{layer}", jets, persistent=False)
-        self.mixing = nn.ModuleList(
-            nn.Sequential(
-                nn.Conv2d(DERIVATIVES * before, after, 1, bias=False),
-                nn.BatchNorm2d(after),
-                nn.ReLU(),
-            )
+        self.layers = nn.ModuleList(
+            DerivativeLayer(before, after)
             for before, after in zip((channels, *features), features, strict=False)
         )
         self.head = nn.Linear(DERIVATIVES * features[-1], classes)
@@ -162,13 +159,31 @@ class GaussianDerivativeNet(nn.Module):
             )
         # Not in half precision: rounded kernels would see derivatives in the background's value.
         with torch.autocast(images.device.type, enabled=False):
-            derivatives = apply_jets(images.to(self.first.dtype)[:, None], self.first)
+            derivatives = apply_jets(images.to(self.first.dtype)[:, None], self.first[:, None])
         derivatives = derivatives.flatten(0, 1)
-        for layer, mix in enumerate(self.mixing, start=1):
-            features = mix(derivatives.flatten(1, 2))
-            derivatives = apply_jets(features, self.get_buffer(f"jets{layer}"))
+        for number, layer in enumerate(self.layers, start=1):
+            derivatives = apply_jets(layer(derivatives), self.get_buffer(f"jets{number}"))
         logits = self.head(derivatives.flatten(1))
         return logits.unflatten(0, (-1, len(self.first)))  # type: ignore[no-any-return]
+
+
+class DerivativeLayer(nn.Module):
+    """Mix the derivatives of all features point by point, then apply batch norm and ReLU.
+
+    Args:
+        before: Number of features C before the layer.
+        after: Number of features F after the layer.
+    """
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.mixing = nn.Linear(DERIVATIVES * before, after, bias=False)
+        self.norm = nn.BatchNorm2d(after)
+
+    def forward(self, derivatives: Tensor) -> Tensor:
+        """Compute features ``(N, F, P, P)`` from derivatives ``(N, C, 6, P, P)``."""
+        mixed = self.mixing.weight @ derivatives.flatten(1, 2).flatten(2)
+        return F.relu(self.norm(mixed.unflatten(-1, derivatives.shape[-2:])))
 
 
 def sampling_grids(layers: int, ratio: float) -> list[Tensor]:
@@ -198,18 +213,19 @@ def pixel_jets(sigmas: ScaleGrid | Sequence[float], grid: Tensor, size: int) -> 
         size: Number of pixels per axis; pixel i covers [i, i + 1].
 
     Returns:
-        Matrices, shape ``(S, 1, 3, P, size)``, in float32.
+        Matrices of the orders 0, 1 and 2, one below the other, in float32, shape
+        ``(S, 3 P, size)``.
 
     Raises:
         ConfigError: If a sigma is below 0.3 pixels.
     """
     edges = torch.arange(1, size, dtype=torch.float64)
     matrices = [jet_matrices(size / 2 + sigma * grid, edges, sigma, 1.0) for sigma in sigmas]
-    return torch.stack(matrices)[:, None].float()
+    return torch.stack(matrices).float()
 
 
 def grid_jets(before: Tensor, after: Tensor, sigma: float) -> Tensor:
-    """Compute the matrices between the grids of two layers, shape ``(3, P, H)``, in float32."""
+    """Compute the matrices between the grids of two layers, shape ``(3 P, H)``, in float32."""
     edges = (before[1:] + before[:-1]) / 2
     return jet_matrices(after, edges, sigma, float(before[1] - before[0])).float()
 
@@ -228,7 +244,8 @@ def jet_matrices(positions: Tensor, edges: Tensor, sigma: float, step: float) ->
         step: Width of a cell.
 
     Returns:
-        Matrices of the orders 0, 1 and 2, multiplied by sigma^order, shape ``(3, P, H)``.
+        Matrices of the orders 0, 1 and 2, multiplied by sigma^order, one below the other, shape
+        ``(3 P, H)``.
 
     Raises:
         ConfigError: If sigma is below 0.3 steps.
@@ -242,7 +259,7 @@ def jet_matrices(positions: Tensor, edges: Tensor, sigma: float, step: float) ->
         [torch.special.ndtr(z), sigma * density, -(sigma**2) * z / spread * density]
     )
     left = values.new_tensor([1.0, 0.0, 0.0])[:, None, None].expand(-1, len(positions), 1)
-    return -torch.cat([left, values, torch.zeros_like(left)], dim=-1).diff(dim=-1)
+    return -torch.cat([left, values, torch.zeros_like(left)], dim=-1).diff(dim=-1).flatten(0, 1)
 
 
 def apply_jets(images: Tensor, matrices: Tensor) -> Tensor:
@@ -250,14 +267,13 @@ def apply_jets(images: Tensor, matrices: Tensor) -> Tensor:
 
     Args:
         images: Images or features, shape ``(..., C, H, H)``.
-        matrices: Matrices of the orders 0, 1 and 2, shape ``(..., 3, P, H)``.
+        matrices: Matrices of the orders 0, 1 and 2, shape ``(..., 3 P, H)``.
 
     Returns:
         The derivatives L, Ly, Lyy, Lx, Lxy and Lxx, shape ``(..., C, 6, P, P)``.
     """
-    points = matrices.shape[-2]
-    stacked = matrices.flatten(-3, -2)
-    along_x = (images @ stacked.mT).split(points, dim=-1)
-    along_y = [stacked[..., : (3 - x) * points, :] @ part for x, part in enumerate(along_x)]
+    points = matrices.shape[-2] // 3
+    along_x = (images @ matrices.mT).split(points, dim=-1)
+    along_y = [matrices[..., : (3 - x) * points, :] @ part for x, part in enumerate(along_x)]
     derivatives = torch.cat(along_y, dim=-2)
     return derivatives.unflatten(-2, (DERIVATIVES, points))  # type: ignore[no-any-return]

@@ -113,13 +113,13 @@ class RieszLayer(nn.Module):
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
-        self.mixing = nn.Conv2d(TRANSFORMS * before, after, 1, bias=False)
+        self.mixing = nn.Linear(TRANSFORMS * before, after, bias=False)
         self.norm = nn.BatchNorm2d(after)
 
     def forward(self, features: Tensor, multipliers: Tensor) -> Tensor:
         """Compute features ``(N, F, H, W)`` from features ``(N, C, H, W)``."""
         spectra = riesz_spectra(features, multipliers).flatten(1, 2)
-        mixed = self.mixing(spectra.flatten(-2)).unflatten(-1, (-1, 2))
+        mixed = (self.mixing.weight @ spectra.flatten(2)).unflatten(-1, spectra.shape[2:])
         return F.relu(self.norm(from_spectra(mixed.to(multipliers.dtype), features.shape[-1])))
 
 
