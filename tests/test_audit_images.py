@@ -278,13 +278,14 @@ def test_transforms_that_cannot_be_are_refused():
         "std must be above 0": {"std": (0.0,)},
         "border must be replicate, reflect, a number or .*, got 'zero'": {"border": "zero"},
         "one number per channel, got nan": {"border": float("nan")},
-        "recipe must be frame or large-scale": {"recipe": "other"},
+        "recipe must be one of frame, large-scale, mirrored, got 'other'": {"recipe": "other"},
         "border must be one of replicate": {"recipe": "large-scale", "border": "around"},
         "border must be one number or one per channel \\(3\\), got 2": {"border": (0.1, 0.2)},
         "fit must be fill or inside, got 'in'": {"fit": "in"},
         "view must be zoom or resolution, got 'far'": {"view": "far"},
         "fit and view require the recipe frame": {"recipe": "large-scale", "fit": "inside"},
         "requires a square size": {"recipe": "large-scale", "size": (8, 9)},
+        "the recipe mirrored has no border": {"recipe": "mirrored", "border": "reflect"},
     }
     for words, changes in cases.items():
         with pytest.raises(ConfigError, match=words):
