@@ -20,7 +20,7 @@ from foveate.execution import convnet, definition, patches, windows
 from foveate.execution.plan import choose, predict, search
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
-from foveate.models.lazy import evaluate
+from foveate.models.lazy import ROUNDS, evaluate
 from foveate.models.pooling import pool_scales
 from foveate.scales import ScaleGrid
 from foveate.training.loop import train
@@ -71,16 +71,22 @@ def test_a_clear_winner_needs_every_fourth_channel():
 def test_an_unclear_one_is_refined_about_the_strongest_channel():
     logits = peak(8, height=5.0)  # leads by 3 in channels 6 and 10, by 5 in channel 8
     assert evaluated(logits, tolerance=4.0)[1] == [[2, 6, 10, 14], [4, 8]]
-    logits = peak(9.25, height=6.0)  # leads by 5.25 in channel 10, by 5.75 in channel 9
-    assert evaluated(logits, tolerance=5.5)[1] == [[2, 6, 10, 14], [8, 12], [9, 11]]
+
+
+def test_a_smaller_lead_decides_in_later_rounds():
+    lead, logits = 5.25, peak(9.25, height=6.0)  # in channel 10; by 5.75 in channel 9
+    every_round = [[2, 6, 10, 14], [8, 12], [0, 4, 16], [*range(1, 17, 2)]]
+    for count, (share, _) in enumerate(ROUNDS, start=1):
+        assert evaluated(logits, 0.99 * lead / share)[1] == every_round[:count]
+        assert evaluated(logits, 1.01 * lead / share)[1] == every_round[: count + 1]
 
 
 def test_a_narrow_response_between_the_coarse_channels_is_found():
     logits = torch.zeros(17, 3)
     logits[:, 1], logits[12, 2] = 1.0, 20.0
-    channels, taken = evaluated(logits, tolerance=1.0)
+    channels, taken = evaluated(logits, tolerance=2.0)
     assert channels.max(0).values.argmax() == 2
-    assert sorted(chain(*taken)) == list(range(17))
+    assert taken == [[2, 6, 10, 14], [0, 4], [8, 12, 16]]
 
 
 @pytest.mark.parametrize("scales", [1, 2, 3, 5, 8, 17])

@@ -10,7 +10,7 @@ from torch import Tensor
 from foveate.errors import ConfigError, DataError
 from foveate.execution.plan import predict
 from foveate.models.channels import ScaleChannels
-from foveate.models.lazy import check_lazy, margins, rounds
+from foveate.models.lazy import check_lazy, leads
 from foveate.models.pooling import Pool, pool_scales
 
 
@@ -72,9 +72,8 @@ def required_tolerance(channels: Tensor, pool: Pool) -> Tensor:
     label = pool_scales(channels, pool).argmax(1)
     needed = channels.new_full(label.shape, -math.inf)
     largest = needed.clone()  # an image is decided in a round only if its lead exceeds the earlier
-    for pooled in rounds(channels, pool):
-        lead = margins(pooled)
-        stops = (pooled.argmax(1) != label) & (lead > largest)
+    for found, lead in leads(channels, pool):
+        stops = (found != label) & (lead > largest)
         needed = torch.where(stops, lead, needed)
         largest = torch.fmax(largest, lead)
     return needed
