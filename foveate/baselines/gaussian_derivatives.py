@@ -7,8 +7,9 @@ the frame. The channels share all weights, and their initial scales are a factor
 so rescaling the image shifts the logits from channel to channel. Pooling over channels makes the
 network scale-invariant.
 
-The layers are those of the paper, but not their sampling: feature maps of all pixels in all
-channels would cost 40 times as much. A channel evaluates layer k on a grid of step sigma_0 r^(k-1)
+The kind of layer is that of the paper. The numbers of features, the ratio of sigma between layers
+and the range of channels are ours, as is the sampling: feature maps of all pixels in all channels
+would cost 40 times as much. A channel evaluates layer k on a grid of step sigma_0 r^(k-1)
 about the centre, as far out as the centre depends on it. The kernels are Gaussian derivatives
 integrated over pixels or grid cells. Their variance is reduced by that of a cell, so that the
 smoothing has exactly its nominal variance in every channel. Outside the frame, images repeat their

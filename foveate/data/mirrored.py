@@ -12,8 +12,8 @@ images of 32 pixels at the factors 2^(k/4), k = -4 to 4, in frames of 64:
    centre, and the rescaled image measures exactly s times its size, without rounding.
 3. Crop to the frame, and clip the overshoot of the interpolation to [0, 255].
 
-The authors extend the image after rescaling it to a whole number of pixels. If that number needs no
-rounding, as for the factors 1/2, 1 and 2, both orders give the same frames.
+An image that is rescaled to a whole number of pixels first and extended then gives the same frames
+if that number needs no rounding, as for the factors 1/2, 1 and 2.
 """
 # Shape letters: N images, C channels, h w source pixels, F frame pixels.
 
