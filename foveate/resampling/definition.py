@@ -58,8 +58,8 @@ def foveate(
     also under autocast; half precision is rounded once, at the end.
 
     The kernels allocate only their output, except that antialiasing on a CPU copies images whose
-    neighbouring pixels are more than 4 floats apart in memory. Matrix products allocate about one
-    more output, and a float32 copy of half-precision images.
+    neighbouring pixels are more than 4 floats apart in memory. Matrix products also
+    allocate a buffer of about the size of the output, and a float32 copy of half-precision images.
 
     Pixels must be finite. This is not checked, because the check would synchronise a GPU. A NaN
     affects the patch pixels computed from it, and with matrix products every patch whose window
