@@ -113,7 +113,7 @@ def test_evaluation_on_a_cpu_takes_as_many_patches_at_a_time_as_fit_the_cache(mo
     with torch.no_grad():
         assert torch.equal(net(images), whole)  # one product for each pixel: equal bits
         net.train()(images)
-    assert net.backbone.given == [9, 4, 4, 1, 9]
+    assert net.backbone.given == [9, 3, 3, 3, 9]  # in equal groups
     joined = ScaleChannels(Counting(nn.BatchNorm2d(1, track_running_stats=False)), FEW, 8).eval()
     with torch.no_grad():
         joined(images)  # a norm over the batch in evaluation too

