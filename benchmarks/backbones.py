@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,7 @@ import torchvision_ops  # type: ignore[import-not-found]
 
 torchvision_ops.declare_missing()
 
-BACKBONES = {
+BACKBONES: dict[str, dict[str, Any]] = {
     "tf_efficientnet_lite0": {},
     "resnet18": {},
     "vit_tiny_patch16_224": {"img_size": 160},
@@ -108,7 +109,8 @@ def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     keep_freed_memory()  # last, because it affects all later allocations
     for name, arguments in BACKBONES.items():
         backbone = timm.create_model(name, num_classes=10, **arguments)
-        speed = training_ratio(backbone.to(memory_format=torch.channels_last), options.passes)
+        backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        speed = training_ratio(backbone, options.passes)
         found[name] |= show(name, f"training step, batch {TRAINING_BATCH}", speed)
     return found
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated
 
 from foveate.cli.console import OUTPUT, progress
@@ -30,6 +31,9 @@ def quickstart(
     accuracy.csv, results.json and the run folders, which 'foveate demo' can open. If interrupted,
     the same command resumes.
     """
+    from foveate.native.build import library
+
+    Thread(target=library).start()  # compiles the C code on first use, while torch is imported
     from foveate.paper import quickstart as work
 
     runs = work.quick_runs(seed)

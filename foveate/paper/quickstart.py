@@ -11,6 +11,7 @@ from foveate.data.sources import load_source
 from foveate.errors import DataError
 from foveate.evaluation.curve import accuracy_over_scale
 from foveate.evaluation.results import Curve, RunResult, read_results, save_results
+from foveate.native.build import library
 from foveate.paper.processes import Send, run_tasks
 from foveate.paper.tables import SCALES, SEEDS, Row, Summaries, published_folder
 from foveate.sweeps.records import read_records
@@ -48,6 +49,7 @@ def train_runs(
 
     The callback is called after every epoch.
     """
+    library()  # compiles it once, instead of in every process
     tasks = [partial(_train, name, config, folder / name) for name, config in runs.items()]
     run_tasks(tasks, lambda message: callback(*message))
     for name, config in runs.items():
