@@ -179,9 +179,10 @@ def measurements(records: Iterable[Record], split: SplitName = "test") -> list[M
 
 
 def row_label(table: str, row: str) -> str:
-    """Return the label of a row for readers, such as ``mnist  fovmax, trained on scale 2``."""
-    data, (method, _, trained) = table.partition(AT)[0], row.partition(AT)
-    return f"{data}  {method}, {DATA_SETS[data].describe(trained)}"
+    """Return the short label of a row, such as ``mnist fovmax 2``."""
+    method, _, trained = row.partition(AT)
+    short = f"{float(trained):.3g}" if "." in trained else trained
+    return f"{table.replace(AT, ' ')} {method} {short}"
 
 
 def table_name(split: SplitName) -> str:
