@@ -112,11 +112,14 @@ def show(
     replicated. CIFAR-10 is shown with the recipe mirrored. The images of an .h5 file are shown as
     they are stored, with their labels.
     """
+    from foveate.data.large_scale import check_size
     from foveate.files import check_folder
     from foveate.report.plots import sample_grid, save
     from foveate.training.data import has_colour_pictures
 
     check_folder(out.parent)
+    if size is not None:
+        check_size(size)
     if source.endswith((".h5", ".hdf5")):
         images, titles = _from_file(Path(source), samples)
     elif has_colour_pictures(source):
