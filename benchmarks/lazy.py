@@ -1,6 +1,6 @@
 """Measure lazy evaluation of scale channels: speed, channels evaluated, and changed predictions.
 
-python benchmarks/lazy.py mnist [--count 1000]                the four trained FovMax, 17 channels
+python benchmarks/lazy.py mnist [--count 1000]                   four trained FovMax, 17 channels
 python benchmarks/lazy.py mnist --photos FOLDER --weights FILE   also photographs, 8 windows
 
 The first argument is the source of the digits. FOLDER has the subfolders validation and test, each
@@ -51,11 +51,16 @@ def timed(net: ScaleChannels, images: Tensor, tolerance: float | None) -> tuple[
 
 
 def measure(
-    name: str, net: ScaleChannels, batches: Batches, scales: tuple[float, ...]
+    name: str,
+    net: ScaleChannels,
+    batches: Batches,
+    scales: tuple[float, ...],
+    tolerance: float | None = None,
 ) -> dict[str, Any]:
-    """Calibrate a network on validation images and measure it on test images."""
-    shown = (images for scale in scales for images in batches("val", scale))
-    tolerance = calibrate(net, shown, ALLOWED / 2)
+    """Calibrate a network on validation images, without a tolerance; measure it on test images."""
+    if tolerance is None:
+        shown = (images for scale in scales for images in batches("val", scale))
+        tolerance = calibrate(net, shown, ALLOWED / 2)
     predict(net, next(batches("test", scales[0])))  # warm up
     times, used, changed = [0.0, 0.0], [], {}
     for scale in scales:
@@ -81,11 +86,11 @@ def measure(
     }
 
 
-def digits(source: str, count: int) -> Batches:
+def digits(source: str, counts: dict[str, int]) -> Batches:
     data = load_source(source)
 
     def batches(split: str, scale: float) -> Iterator[Tensor]:
-        for images in getattr(data, split).images[:count].split(BATCH):
+        for images in getattr(data, split).images[: counts[split]].split(BATCH):
             yield rescale(images, scale)
 
     return batches
@@ -115,7 +120,7 @@ def zero_shot(weights: Path) -> tuple[ScaleChannels, Recipe]:
 
     backbone = timm.create_model("tf_efficientnet_lite0")
     backbone.load_state_dict(load_file(weights))
-    config = backbone.pretrained_cfg
+    config: Any = backbone.pretrained_cfg
     recipe = Recipe(name="photo", mean=tuple(config["mean"]), std=tuple(config["std"]))
     return wrap(backbone, 40, 448, size=160, pool="logsumexp").eval(), recipe
 
@@ -123,18 +128,23 @@ def zero_shot(weights: Path) -> tuple[ScaleChannels, Recipe]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
     parser.add_argument("source", help="source of the digits, such as mnist")
-    parser.add_argument("--count", type=int, default=1000, help="digits per scale and split")
+    parser.add_argument("--count", type=int, default=1000, help="test digits per scale")
+    parser.add_argument("--calibration", type=int, default=2000, help="the same for calibration")
+    parser.add_argument("--tolerance", type=float, help="of the digits, instead of calibration")
     parser.add_argument("--photos", type=Path, help="folder of photographs")
     parser.add_argument("--weights", type=Path, help="weights of tf_efficientnet_lite0")
     parser.add_argument("--pictures", type=int, default=100, help="photographs per split")
+    parser.add_argument("--out", type=Path, default=OUT, help="JSON file of the results")
     options = parser.parse_args()
     torch.set_num_threads(1)
     found = []
+    counts = {"val": options.calibration, "test": options.count}
     scales = tuple(ScaleGrid(0.5, 8, per_octave=4))
     for name in NETWORKS:
         net = create_model(name, pretrained=True)
         assert isinstance(net, ScaleChannels)
-        found.append(measure(name, net, digits(options.source, options.count), scales))
+        shown = digits(options.source, counts)
+        found.append(measure(name, net, shown, scales, options.tolerance))
         print_row(found[-1])
     if options.photos:
         net, recipe = zero_shot(options.weights)
@@ -146,10 +156,12 @@ def main() -> None:
         "hardware": f"1 thread of {platform.processor() or platform.machine()}, "
         f"torch {torch.__version__}",
         "date": date.today().isoformat(),
-        "digits per scale and split": options.count,
+        "digits per scale": counts if options.tolerance is None else {"test": options.count},
         "photographs per split": options.pictures if options.photos else 0,
     }
-    OUT.write_text(json.dumps({**about, "networks": found}, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(
+        json.dumps({**about, "networks": found}, indent=1) + "\n", encoding="utf-8"
+    )
 
 
 def print_row(row: dict[str, Any]) -> None:

@@ -53,8 +53,8 @@ def all_channels(net: ScaleChannels, patches: Tensor) -> Tensor:
     """Compute the logits (B, S, K) of all channels from patches (B, S, C, P, P)."""
     backbone = convnet_of(net)
     found = features(backbone, patches.flatten(0, 1))
-    logits: Tensor = backbone.classify(found, net.draw_mask(patches))
-    return logits.unflatten(0, patches.shape[:2])
+    logits = backbone.classify(found, net.draw_mask(patches))
+    return logits.unflatten(0, patches.shape[:2])  # type: ignore[no-any-return]
 
 
 def features(backbone: ConvNet, images: Tensor) -> Tensor:
