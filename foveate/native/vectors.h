@@ -26,7 +26,9 @@ typedef vec loose __attribute__((aligned(4), may_alias)); /* an unaligned vector
 
 /* Load once into a register: compilers otherwise fold the load into every product that uses it, and
    the products then wait for loads. */
-#if defined(__x86_64__) && defined(__AVX__)
+#if defined(__AVX512F__)
+#define HOLD(value) __asm__("" : "+v"(value)) /* any of 32 registers */
+#elif defined(__x86_64__)
 #define HOLD(value) __asm__("" : "+x"(value))
 #elif defined(__aarch64__)
 #define HOLD(value) __asm__("" : "+w"(value))
