@@ -118,7 +118,7 @@ def compare(
 
 def _split(names: list[str] | None) -> list[str]:
     """Split lists of names at commas."""
-    return [name.strip() for part in names or [] for name in part.split(",") if name.strip()]
+    return [name.strip() for part in names or [] for name in part.split(",")]
 
 
 def _sources(texts: list[str]) -> dict[str, str]:

@@ -73,6 +73,7 @@ GOOD = {
     "export": "run",
     "reproduce": "table1 --dry-run --rows cnn-tr1 --seeds 1 --device cpu",
     "sweep": "study.toml --dry-run --device cpu",
+    "compare": "--methods cnn --data mnist --source mnist=idx:idx --scales 1 --dry-run --device cpu",
     "report": "paper",
     "verify": "",
 }
@@ -136,6 +137,7 @@ BOUNDS = {
     "padding": (-1e308, 1e308),
     "mean": (-1e308, 1e308),
     "std": (1e-300, 1e308),
+    "lazy": (0, float("inf")),
 }
 FINE = {("border", "audit"): ("-1", "1e308"), ("workers", "train"): ("0",)}
 FINE["samples", "audit"] = ("2147483648",)  # more than there are: all of them
