@@ -155,7 +155,9 @@ def _train(
     from foveate.training.loop import train as run
     from foveate.training.photos import describe_photos
     from foveate.training.skipped import TABLE, check_bad, read_skipped
+    from foveate.training.state import keep_freed_memory
 
+    keep_freed_memory()
     load = cached_loader()
     given = {"precision": _precision(model, out, options["device"]), **given}
     config = team.in_turn(lambda: _configure(model, given, load, options["stream"]))

@@ -17,7 +17,6 @@ from foveate.training.photos import default_workers
 from foveate.training.session import ALONE, Callback, Session, Shared
 from foveate.training.skipped import Bad, check_bad
 from foveate.training.state import deterministic as repeatable
-from foveate.training.state import keep_freed_memory
 
 
 def train(
@@ -146,8 +145,6 @@ def train_together(
 def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFolder]:
     if shared.compiled and shared.device.type == "cuda":
         warm_up_compiler()
-    if shared.device.type == "cpu":
-        keep_freed_memory()
     shared = shared._replace(load=lru_cache(maxsize=1)(shared.load))
     sessions = [Session(config, RunFolder(folder), shared) for config, folder in runs]
     active = [session.steps() for session in sessions]
