@@ -73,7 +73,7 @@ GOOD = {
     "export": "run",
     "reproduce": "table1 --dry-run --rows cnn-tr1 --seeds 1 --device cpu",
     "sweep": "study.toml --dry-run --device cpu",
-    "compare": "--methods cnn --data mnist --source mnist=idx:idx --scales 1 --dry-run --device cpu",
+    "compare": "--methods cnn --data mnist --source mnist=idx:idx --dry-run --device cpu",
     "report": "paper",
     "verify": "",
 }
