@@ -5,8 +5,8 @@ the scales S / z sees the image itself. What the frame cuts off a magnified imag
 frame of 1 / z of the side. A zoom needs no resampling beyond that of the scale channels. The values
 of the smaller frame are stretched to the full range, as the data set does for every frame.
 
-FovMax with 9 channels, trained for 4 epochs on 5,000 digits of scale 2, one seed, validation accuracy
-at 4√2 and 8: 88.7 and 55.4 % without zooms, 95.9 and 92.5 % with zooms of 0.18 to 5.7.
+FovMax with 9 channels, trained for 4 epochs on 5,000 digits of scale 2, one seed, validation
+accuracy at 4√2 and 8: 88.7 and 55.4 % without zooms, 95.9 and 92.5 % with zooms of 0.18 to 5.7.
 """
 # Shape letters: B batch, C image channel, H W pixels.
 
