@@ -5,9 +5,8 @@ the scales S / z sees the image itself. What the frame cuts off a magnified imag
 frame of 1 / z of the side. A zoom needs no resampling beyond that of the scale channels. The values
 of the smaller frame are stretched to the full range, as the data set does for every frame.
 
-FovMax, 5,000 images of scale 2, 1,250 steps, 1,000 validation images at 5.66 and 8: 75.5 and 62.4 %
-without zooms, 94.7 and 88.8 % with zooms of 1/4 to 4; Fashion-MNIST 39.4 and 31.0 %, and 70.9 and
-57.2 %, or 73.6 and 62.0 % with stretched values (one seed each).
+FovMax with 9 channels, trained for 4 epochs on 5,000 digits of scale 2, one seed, validation
+accuracy at 4√2 and 8: 88.7 and 55.4 % without zooms, 95.9 and 92.5 % with zooms of 0.18 to 5.7.
 """
 # Shape letters: B batch, C image channel, H W pixels.
 
