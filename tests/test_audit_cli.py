@@ -217,7 +217,7 @@ def test_errors_are_one_line_and_nothing_is_written(folder, tmp_path, capsys):
         "split must be one of": [net, "--source", source, "--split", "some"],
         "scales must look like": [net, "--source", source, "--scales", "1:2"],
         "pool must be one of": [net, "--source", source, "--pool", "mean"],
-        "recipe must be one of frame, mnist": [net, "--source", source, "--recipe", "other"],
+        "recipe must be one of frame, mirrored": [net, "--source", source, "--recipe", "other"],
         "photo requires a run on photographs": [net, "--source", source, "--recipe", "photo"],
         "border must be": [net, "--source", source, "--border", "around"],
         "std must be a number": [net, "--source", source, "--std", "a"],

@@ -52,8 +52,6 @@ def per_picture(config, split, index, draws=(0, 0)):
     recipe, net = config.recipe, build_net(config)
     path, label = PictureFolder(PHOTOGRAPHS).items[split][index]
     picture = torch.from_numpy(np.array(read_picture(path))).permute(2, 0, 1)
-    # In the layout of a batch: some processors round the sums over other layouts differently.
-    picture = picture.contiguous()
     if split != "train":
         return net.patches(recipe.transform()(picture)[None])[0], label
     state = np.random.SeedSequence([*draws, index]).generate_state(1, np.uint64)

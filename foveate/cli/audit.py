@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from foveate.report.html import Page
 
 MAX_SAMPLES = 2**31
-RECIPES = {"mnist-large-scale": "large-scale"}  # as saved
-RECIPES |= {name: name for name in ("frame", "mirrored", "photo")}
+RECIPES = {name: name for name in ("frame", "mirrored", "mnist-large-scale", "photo")}
+RECIPES["mnist-large-scale"] = "large-scale"  # as saved
 CLASSES = shared(
     "NAMES", "Classes in the order of the logits: a,b,c, or a file with one per line.", DATA
 )

@@ -235,13 +235,14 @@ class Recipe:
 
         Args:
             pictures: Images with values from 0 to 255, shape ``(..., 3, H, W)``. Images of dtype
-                float32 are overwritten.
+                float32 can be overwritten.
 
         Returns:
-            Normalised images of dtype float32, same shape.
+            Normalised images of dtype float32, contiguous, same shape.
         """
+        # Contiguous, because some processors round the sums over other layouts differently.
         # One multiplication and one subtraction take 0.74 of the time of torchvision on a CPU.
-        values = pictures.to(torch.float32)
+        values = pictures.to(torch.float32, memory_format=torch.contiguous_format)
         mean, std = (values.new_tensor(v)[:, None, None] for v in (self.mean, self.std))
         return values.mul_(1 / (255 * std)).sub_(mean / std)
 
