@@ -203,6 +203,7 @@ def test_archive_with_another_checksum_is_refused(serve, tiny, cache):
         (b"<html>please log in</html>", "damaged tar"),
         (packed({"x": b""}), "has no data_batch_1.bin"),
     ],
+    ids=["large", "bomb", "gzip", "tar", "other"],  # the bytes of a gzip file contain the time
 )
 def test_bad_answers_of_a_mirror(serve, tiny, body, reason):
     tiny(serve(lambda handler, name: handler.reply(200, body))[1])
