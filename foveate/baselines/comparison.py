@@ -213,7 +213,7 @@ def _trainings(
 
 
 def _job(data: DataSet, method: Method, trained: str, split: SplitName) -> Job:
-    """Return the job of one method, with the name of the method that it trains."""
+    """Return the job that trains the network of a method, or of `runs_of`, and tests it."""
     own = METHODS[method.run_name]
     table = data.name if split == "test" else f"{data.name}{AT}{split}"
     rows: Rows = ((table, f"{method.name}{AT}{trained}"),)

@@ -68,7 +68,7 @@ class DataSet:
         """Return the name of a training set for readers.
 
         Args:
-            trained: One of `trained` or `experts`, or ``all``.
+            trained: A training set: an entry of `trained` or `experts`, or ``all``.
 
         Returns:
             Text such as ``trained on scale 2``.
@@ -83,7 +83,7 @@ class DataSet:
         """Return the fields of a `TrainConfig` that define the training images.
 
         Args:
-            trained: One of `trained` or `experts`, or ``all``.
+            trained: A training set: an entry of `trained` or `experts`, or ``all``.
 
         Returns:
             Values by field name.

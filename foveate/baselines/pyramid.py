@@ -152,16 +152,7 @@ def wide(*, channels: int, classes: int, size: int = 112) -> Pyramid:
     The levels show the windows of scales 1/2, 1, 2, 4 and 8 of `network`'s first level: the range
     of the test scales of MNIST Large Scale, in octaves.
 
-    Args:
-        channels: Number of image channels.
-        classes: Number of classes.
-        size: Width and height of the images in pixels.
-
-    Returns:
-        The network, with random weights. It has as many as `network`.
-
-    Raises:
-        ConfigError: If the images are too small for four levels.
+    The arguments are those of `network`.
     """
     return _build(channels, classes, size, levels=5, doubled=True)
 

@@ -229,16 +229,7 @@ def wide(*, channels: int, classes: int, size: int = 112) -> SteerableNet:
     The standard deviations of the filters are 1 to 8 pixels, a factor of sqrt(2) apart. Below 1,
     the narrowest functions fall between pixels: at 1/2, sampling would amplify them by up to 7.
 
-    Args:
-        channels: Number of image channels.
-        classes: Number of classes.
-        size: Width and height of the images in pixels.
-
-    Returns:
-        The network, with random weights. It has as many as `network`.
-
-    Raises:
-        ConfigError: If the images are too small.
+    The arguments are those of `network`.
     """
     basis = hermite_basis([2 ** (i / 2) for i in range(7)], 31)
     return SteerableNet(basis, channels=channels, classes=classes, size=size)
@@ -247,16 +238,7 @@ def wide(*, channels: int, classes: int, size: int = 112) -> SteerableNet:
 def discrete(*, channels: int, classes: int, size: int = 112) -> SteerableNet:
     """Build DISCO with the authors' four scales, over an octave.
 
-    Args:
-        channels: Number of image channels.
-        classes: Number of classes.
-        size: Width and height of the images in pixels.
-
-    Returns:
-        The network, with random weights. It has as many as `network`.
-
-    Raises:
-        ConfigError: If the images are too small.
+    The arguments are those of `network`.
     """
     basis = discrete_basis([2 ** (i / 3) for i in range(4)])
     return SteerableNet(basis, channels=channels, classes=classes, size=size, smooth=True)
@@ -265,19 +247,10 @@ def discrete(*, channels: int, classes: int, size: int = 112) -> SteerableNet:
 def discrete_wide(*, channels: int, classes: int, size: int = 112) -> SteerableNet:
     """Build DISCO with the four scales 1, 2, 4 and 8, over three octaves.
 
-    All of them are exact. With a scale between each two, noise that no filter can transfer over so
-    many pairs would halve the filters of the scales between: `transfer` minimises squares.
+    Rescaling between them is exact. With scales between the octaves, the least-squares fit of
+    `transfer` halved the filters of those scales, so there are none.
 
-    Args:
-        channels: Number of image channels.
-        classes: Number of classes.
-        size: Width and height of the images in pixels.
-
-    Returns:
-        The network, with random weights. It has as many as `network`.
-
-    Raises:
-        ConfigError: If the images are too small.
+    The arguments are those of `network`.
     """
     basis = discrete_basis([1, 2, 4, 8])
     return SteerableNet(basis, channels=channels, classes=classes, size=size, smooth=True)
