@@ -138,8 +138,8 @@ def test_runs_side_by_side_do_not_disturb_each_other():
             ready = prepare(net, images)
         torch.cuda.synchronize()
         for turn in range(300):
-            chosen = torch.arange(32, device="cuda") * 5 + turn % 5
             with torch.cuda.stream(lane):
+                chosen = torch.arange(32, device="cuda") * 5 + turn % 5
                 step(Batch(ready[chosen], labels[chosen]))
             yield
         torch.cuda.synchronize()
