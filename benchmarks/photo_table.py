@@ -1,14 +1,15 @@
 """Measure accuracy over object size on photographs: scale channels against the whole frame.
 
 python benchmarks/photo_table.py run FOLDER --weights FILE --out DIR   train and test, or resume
-python benchmarks/photo_table.py run CIFAR --suite cifar --out DIR     the same on CIFAR-10
+python benchmarks/photo_table.py run cifar10 --suite cifar --out DIR   the same on CIFAR-10
 python benchmarks/photo_table.py collect DIR [--suite cifar] > FILE.csv
                             one line per network, seed and scale, for tools/photo_results.py
 
 The script calls only `foveate train` and `foveate evaluate`. FOLDER has the subfolders train,
 validation and test, each with one subfolder per class. FILE contains the weights of timm's
-tf_efficientnet_lite0 (.safetensors). CIFAR is a folder of the same kind; its networks are trained
-from scratch. Use --split val to choose settings; the default is the test split.
+tf_efficientnet_lite0 (.safetensors). The networks for CIFAR-10, which can also be given as
+cifar10:DIR, are trained from scratch. Use --split val to choose settings; the default is the test
+split.
 """
 
 import argparse
@@ -27,9 +28,8 @@ SMALL = ["--set", "model.size=224", "--set", "model.scales=2", "--set", "model.p
 SIZES = ["--set", "recipe.sizes=[0.25,2]"]
 AVG = ["--set", "model.size=112", "--set", "model.pool=avg"]
 CIFAR = [
-    "--backbone", "timm:resnet18", "--epochs", "20", "--batch", "128", "--set", "model.size=64",
-    "--set", "model.padding=reflect", "--set", "recipe.base=32", "--set", "recipe.shift=4",
-    "--set", "learning_rate=2e-3", "--set", "weight_decay=0.05",
+    "--backbone", "timm:resnet18", "--recipe", "mirrored", "--epochs", "20", "--batch", "128",
+    "--set", "model.size=64", "--set", "learning_rate=2e-3", "--set", "weight_decay=0.05",
 ]  # fmt: skip
 WHOLE = ["--set", "model.scales=1", "--set", "model.pool=avg"]
 
@@ -95,7 +95,7 @@ def _one(options: argparse.Namespace, row: str, seed: int) -> str:
     folder, begun = options.out / f"{row}-{seed}", time.perf_counter()
     if time.perf_counter() - options.begun > options.limit:
         return f"{row} {seed}: not started, the time limit is over"
-    suite, source = options.suite, ["--source", f"folder:{options.folder}"]
+    suite, source = options.suite, ["--source", options.source]
     if options.weights:
         source += ["--weights", str(options.weights)]
     change = [*suite.common, *suite.rows[row][1], *options.options, "--seed", str(seed)]
@@ -122,6 +122,10 @@ def _test(
                  "--out", str(out))  # fmt: skip
     with (out / "accuracy.csv").open() as file:
         return [float(line["accuracy"]) for line in csv.DictReader(file)]
+
+
+def _source(text: str) -> str:
+    return text if text.partition(":")[0] == "cifar10" else f"folder:{text}"
 
 
 def _foveate(folder: Path, *arguments: str) -> None:
@@ -154,7 +158,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(required=True)
     one, other = commands.add_parser("run"), commands.add_parser("collect")
-    one.add_argument("folder", type=Path)
+    one.add_argument("source", metavar="SOURCE", type=_source, help="folder, or cifar10[:DIR]")
     one.add_argument("--weights", type=Path)
     one.add_argument("--out", type=Path, required=True)
     one.add_argument("--rows", nargs="*")

@@ -13,7 +13,7 @@ from tiny_runs import MODEL, same_bits, timeless, tiny, weights
 from foveate.cli.app import run
 from foveate.data.cifar import CLASSES
 from foveate.data.idx import FILES
-from foveate.data.mirrored import draw_augmentation
+from foveate.data.mirrored import draw_augmentation, draw_sizes
 from foveate.data.recipes import Recipe, find_recipe
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
@@ -189,6 +189,24 @@ def test_training_images_are_shifted_and_flipped_by_seed_epoch_and_index(cifar):
     torch.testing.assert_close(found, expected)
     some = torch.tensor([7, 3, 20])
     assert torch.equal(first_batch(config, "train", 1, some)[0], found[some])
+    assert not torch.equal(first_batch(config, "train", epoch=2)[0], found)
+
+
+def test_training_images_have_sizes_by_seed_epoch_and_index(cifar):
+    sizes = (0.5, 2.0)
+    recipe = replace(find_recipe("mirrored"), flip=False, shift=0.0, sizes=sizes)
+    config = config_for(cifar, seed=5, recipe=recipe)
+    images = load_source(cifar).train.images
+    factors = draw_sizes(len(images), 5, 1, sizes)
+    assert factors.min() >= 0.5 and factors.max() <= 2 and len(factors.unique()) == len(images)
+    frames = [
+        recipe.rescale(image[None], float(factor), size=24)
+        for image, factor in zip(images, factors, strict=True)
+    ]
+    found, net = first_batch(config, "train", epoch=1)
+    torch.testing.assert_close(found, prepare_images(net, torch.cat(frames)).inputs[0])
+    some = torch.tensor([7, 3, 20])
+    torch.testing.assert_close(first_batch(config, "train", 1, some)[0], found[some])
     assert not torch.equal(first_batch(config, "train", epoch=2)[0], found)
 
 

@@ -107,6 +107,17 @@ def draw_augmentation(
     return torch.from_numpy((drawn[:, 0] < 0.5) & flip), torch.from_numpy(offsets)
 
 
+@lru_cache(maxsize=32)  # as above
+def draw_sizes(count: int, seed: int, epoch: int, limits: tuple[float, ...]) -> Tensor:
+    """Draw a log-uniform factor (count,) within `limits` for the size of each image.
+
+    Entry i depends only on `seed`, `epoch` and i.
+    """
+    low, high = np.log(limits)
+    place = np.random.default_rng([seed, epoch, 12]).random(count)
+    return torch.from_numpy(np.exp(low + place * (high - low)))
+
+
 def crop_and_flip(frames: Tensor, flips: Tensor, offsets: Tensor, size: int) -> Tensor:
     """Crop frames (N, C, F, F) to `size` pixels at their offsets (N, 2), and flip some of them.
 

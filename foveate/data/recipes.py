@@ -18,6 +18,7 @@ RecipeName = Literal["mnist-large-scale", "photo", "mirrored"]
 Transform = Callable[[Tensor], Tensor]
 MAX_PIXELS = 1 << 24  # of a resized image; 200 MB in float32
 MAX_BASE = 4096
+NO_SIZES = (1.0, 1.0)
 CIFAR: dict[str, Any] = {
     "mean": (0.4914, 0.4822, 0.4465),  # of the 50,000 training images of CIFAR-10
     "std": (0.2470, 0.2435, 0.2616),
@@ -37,9 +38,9 @@ class Recipe:
 
     ``mirrored`` is for colour images of one small size, such as CIFAR-10. It rescales an image into
     a frame that mirror images fill (see `foveate.data.mirrored`), and normalises it. In training,
-    ``flip`` and ``shift`` apply; ``shift`` is a whole number of frame pixels. The other fields do
-    not apply. ``--recipe mirrored`` sets ``mean`` and ``std`` to those of CIFAR-10's training
-    images, and ``shift`` to 4; in Python, pass them or call
+    ``flip``, ``shift`` and ``sizes`` apply; ``shift`` is a whole number of frame pixels. The other
+    fields do not apply. ``--recipe mirrored`` sets ``mean`` and ``std`` to those of CIFAR-10's
+    training images, and ``shift`` to 4; in Python, pass them or call
     `foveate.data.recipes.find_recipe`.
 
     Args:
@@ -50,8 +51,9 @@ class Recipe:
         flip: Whether to flip images horizontally in training, with probability 1/2.
         shift: Largest random offset of the window centre along each axis in training, in pixels of
             the resized image. Offsets are uniform; ``photo`` does not round them to whole pixels.
-        sizes: Smallest and largest factor by which ``base`` is multiplied in training. The factor
-            is drawn log-uniformly for each image; ``(1, 1)`` turns this off.
+        sizes: Smallest and largest factor by which ``base``, or with ``mirrored`` the training
+            scale, is multiplied in training. The factor is drawn log-uniformly for each image in
+            each epoch; ``(1, 1)`` turns this off.
         resolution: Lowest relative resolution in training. With probability 1/2, an image is
             downsampled by a factor drawn log-uniformly between this value and 1, and upsampled to
             its size again. 1 turns this off.
@@ -75,7 +77,7 @@ class Recipe:
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     flip: bool = True
     shift: float = 12.0
-    sizes: tuple[float, ...] = (1.0, 1.0)
+    sizes: tuple[float, ...] = NO_SIZES
     resolution: float = 1.0
     colour: float = 0.0
 

@@ -152,8 +152,9 @@ class TrainConfig:
                 "fovavg"
             )
         if self.recipe is not None and self.recipe.name != "mnist-large-scale":
-            remedy = "; set recipe.sizes" if self.recipe.name == "photo" else ""
-            raise ConfigError(f"zooms do not apply to the recipe {self.recipe.name}{remedy}")
+            raise ConfigError(
+                f"zooms do not apply to the recipe {self.recipe.name}; set recipe.sizes"
+            )
 
     def rate(self, epoch: float) -> float:
         """Return the learning rate at a point of the run.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from foveate.checks import check_memory
 from foveate.data.decoding import read_header
 from foveate.data.pictures import PictureFolder
-from foveate.data.recipes import Recipe, find_recipe
+from foveate.data.recipes import NO_SIZES, Recipe, find_recipe
 from foveate.data.shards import Shards, is_shards, open_shards
 from foveate.data.sources import Load as Load
 from foveate.data.sources import Source, open_source
@@ -281,9 +281,11 @@ def is_mirrored(config: TrainConfig) -> bool:
 
 
 def is_augmented(config: TrainConfig) -> bool:
-    """Whether the recipe of a run is `mirrored`, with random flips or shifts in training."""
+    """Whether the recipe of a run is `mirrored`, with random flips, shifts or sizes in training."""
     recipe = config.recipe
-    return recipe is not None and is_mirrored(config) and (recipe.flip or recipe.shift > 0)
+    if recipe is None or not is_mirrored(config):
+        return False
+    return recipe.flip or recipe.shift > 0 or recipe.sizes != NO_SIZES
 
 
 def unused_setting(config: TrainConfig, given: Collection[str]) -> tuple[str, str] | None:

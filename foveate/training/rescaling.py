@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foveate.data.mirrored import crop_and_flip, draw_augmentation
-from foveate.data.recipes import Recipe
+from foveate.data.mirrored import crop_and_flip, draw_augmentation, draw_sizes
+from foveate.data.recipes import NO_SIZES, Recipe
 from foveate.data.splits import SplitName
 from foveate.data.store import draw_scales
 from foveate.scales import parse_scales
@@ -25,7 +25,7 @@ def rescaling(config: TrainConfig, scales: Tensor, margin: int = 0) -> RescaleFu
 
     The frame is `margin` pixels larger on each side than `config.size`.
     """
-    same, recipe = len(scales.unique()) == 1, config.recipe or Recipe()
+    same, recipe = bool((scales == scales[0]).all()), config.recipe or Recipe()
     size = config.size + 2 * margin
 
     def rescale_images(images: Tensor, indices: Tensor, seed: AugmentationSeed) -> Tensor:
@@ -36,15 +36,20 @@ def rescaling(config: TrainConfig, scales: Tensor, margin: int = 0) -> RescaleFu
 
 
 def augmented_rescaling(config: TrainConfig, scales: Tensor) -> RescaleFunction:
-    """Return a function that rescales, shifts and flips images with the recipe `mirrored`."""
+    """Return a function that augments images with the recipe `mirrored` and rescales them."""
     assert config.recipe is not None
-    flip, shift, count = config.recipe.flip, int(config.recipe.shift), len(scales)
+    flip, shift, sizes = config.recipe.flip, int(config.recipe.shift), config.recipe.sizes
     enlarge = rescaling(config, scales, margin=shift)
 
     def rescale_images(images: Tensor, indices: Tensor, seed: AugmentationSeed) -> Tensor:
-        drawn = draw_augmentation(count, *seed, flip, shift)
+        drawn = draw_augmentation(len(scales), *seed, flip, shift)
         flips, offsets = (values[indices].to(images.device) for values in drawn)
-        return crop_and_flip(enlarge(images, indices, seed), flips, offsets, config.size)
+        if sizes == NO_SIZES:
+            shown = enlarge(images, indices, seed)
+        else:
+            factors = scales * draw_sizes(len(scales), *seed, sizes)
+            shown = rescaling(config, factors, margin=shift)(images, indices, seed)
+        return crop_and_flip(shown, flips, offsets, config.size)
 
     return rescale_images
 
