@@ -21,6 +21,8 @@ The steps follow the paper's appendix, with each convention that it leaves open 
 # radius of the smoothing kernel on both sides.
 
 import math
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Literal, cast, get_args
 
 import torch
@@ -78,30 +80,47 @@ def rescale(
     if not images.is_cuda:  # the result and two intermediate products, float32 each
         needed = 12 * len(images) * images.shape[1] * size**2
         check_memory(needed, f"{len(images)} images of {size} pixels", "use a smaller size")
-    radius = _reach(factors, border)
-    down = bicubic_matrices(factors, images.shape[2], size, radius)
-    across = bicubic_matrices(factors, images.shape[3], size, radius)
-    smooth = smoothing_matrices(factors, size, border)
     if len(factors) > 1:
+        down, across, smooth = _matrices(factors, images.shape[2:], size, border)
         rescaled = apply_matrices(down, images.float(), across).clamp_(0, 256)
         return _finish(apply_matrices(smooth, rescaled, smooth), reaches_all=True)
-    return _one_scale(images, down[0], across[0], smooth[0])
+    return _one_scale(images, float(factors), size, border)
 
 
-def _one_scale(images: Tensor, down: Tensor, across: Tensor, smooth: Tensor) -> Tensor:
+def _one_scale(images: Tensor, scale: float, size: int, border: Border) -> Tensor:
     """Rescale all images by one factor, computing only the frame pixels that the digit reaches."""
+    found = _reached_matrices(scale, *images.shape[2:], size, border, images.device)
+    down, across, smooth_rows, smooth_columns, lines, places = found
+    rescaled = apply_matrices(down, images.float(), across).clamp_(0, 256)
+    smoothed = apply_matrices(smooth_rows, rescaled, smooth_columns)
+    frame = images.new_full((*images.shape[:2], size, size), BACKGROUND, dtype=torch.float32)
+    whole = smoothed.shape[2:] == frame.shape[2:]
+    frame[:, :, lines, places] = _finish(smoothed, reaches_all=whole)
+    return frame
+
+
+@lru_cache(maxsize=64)  # training with zooms rescales all images again for each epoch
+def _reached_matrices(
+    scale: float, height: int, width: int, size: int, border: Border, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor, slice, slice]:
+    """Return the weights of `_one_scale` for the frame pixels that are reached, and their range."""
+    factor = torch.tensor([scale], dtype=torch.float64, device=device)
+    down, across, smooth = (m[0] for m in _matrices(factor, (height, width), size, border))
     rows, columns = _reached(down), _reached(across)
     smooth_rows, smooth_columns = smooth[:, rows], smooth[:, columns]
     # Weights below 1e-9 do not change a float32 result.
     lines, places = _reached(smooth_rows, 1e-9), _reached(smooth_columns, 1e-9)
-    rescaled = apply_matrices(down[rows], images.float(), across[columns]).clamp_(0, 256)
-    smoothed = apply_matrices(smooth_rows[lines], rescaled, smooth_columns[places])
-    frame = images.new_full(
-        (*images.shape[:2], *[len(smooth)] * 2), BACKGROUND, dtype=torch.float32
-    )
-    whole = smoothed.shape[2:] == frame.shape[2:]
-    frame[:, :, lines, places] = _finish(smoothed, reaches_all=whole)
-    return frame
+    used = (down[rows], across[columns], smooth_rows[lines], smooth_columns[places])
+    return *(m.float() for m in used), lines, places  # type: ignore[return-value]
+
+
+def _matrices(
+    scales: Tensor, shape: Sequence[int], size: int, border: Border
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the weights that rescale rows and columns of images, and those that smooth them."""
+    radius = _reach(scales, border)
+    down, across = (bicubic_matrices(scales, side, size, radius) for side in shape)
+    return down, across, smoothing_matrices(scales, size, border)
 
 
 def bicubic_matrices(scales: Tensor, source: int, size: int, margin: int = 0) -> Tensor:
