@@ -9,13 +9,17 @@ batches of 32:
 - `resized`: the input of a run on a GPU. Images are resized to a short side of 224; the GPU cuts
   their windows.
 - `cut`: the input of a run on a CPU. Seven windows of 56 to 448 pixels are cut into patches of 160.
+
+A pass is an epoch of a run: the workers of all pipelines and the memory for patches exist already,
+and the C library keeps freed memory, as in `foveate train`. CPU time is that of all processes.
 """
 
 import argparse
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
+from multiprocessing import active_children
 from pathlib import Path
 from statistics import median
 
@@ -27,8 +31,9 @@ from foveate import ScaleChannels, ScaleGrid
 from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import Recipe
 from foveate.data.shards import Shards
-from foveate.training.photo_reader import PhotoDataset, pack
+from foveate.training.photo_reader import PhotoDataset, PhotoReader
 from foveate.training.photos import PhotoBatches
+from foveate.training.state import keep_freed_memory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import torchvision_ops  # type: ignore[import-not-found]
@@ -37,11 +42,14 @@ torchvision_ops.declare_missing()
 
 BATCH, WORKERS = 32, 2
 RECIPE = Recipe(name="photo", base=224)
+CPU = torch.device("cpu")
 WINDOWS = ScaleGrid.windows(smallest=56, largest=448, size=160, per_octave=2)
+Pass = Callable[[], int]
+"""Reads every image once and returns their number."""
 
 
-def torchvision_batches(folder: Path, count: int) -> Iterator[int]:
-    """Count the images of the batches of a typical torchvision pipeline."""
+def torchvision_pass(folder: Path, count: int) -> Pass:
+    """Read images with a typical torchvision pipeline."""
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
 
@@ -49,36 +57,41 @@ def torchvision_batches(folder: Path, count: int) -> Iterator[int]:
     steps += [v2.ToDtype(torch.float32, scale=True), v2.Normalize(RECIPE.mean, RECIPE.std)]
     found = ImageFolder(folder, v2.Compose(steps))
     chosen = torch.randperm(len(found), generator=torch.Generator().manual_seed(0))[:count]
-    loader = DataLoader(Subset(found, chosen.tolist()), BATCH, num_workers=WORKERS)
-    return (len(labels) for _, labels in loader)
+    subset = Subset(found, chosen.tolist())
+    loader = DataLoader(subset, BATCH, num_workers=WORKERS, persistent_workers=True)
+    return lambda: sum(len(labels) for _, labels in loader)
 
 
-def resized_batches(images: Shards, order: torch.Tensor) -> Iterator[int]:
-    """Count the images of batches that are read, resized and flipped, but not cut into patches."""
-    loader = DataLoader(
-        PhotoDataset(images, "train", RECIPE),
-        batch_sampler=[[(0, 0, i) for i in group.tolist()] for group in order.split(BATCH)],
-        collate_fn=pack,
-        num_workers=WORKERS,
-    )
-    return (len(packed.labels) for packed, _ in loader)
+def resized_pass(images: Shards, order: torch.Tensor) -> Pass:
+    """Read, resize and flip images, without cutting patches."""
+    reader = PhotoReader(PhotoDataset(images, "train", RECIPE), WORKERS, pinned=False)
+    groups = [group.tolist() for group in order.split(BATCH)]
+    return lambda: sum(len(packed.labels) for packed, _ in reader.read(groups, (0, 0)))
 
 
-def patch_batches(images: Shards, order: torch.Tensor) -> Iterator[int]:
-    """Count the images of batches of patches, as a run on a CPU reads them."""
+def patch_pass(images: Shards, order: torch.Tensor) -> Pass:
+    """Read images as patches, as a run on a CPU does."""
     net = ScaleChannels(nn.Identity(), WINDOWS, 160, padding="border", antialias=True)
-    cpu = torch.device("cpu")
     batches = PhotoBatches(
-        images, "train", len(order), net, cpu, "float32", recipe=RECIPE, workers=WORKERS
+        images, "train", len(order), net, CPU, "float32", recipe=RECIPE, workers=WORKERS
     )
-    yield from (len(batch.labels) for batch in batches(order, BATCH))
-    batches.close()
+    return lambda: sum(len(batch.labels) for batch in batches(order, BATCH))
 
 
-def rate(counts: Callable[[], Iterator[int]]) -> float:
-    """Return images per second, including the start of the workers."""
-    begun = time.perf_counter()
-    return sum(counts()) / (time.perf_counter() - begun)
+def cpu_time() -> float:
+    """Return the seconds of CPU time of this process and its workers (Linux)."""
+    total = time.process_time()
+    for worker in active_children():
+        fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
+        total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def measure(read: Pass) -> tuple[float, float]:
+    """Return images per second, and milliseconds of CPU time per image."""
+    begun, used = time.perf_counter(), cpu_time()
+    count = read()
+    return count / (time.perf_counter() - begun), 1000 * (cpu_time() - used) / count
 
 
 def main() -> None:
@@ -88,21 +101,26 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=600, help="images per pass (default: 600)")
     parser.add_argument("--passes", type=int, default=5, help="timed passes (default: 5)")
     options = parser.parse_args()
+    keep_freed_memory()
     images = Shards([PictureFolder(options.folder)])
     count = min(options.pictures, len(images.labels("train")))
     order = torch.randperm(len(images.labels("train")), generator=torch.Generator().manual_seed(0))
-    ways = {
-        "torchvision": partial(torchvision_batches, options.folder, count),
-        "resized": partial(resized_batches, images, order[:count]),
-        "cut": partial(patch_batches, images, order[:count]),
+    passes = {
+        "torchvision": torchvision_pass(options.folder, count),
+        "resized": resized_pass(images, order[:count]),
+        "cut": patch_pass(images, order[:count]),
     }
-    rates = {name: [rate(way)][:0] for name, way in ways.items()}  # untimed: fills the file cache
-    for _ in range(options.passes):
-        for name, way in ways.items():
-            rates[name].append(rate(way))
-    for name, found in rates.items():
-        ratios = [a / b for a, b in zip(found, rates["torchvision"], strict=True)]
-        print(f"{name:12} {median(found):7.1f} images/s, {median(ratios):.2f} times torchvision")
+    for read in passes.values():
+        read()  # untimed: starts the workers and fills the file cache
+    found = [{name: measure(read) for name, read in passes.items()} for _ in range(options.passes)]
+    for name in passes:
+        rate, cpu = (median(one[name][i] for one in found) for i in range(2))
+        faster = median(one[name][0] / one["torchvision"][0] for one in found)
+        less = median(one["torchvision"][1] / one[name][1] for one in found)
+        print(
+            f"{name:12} {rate:7.1f} images/s, {faster:.2f} times torchvision; "
+            f"{cpu:.2f} ms of CPU time per image, {less:.2f} times less"
+        )
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from foveate.training.config import build_net
 from foveate.training.data import adapt_to_source, open_batches
 from foveate.training.distributed import Team
 from foveate.training.loop import train, train_together
+from foveate.training.photo_reader import BLOCKS, PhotoDataset, PhotoReader
 from foveate.training.photos import PatchMemory, PhotoBatches, default_workers
 from foveate.training.presets import preset
 
@@ -482,3 +483,18 @@ def test_batches_that_are_kept_do_not_change():
     copies = [batch.images.inputs[0].clone() for batch in batches(order, 5)]
     batches.close()
     assert all(map(torch.equal, kept, copies))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_pixels_of_a_batch_are_valid_until_the_next_one_is_requested(workers):
+    """Workers reuse memory; before each comparison they have read as far ahead as they can."""
+    config = photo_config()
+    dataset = PhotoDataset(open_source(SOURCE, stream=True), "train", config.recipe)
+    groups = [torch.randperm(24)[: 2 + i % 2].tolist() for i in range(4 * BLOCKS)]
+    here, there = (PhotoReader(dataset, count, pinned=False) for count in (0, workers))
+    expected = [packed for packed, _ in here.read(groups, (3, 1))]
+    for right, (found, _) in zip(expected, there.read(groups, (3, 1)), strict=True):
+        time.sleep(0.05)
+        assert all(map(torch.equal, found.pictures(), right.pictures()))
+        assert np.array_equal(found.centres, right.centres)
+    there.close()

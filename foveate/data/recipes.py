@@ -4,6 +4,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from typing import Any, Literal, cast, get_args
 
 import torch
@@ -13,6 +14,7 @@ from foveate.checks import check_fields, check_keys
 from foveate.data.large_scale import Border, rescale
 from foveate.data.mirrored import rescale_mirrored
 from foveate.errors import ConfigError, DataError
+from foveate.native.normalise import can_normalise, normalise_pixels
 
 RecipeName = Literal["mnist-large-scale", "photo", "mirrored"]
 Transform = Callable[[Tensor], Tensor]
@@ -242,11 +244,14 @@ class Recipe:
         Returns:
             Normalised images of dtype float32, contiguous, same shape.
         """
+        factor, offset = _normalisation(self.mean, self.std)
+        if can_normalise(pictures):
+            return normalise_pixels(pictures, factor, offset)
         # Contiguous, because some processors round the sums over other layouts differently.
         # One multiplication and one subtraction take 0.74 of the time of torchvision on a CPU.
         values = pictures.to(torch.float32, memory_format=torch.contiguous_format)
-        mean, std = (values.new_tensor(v)[:, None, None] for v in (self.mean, self.std))
-        return values.mul_(1 / (255 * std)).sub_(mean / std)
+        factor, offset = (v[:, None, None].to(values.device) for v in (factor, offset))
+        return values.mul_(factor).sub_(offset)
 
     def _draw_base(self) -> int:
         low, high = self.sizes
@@ -261,6 +266,13 @@ class Recipe:
             Offset (y, x) in pixels of the resized image, dtype float64, shape ``(2,)``.
         """
         return (2 * torch.rand(2, dtype=torch.float64) - 1) * self.shift
+
+
+@cache
+def _normalisation(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[Tensor, Tensor]:
+    """Return the factor and the offset of each channel, (3,), for values from 0 to 255."""
+    means, stds = (torch.tensor(v, dtype=torch.float32, device="cpu") for v in (mean, std))
+    return 1 / (255 * stds), means / stds
 
 
 def _draw(low: float, high: float) -> float:

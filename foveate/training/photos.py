@@ -135,9 +135,11 @@ class PhotoBatches(Batches):
         self.memory.maps.clear()
 
     def _batch(self, found: Packed) -> Batch:
-        packed = Packed(*(tensor.to(self.device, non_blocking=True) for tensor in found))
+        pinned = self.device.type == "cuda"  # other copies must end before the worker goes on
+        packed = found._replace(values=found.values.to(self.device, non_blocking=pinned))
         cut = cut_patches(packed, self.recipe, windows_of(self.net), self.memory)
-        return Batch(Prepared(patches, (cut,)), packed.labels)
+        labels = torch.from_numpy(packed.labels).to(self.device, non_blocking=True)
+        return Batch(Prepared(patches, (cut,)), labels)
 
     def _skip(self, missing: list[tuple[int, str]]) -> None:
         """Record images that were left out."""
@@ -166,18 +168,19 @@ def cut_patches(
     while each is in the cache, by one thread: the workers need the other cores.
     """
     pictures, shapes = packed.pictures(), list(map(tuple, packed.shapes.tolist()))
+    centres = torch.from_numpy(packed.centres).to(packed.values.device, non_blocking=True)
     size = (len(pictures), len(windows.scales), 3, windows.size, windows.size)
     if packed.values.device.type != "cpu":
         found = torch.empty(size, device=packed.values.device)
         for one in set(shapes):
             alike = [i for i, shape in enumerate(shapes) if shape == one]
             images = recipe.normalise(torch.stack([pictures[i] for i in alike]))
-            found[alike] = windows.patches(images, packed.centres[alike])
+            found[alike] = windows.patches(images, centres[alike])
         return found
     found = memory.empty(*size)
     options = (windows.scales, windows.size, windows.padding, windows.antialias)
     with one_thread():
-        for picture, centre, out in zip(pictures, packed.centres, found, strict=True):
+        for picture, centre, out in zip(pictures, centres, found, strict=True):
             spec = PatchSpec(*options, centre[None])
             resample(recipe.normalise(picture)[None], spec, out=out[None])
     return found
