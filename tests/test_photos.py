@@ -18,6 +18,7 @@ from tiny_runs import assert_as_if_nothing_had_been, python, same_bits, weights
 from foveate.cli.app import run as run_command
 from foveate.data import pictures
 from foveate.data.pictures import PictureFolder, read_picture
+from foveate.data.recipes import Recipe
 from foveate.data.sources import load_source, open_source
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.execution import patches
@@ -26,8 +27,15 @@ from foveate.training.config import build_net
 from foveate.training.data import adapt_to_source, open_batches
 from foveate.training.distributed import Team
 from foveate.training.loop import train, train_together
-from foveate.training.photo_reader import BLOCKS, PhotoDataset, PhotoReader
-from foveate.training.photos import PatchMemory, PhotoBatches, default_workers
+from foveate.training.photo_reader import BLOCKS, Packed, PhotoDataset, PhotoReader
+from foveate.training.photos import (
+    PatchMemory,
+    PhotoBatches,
+    cut_patches,
+    cut_together,
+    default_workers,
+    windows_of,
+)
 from foveate.training.presets import preset
 
 CPU = torch.device("cpu")
@@ -120,6 +128,21 @@ def test_validation_comes_in_batches_of_the_size_of_training():
     batches = opened(photo_config(batch="4"), "val")
     assert cut(batches, torch.arange(9), 1000)[2] == [4, 4, 1]
     assert list(batches(torch.arange(0), 1000)) == []
+
+
+def test_images_of_equal_shape_are_cut_together_as_they_are_one_by_one():
+    random = np.random.default_rng(4)
+    shapes = np.array([(20, 30), (31, 17), (20, 30), (8, 9), (31, 17), (20, 30)])
+    pixels = random.integers(0, 256, int(3 * shapes.prod(1).sum()), dtype=np.uint8)
+    centres = shapes / 2 + random.normal(size=(6, 2))
+    packed = Packed(torch.from_numpy(pixels), shapes, centres, np.arange(6))
+    recipe, windows = Recipe(name="photo"), windows_of(build_net(photo_config()))
+    found, expected = (
+        cut_together(packed, recipe, windows),
+        cut_patches(packed, recipe, windows, PatchMemory()),
+    )
+    # One rounding of each pixel value (below 3) and one of each sum of products.
+    torch.testing.assert_close(found, expected, rtol=0, atol=4 * 3 * 2**-24)
 
 
 def test_batches_are_what_the_network_computes():

@@ -13,8 +13,10 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -138,7 +140,7 @@ class PhotoBatches(Batches):
         pinned = self.device.type == "cuda"  # other copies must end before the worker goes on
         packed = found._replace(values=found.values.to(self.device, non_blocking=pinned))
         cut = cut_patches(packed, self.recipe, windows_of(self.net), self.memory)
-        labels = torch.from_numpy(packed.labels).to(self.device, non_blocking=True)
+        labels = _send(torch.from_numpy(packed.labels), self.device)
         return Batch(Prepared(patches, (cut,)), labels)
 
     def _skip(self, missing: list[tuple[int, str]]) -> None:
@@ -164,26 +166,46 @@ def cut_patches(
 ) -> Tensor:
     """Normalise images and resample their patches (B, S, C, P, P).
 
-    On a GPU, images of equal shape are processed together. On a CPU, they are processed one by one
-    while each is in the cache, by one thread: the workers need the other cores.
+    On a CPU, they are processed one by one while each is in the cache, by one thread: the workers
+    need the other cores.
     """
-    pictures, shapes = packed.pictures(), list(map(tuple, packed.shapes.tolist()))
-    centres = torch.from_numpy(packed.centres).to(packed.values.device, non_blocking=True)
-    size = (len(pictures), len(windows.scales), 3, windows.size, windows.size)
-    if packed.values.device.type != "cpu":
-        found = torch.empty(size, device=packed.values.device)
-        for one in set(shapes):
-            alike = [i for i, shape in enumerate(shapes) if shape == one]
-            images = recipe.normalise(torch.stack([pictures[i] for i in alike]))
-            found[alike] = windows.patches(images, centres[alike])
-        return found
-    found = memory.empty(*size)
+    if packed.values.device.type != "cpu" and len(packed.labels):
+        return cut_together(packed, recipe, windows)
+    found = memory.empty(len(packed.labels), len(windows.scales), 3, windows.size, windows.size)
     options = (windows.scales, windows.size, windows.padding, windows.antialias)
+    centres = torch.from_numpy(packed.centres)
     with one_thread():
-        for picture, centre, out in zip(pictures, centres, found, strict=True):
+        for picture, centre, out in zip(packed.pictures(), centres, found, strict=True):
             spec = PatchSpec(*options, centre[None])
             resample(recipe.normalise(picture)[None], spec, out=out[None])
     return found
+
+
+@torch.no_grad()
+def cut_together(packed: Packed, recipe: Recipe, windows: ScaleChannels) -> Tensor:
+    """Compute `cut_patches` for images of equal shape together, as on a GPU.
+
+    Nothing here waits for the GPU, so that it trains on one batch while the next is launched. A
+    step of EfficientNet-Lite0 took 31 ms instead of 23 when each batch waited.
+    """
+    shapes = list(map(tuple, packed.shapes.tolist()))
+    order = sorted(range(len(shapes)), key=shapes.__getitem__)
+    centres, places = (
+        _send(torch.from_numpy(values), packed.values.device)
+        for values in (packed.centres[order], np.argsort(order))
+    )
+    pictures, parts, begin = packed.pictures(), list[Tensor](), 0
+    for _, alike in groupby(order, key=shapes.__getitem__):
+        images = recipe.normalise(torch.stack([pictures[i] for i in alike]))
+        parts.append(windows.patches(images, centres[begin : begin + len(images)]))
+        begin += len(images)
+    return torch.cat(parts)[places]
+
+
+def _send(values: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device without waiting for the work that was launched there."""
+    pinned = values.pin_memory() if device.type == "cuda" else values
+    return pinned.to(device, non_blocking=True)
 
 
 def windows_of(net: nn.Module) -> ScaleChannels:
