@@ -1,4 +1,4 @@
-"""Rescaling of training images to their training scales, with random flips and shifts."""
+"""Rescaling of training images to their training scales, with random augmentation."""
 # Shape letters: N images, C image channel, h w source pixels.
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from foveate.data.splits import SplitName
 from foveate.data.store import draw_scales
 from foveate.scales import parse_scales
 from foveate.training.config import TrainConfig
+from foveate.training.distortions import distort, draw_distortions
 
 AugmentationSeed = tuple[int, int]
 """The seed of a run and the epoch, on which random augmentation depends."""
@@ -45,6 +46,18 @@ def augmented_rescaling(config: TrainConfig, scales: Tensor) -> RescaleFunction:
         drawn = draw_augmentation(count, *seed, flip, shift)
         flips, offsets = (values[indices].to(images.device) for values in drawn)
         return crop_and_flip(enlarge(images, indices, seed), flips, offsets, config.size)
+
+    return rescale_images
+
+
+def distorted_rescaling(config: TrainConfig, scales: Tensor) -> RescaleFunction:
+    """Return a function that distorts each image, and rescales it to its training scale."""
+    enlarge, count = rescaling(config, scales), len(scales)
+
+    def rescale_images(images: Tensor, indices: Tensor, seed: AugmentationSeed) -> Tensor:
+        drawn = draw_distortions(count, seed, config.distortions)
+        maps, moves = (values[indices].to(images.device) for values in drawn)
+        return enlarge(distort(images, maps, moves), indices, seed)
 
     return rescale_images
 
