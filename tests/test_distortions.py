@@ -17,6 +17,8 @@ from foveate.training.distortions import (
     ELASTIC,
     KNOTS,
     ROTATION,
+    Distortions,
+    change_widths,
     distort,
     draw_distortions,
 )
@@ -25,17 +27,17 @@ from foveate.training.rescaling import distorted_rescaling
 
 CPU = torch.device("cpu")
 PLAIN = model_config("cnn", features=(4, 8), size=24, hidden=8)
-SIGMA = 2.5  # pixels
-STILL = torch.zeros(1, 2, KNOTS, KNOTS)
+SIGMA, PEAK = 2.5, 200.0  # of blobs: pixels, and the largest value
+STILL = Distortions(torch.eye(2)[None], torch.zeros(1, 2, KNOTS, KNOTS), torch.zeros(1))
 
 
 def blobs(count, side=28):
-    """Gaussian blobs at random places up to 3 pixels from the centre, values 0 to 255."""
+    """Gaussian blobs at random places up to 3 pixels from the centre, values 0 to PEAK."""
     torch.manual_seed(0)
     line = torch.arange(side) + 0.5 - side / 2
     at = (torch.rand(count, 2) - 0.5) * 6
     y, x = (torch.exp(-((line - a[:, None]) ** 2) / (2 * SIGMA**2)) for a in at.T)
-    return 255 * (y[:, None, :, None] * x[:, None, None, :])
+    return PEAK * (y[:, None, :, None] * x[:, None, None, :])
 
 
 @pytest.mark.parametrize(("height", "width"), [(28, 28), (15, 20)])
@@ -46,39 +48,55 @@ def test_the_image_is_resampled_where_the_map_and_the_displacement_point(height,
     # Positions are whole pixels, up to rounding of coordinates below 50 pixels; neighbouring pixels
     # differ by up to 255, and the slope of the kernel is below 2.
     bound = 8 * 50 * 2 * 255 * torch.finfo(torch.float32).eps
-    same = distort(image, torch.eye(2)[None], STILL)
+    same = distort(image, STILL)
     torch.testing.assert_close(same, padded, atol=bound, rtol=0)
-    longer = torch.tensor([3.0, -2.0]).view(1, 2, 1, 1) / max(height, width)  # x first
-    moved = distort(image, torch.eye(2)[None], STILL + longer)
+    step = torch.tensor([3.0, -2.0]).view(1, 2, 1, 1) / max(height, width)  # x first
+    moved = distort(image, STILL._replace(moves=STILL.moves + step))
     rolled = torch.roll(padded, (2, -3), (2, 3))  # pixel (x, y) shows (x + 3, y - 2)
     torch.testing.assert_close(moved, rolled, atol=bound, rtol=0)
     if height == width:  # (x, y) shows (-y, x), its place after a quarter turn from x towards y
-        turned = distort(image, torch.tensor([[[0.0, -1.0], [1.0, 0.0]]]), STILL)
+        turned = distort(image, STILL._replace(maps=torch.tensor([[[0.0, -1.0], [1.0, 0.0]]])))
         torch.testing.assert_close(turned, padded.rot90(1, (2, 3)), atol=bound, rtol=0)
 
 
+def test_strokes_become_wider_or_narrower_by_one_pixel_on_each_side():
+    image = torch.zeros(1, 1, 9, 9)
+    image[..., 3:6, 2:7] = 255.0
+    shown = {
+        width: change_widths(image, torch.tensor([width])) for width in (-1.0, -0.5, 0.0, 0.5, 1.0)
+    }
+    assert torch.equal(shown[0], image)
+    for width, rows, columns in ((1, (2, 7), (1, 8)), (-1, (4, 5), (3, 6))):
+        expected = torch.zeros_like(image)
+        expected[..., slice(*rows), slice(*columns)] = 255.0
+        assert torch.equal(shown[width], expected)
+        assert torch.equal(shown[width / 2], (image + expected) / 2)  # exact: values 0 and 255
+
+
 def test_draws_are_rotations_shears_and_stretches_that_follow_from_seed_and_epoch():
-    maps, moves = draw_distortions(500, (3, 1), 2.0)
+    maps, moves, widths = draw_distortions(500, (3, 1), 2.0)
     # R S D with R a rotation, S = [[1, k], [0, 1]] and D = diag(w, 1 / w): the first column is
     # w (cos, sin), and the determinant is 1.
     torch.testing.assert_close(torch.linalg.det(maps), torch.ones(500), atol=1e-6, rtol=0)
     angle, wide = torch.atan2(maps[:, 1, 0], maps[:, 0, 0]), maps[:, :, 0].norm(dim=1)
     turn = torch.stack((angle.cos(), -angle.sin(), angle.sin(), angle.cos()), 1).view(-1, 2, 2)
     shear = (turn.mT @ maps)[:, 0, 1] * wide
-    for found, limit in ((angle, 2 * ROTATION), (shear, 0.4), (wide.log(), 0.24)):
+    for found, limit in (
+        (angle, 2 * ROTATION), (shear, 0.4), (wide.log(), 0.24), (widths, 0.8)
+    ):  # fmt: skip
         assert found.abs().max() <= limit * (1 + 1e-5)
         # 500 uniform numbers: the largest is below 0.97 of the limit with probability 2e-7.
         assert found.abs().max() > 0.97 * limit and found.min() < 0 < found.max()
     assert 0.99 * 2 * ELASTIC < moves.abs().max() <= 2 * ELASTIC * (1 + 1e-6)
-    again, fewer, half = (
+    again, fewer, most = (
         draw_distortions.__wrapped__(count, (3, 1), strength)
-        for count, strength in ((500, 2.0), (20, 2.0), (500, 1.0))
+        for count, strength in ((500, 2.0), (20, 2.0), (500, 4.0))
     )
-    assert torch.equal(again[0], maps) and torch.equal(again[1], moves)
-    assert torch.equal(fewer[0], maps[:20]) and torch.equal(fewer[1], moves[:20])
-    assert torch.equal(half[1] * 2, moves)
+    for whole, same, part in zip((maps, moves, widths), again, fewer, strict=True):
+        assert torch.equal(same, whole) and torch.equal(part, whole[:20])
+    assert torch.equal(most.moves, 2 * moves) and most.widths.abs().max() == 1
     for other in ((3, 2), (1, 3)):
-        assert not torch.equal(draw_distortions(500, other, 2.0)[1], moves)
+        assert not torch.equal(draw_distortions(500, other, 2.0).moves, moves)
 
 
 def moments(frames):
@@ -106,7 +124,7 @@ def test_a_distortion_commutes_with_scale(factor):
     (one, spread), (other, wider) = (moments(f(images, indices, (0, 4))) for f in shown)
     # Blobs end at the edge of the image, 11 pixels or more from their centre, where the overshoot
     # of the kernel, 1/8 of the value, is clipped: at most 112 pixels, 18 pixels from the centre.
-    clipped = 255 * math.exp(-((11 / SIGMA) ** 2) / 2) / 8 * 112 / (255 * 2 * math.pi * SIGMA**2)
+    clipped = math.exp(-((11 / SIGMA) ** 2) / 2) / 8 * 112 / (2 * math.pi * SIGMA**2)
     torch.testing.assert_close(other / factor, one, atol=18 * clipped, rtol=0)
     torch.testing.assert_close(wider / factor**2, spread, atol=18**2 * clipped, rtol=0)
     start, _ = moments(undistorted(images, indices, (0, 4)))

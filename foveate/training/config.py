@@ -77,9 +77,10 @@ class TrainConfig:
             on scale 2 with ``(0.25, 4)`` is trained for objects of scale 1/2 to 8. The images are
             not resampled: the scales of the channels are divided by the factor, and the frame is
             cropped as it would crop the magnified image.
-        distortions: Strength of the random rotation, shear, aspect ratio and elastic displacement
-            of training images, drawn for each image in each epoch; 0 turns them off. Strength 1
-            rotates by up to 15 degrees and displaces by up to 3 % of the image.
+        distortions: Strength of random distortions of training images, drawn for each image in
+            each epoch: rotation, shear, aspect ratio, elastic displacement and stroke width; 0
+            turns them off. Strength 1 rotates by up to 15 degrees and displaces by up to 3 % of
+            the side of the image.
 
     Raises:
         ConfigError: If a field is out of range, or fields contradict each other.

@@ -13,7 +13,7 @@ from foveate.data.splits import SplitName
 from foveate.data.store import draw_scales
 from foveate.scales import parse_scales
 from foveate.training.config import TrainConfig
-from foveate.training.distortions import distort, draw_distortions
+from foveate.training.distortions import Distortions, distort, draw_distortions
 
 AugmentationSeed = tuple[int, int]
 """The seed of a run and the epoch, on which random augmentation depends."""
@@ -56,8 +56,8 @@ def distorted_rescaling(config: TrainConfig, scales: Tensor) -> RescaleFunction:
 
     def rescale_images(images: Tensor, indices: Tensor, seed: AugmentationSeed) -> Tensor:
         drawn = draw_distortions(count, seed, config.distortions)
-        maps, moves = (values[indices].to(images.device) for values in drawn)
-        return enlarge(distort(images, maps, moves), indices, seed)
+        chosen = Distortions(*(values[indices].to(images.device) for values in drawn))
+        return enlarge(distort(images, chosen), indices, seed)
 
     return rescale_images
 
