@@ -151,7 +151,7 @@ class TrainConfig:
                 f"distortions must be 0 to {MAX_STRENGTH:g}, got {self.distortions:g}"
             )
         if self.distortions:
-            self._check_recipe("distortions")
+            self._check_recipe("distortions", remedy="leave them out")
 
     def _check_zooms(self) -> None:
         if len(self.zooms) != 2 or not 1 / 64 <= self.zooms[0] <= self.zooms[1] <= 64:
@@ -164,13 +164,12 @@ class TrainConfig:
                 "zooms need scale channels whose pool does not depend on the scales; use fovmax or "
                 "fovavg"
             )
-        self._check_recipe("zooms", remedy="; set recipe.sizes")
+        self._check_recipe("zooms", remedy="set recipe.sizes")
 
-    def _check_recipe(self, name: str, remedy: str = "") -> None:
+    def _check_recipe(self, name: str, remedy: str) -> None:
         """Raise a ConfigError unless the recipe is `mnist-large-scale`."""
         if self.recipe is not None and self.recipe.name != "mnist-large-scale":
-            remedy = remedy if self.recipe.name == "photo" else ""
-            raise ConfigError(f"{name} do not apply to the recipe {self.recipe.name}{remedy}")
+            raise ConfigError(f"{name} do not apply to the recipe {self.recipe.name}; {remedy}")
 
     def rate(self, epoch: float) -> float:
         """Return the learning rate at a point of the run.

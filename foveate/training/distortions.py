@@ -37,7 +37,7 @@ class Distortions(NamedTuple):
     """Changes of the width of strokes (N,), from -1 to 1 pixel on each side."""
 
 
-@lru_cache(maxsize=32)  # one entry for each of several concurrent runs
+@lru_cache(maxsize=4)  # all chunks of an epoch; 15 MB an entry for 50,000 images
 def draw_distortions(count: int, seed: tuple[int, int], strength: float) -> Distortions:
     """Draw a distortion for each of `count` images.
 
