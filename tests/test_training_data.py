@@ -245,6 +245,8 @@ def test_files_that_do_not_fit_are_said_before(tmp_path, data_file):
         train(tiny(source=file, samples=91), tmp_path / "a", stream=True)
     with pytest.raises(ConfigError, match="24 pixels, not 30; set size=24"):
         train(tiny(source=file, samples=0, size=30), tmp_path / "b")
+    with pytest.raises(ConfigError, match="already rescaled; distortions need the source"):
+        train(tiny(source=file, samples=0, distortions=1.0), tmp_path / "d")
     test_only = write(FileSpec(test=ScaleRange(1, 1), size=24), load_source("mnist-5k"), tmp_path)
     with pytest.raises(DataError, match="has no train images"):
         train(tiny(source=str(test_only), samples=0), tmp_path / "c", stream=True)

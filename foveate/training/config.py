@@ -21,11 +21,13 @@ from foveate.models.channels import ScaleChannels
 from foveate.models.zoo import ModelConfig, model_config
 from foveate.scales import ScaleGrid, parse_scales
 from foveate.training.backbones import load_backbone, make_backbone
+from foveate.training.distortions import MAX_STRENGTH
 from foveate.training.tensors import read_tensors
 
 MAX_EPOCHS = 1_000_000
 MAX_BATCH = 65_536
 NO_ZOOMS = (1.0, 1.0)
+LATER = ("recipe", "zooms", "distortions")  # fields that earlier versions do not have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,10 @@ class TrainConfig:
             on scale 2 with ``(0.25, 4)`` is trained for objects of scale 1/2 to 8. The images are
             not resampled: the scales of the channels are divided by the factor, and the frame is
             cropped as it would crop the magnified image.
+        distortions: Strength of random distortions of training images, drawn for each image in
+            each epoch: rotation, shear, aspect ratio, elastic displacement and stroke width; 0
+            turns them off. Strength 1 rotates by up to 15 degrees and displaces by up to 3 % of
+            the side of the image.
 
     Raises:
         ConfigError: If a field is out of range, or fields contradict each other.
@@ -113,6 +119,7 @@ class TrainConfig:
     weights: str = ""
     recipe: Recipe | None = None
     zooms: tuple[float, ...] = NO_ZOOMS
+    distortions: float = 0.0
 
     def __post_init__(self) -> None:
         if isinstance(self.zooms, list):
@@ -139,6 +146,12 @@ class TrainConfig:
         parse_scales(self.scales)
         if self.zooms != NO_ZOOMS:
             self._check_zooms()
+        if not 0 <= self.distortions <= MAX_STRENGTH:
+            raise ConfigError(
+                f"distortions must be 0 to {MAX_STRENGTH:g}, got {self.distortions:g}"
+            )
+        if self.distortions:
+            self._check_recipe("distortions", remedy="leave them out")
 
     def _check_zooms(self) -> None:
         if len(self.zooms) != 2 or not 1 / 64 <= self.zooms[0] <= self.zooms[1] <= 64:
@@ -151,10 +164,12 @@ class TrainConfig:
                 "zooms need scale channels whose pool does not depend on the scales; use fovmax or "
                 "fovavg"
             )
+        self._check_recipe("zooms", remedy="set recipe.sizes")
+
+    def _check_recipe(self, name: str, remedy: str) -> None:
+        """Raise a ConfigError unless the recipe is `mnist-large-scale`."""
         if self.recipe is not None and self.recipe.name != "mnist-large-scale":
-            raise ConfigError(
-                f"zooms do not apply to the recipe {self.recipe.name}; set recipe.sizes"
-            )
+            raise ConfigError(f"{name} do not apply to the recipe {self.recipe.name}; {remedy}")
 
     def rate(self, epoch: float) -> float:
         """Return the learning rate at a point of the run.
@@ -179,13 +194,14 @@ class TrainConfig:
         """Return all fields as values that JSON can store.
 
         Returns:
-            A dictionary of the fields. ``recipe`` is absent if it is ``None``, and ``zooms`` if
-            they are off, so that digests equal those of versions without these fields.
+            A dictionary of the fields. ``recipe`` is absent if it is ``None``, and ``zooms`` and
+            ``distortions`` if they are off, so that digests equal those of versions without them.
         """
         values = {**asdict(self), "model": self.model.to_dict()}
         later: dict[str, Any] = {"recipe": self.recipe.to_dict()} if self.recipe else {}
         later |= {"zooms": list(self.zooms)} if self.zooms != NO_ZOOMS else {}
-        return {k: v for k, v in values.items() if k not in ("recipe", "zooms")} | later
+        later |= {"distortions": self.distortions} if self.distortions else {}
+        return {k: v for k, v in values.items() if k not in LATER} | later
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainConfig":

@@ -30,6 +30,7 @@ from foveate.training.rescaling import (
     AugmentationSeed,
     RescaleFunction,
     augmented_rescaling,
+    distorted_rescaling,
     draw_training_scales,
     rescaling,
 )
@@ -45,8 +46,9 @@ class Batches:
     """A loader for the images of a split, prepared for a network, in any order.
 
     Either all images are prepared once and `resident` on the device, or each batch is read and
-    prepared on demand, the next one while the current one is used. With `zooms`, resident images
-    are prepared again for each epoch, in the same memory; `filled` is the epoch that it has.
+    prepared on demand, the next one while the current one is used. With `zooms`, or if
+    `rescale_images` is `random`, resident images are prepared again for each epoch, in the same
+    memory; `filled` is the epoch that it has.
     """
 
     images: Source | Shards
@@ -58,6 +60,7 @@ class Batches:
     rescale_images: RescaleFunction = lambda images, indices, seed: images
     resident: Batch | None = None
     zooms: tuple[float, ...] = NO_ZOOMS
+    random: bool = False
     filled: list[tuple[int, int]] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -75,8 +78,8 @@ class Batches:
             factors = draw_zooms(self.zooms, self.count, augmentation_seed)
         if self.resident is not None:  # copy the order to the device once, not once per batch
             order = order.to(self.device)
-            if factors is not None and self.filled != [augmentation_seed]:
-                self._fill(self.resident.images, factors)
+            if self._changes and self.filled != [augmentation_seed]:
+                self._fill(self.resident.images, factors, augmentation_seed)
                 self.filled[:] = [augmentation_seed]
         groups = torch.split(order, batch) if len(order) else ()
         if self.resident is not None:
@@ -91,6 +94,11 @@ class Batches:
                 for coming in groups[number + 1 : number + 2]:
                     reads.append(reader.submit(self.images.read_batch, self.split, coming))
                 yield self._prepared(images, labels, indices, augmentation_seed, factors)
+
+    @property
+    def _changes(self) -> bool:
+        """Whether the prepared images differ from epoch to epoch."""
+        return self.random or self.zooms != NO_ZOOMS
 
     def close(self) -> None:
         """Release resources that persist between epochs; this class has none."""
@@ -119,17 +127,19 @@ class Batches:
         _check_memory(config, ready, self.count, self.device)
         whole = tuple(t.new_empty(self.count, *t.shape[1:]) for t in ready.inputs)
         whole_split = replace(ready, inputs=whole)
-        if self.zooms == NO_ZOOMS:
+        if not self._changes:
             self._fill(whole_split)
         labels = self.images.labels(self.split)[: self.count].to(self.device)
         return replace(self, resident=Batch(whole_split, labels))
 
-    def _fill(self, whole: Prepared, factors: Tensor | None = None) -> None:
+    def _fill(
+        self, whole: Prepared, factors: Tensor | None = None, seed: AugmentationSeed = (0, 0)
+    ) -> None:
         """Prepare all images in the memory of `whole`, in the order of their zooms."""
         order = torch.arange(self.count) if factors is None else factors.argsort()
         for indices in order.split(CHUNK):
             images, labels = self.images.read_batch(self.split, indices)
-            ready = self._prepared(images, labels, indices, factors=factors).images
+            ready = self._prepared(images, labels, indices, seed, factors).images
             for target, part in zip(whole.inputs, ready.inputs, strict=True):
                 target[indices.to(self.device)] = part
         if self.device.type == "cuda":
@@ -162,11 +172,18 @@ def open_batches(
     zooms = config.zooms if split == "train" else NO_ZOOMS
     batches = Batches(images, split, count, net, device, config.precision, zooms=zooms)
     if is_generated(config.source):
+        if config.distortions:
+            raise ConfigError(
+                f"the images in {config.source} are already rescaled; distortions need the source "
+                "from which they were made"
+            )
         return batches if stream or is_shards(config.source) else batches.make_resident(config)
     augmented = split == "train" and is_augmented(config)
     scales = draw_training_scales(config, len(labels), split)[:count]
+    distorted = split == "train" and config.distortions > 0
     make = augmented_rescaling if augmented else rescaling
-    batches = replace(batches, rescale_images=make(config, scales))
+    make = distorted_rescaling if distorted else make
+    batches = replace(batches, rescale_images=make(config, scales), random=distorted)
     streamed = stream or augmented or is_shards(config.source)
     return batches if streamed else batches.make_resident(config)
 

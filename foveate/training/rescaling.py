@@ -1,4 +1,4 @@
-"""Rescaling of training images to their training scales, with random flips and shifts."""
+"""Rescaling of training images to their training scales, with random augmentation."""
 # Shape letters: N images, C image channel, h w source pixels.
 
 from collections.abc import Callable
@@ -13,6 +13,7 @@ from foveate.data.splits import SplitName
 from foveate.data.store import draw_scales
 from foveate.scales import parse_scales
 from foveate.training.config import TrainConfig
+from foveate.training.distortions import Distortions, distort, draw_distortions
 
 AugmentationSeed = tuple[int, int]
 """The seed of a run and the epoch, on which random augmentation depends."""
@@ -50,6 +51,18 @@ def augmented_rescaling(config: TrainConfig, scales: Tensor) -> RescaleFunction:
             factors = scales * draw_sizes(len(scales), *seed, sizes)
             shown = rescaling(config, factors, margin=shift)(images, indices, seed)
         return crop_and_flip(shown, flips, offsets, config.size)
+
+    return rescale_images
+
+
+def distorted_rescaling(config: TrainConfig, scales: Tensor) -> RescaleFunction:
+    """Return a function that distorts each image, and rescales it to its training scale."""
+    enlarge, count = rescaling(config, scales), len(scales)
+
+    def rescale_images(images: Tensor, indices: Tensor, seed: AugmentationSeed) -> Tensor:
+        drawn = draw_distortions(count, seed, config.distortions)
+        chosen = Distortions(*(values[indices].to(images.device) for values in drawn))
+        return enlarge(distort(images, chosen), indices, seed)
 
     return rescale_images
 

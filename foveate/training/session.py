@@ -211,8 +211,9 @@ class Session:
             self.folder.finish(self.progress, self.best or self.net.state_dict(), self.config)
 
     def _open(self, split: SplitName) -> Batches:
-        # The zooms of a run depend on its seed, so it has its own training images.
-        own = split == "train" and self.config.zooms != NO_ZOOMS
+        # Zooms and distortions depend on the seed of a run, so it has its own training images.
+        changed = self.config.zooms != NO_ZOOMS or self.config.distortions > 0
+        own = split == "train" and changed
         config = self.config if own else replace(self.config, seed=0)
         shared, key = self.shared, (split, config.digest())
         self._set_mode(split == "train")  # the prepared form of the images can depend on the mode

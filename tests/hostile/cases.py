@@ -137,6 +137,7 @@ BOUNDS = {
     "padding": (-1e308, 1e308),
     "mean": (-1e308, 1e308),
     "std": (1e-300, 1e308),
+    "distortions": (0, 4),
     "lazy": (0, float("inf")),
 }
 FINE = {("border", "audit"): ("-1", "1e308"), ("workers", "train"): ("0",)}
