@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT, progress
+from foveate.cli.console import OUTPUT, print_message, print_table, progress
 from foveate.cli.evaluation import FIGURE_FORMATS
 from foveate.cli.options import (
     BATCH,
@@ -33,7 +33,6 @@ from foveate.cli.training import cached_loader
 from foveate.scales import as_scales
 
 if TYPE_CHECKING:
-    from rich.table import Table
     from torch import Tensor
 
     from foveate.evaluation.audit.audited_images import AuditImages
@@ -202,35 +201,19 @@ def _changed(report: "AuditReport", images: "AuditImages") -> list["Tensor"]:
 
 
 def _write(report: "AuditReport", page: "Page", out: Path) -> None:
-    from foveate.report.audit_page import audit_curves, summary
+    from foveate.report.audit_page import audit_curves, scale_table, summary
     from foveate.report.plots import save
 
     written = [*report.save(out), page.save(out / "audit.html")]
     curves = audit_curves(report.audits)
     written += [save(curves, out / f"audit.{kind}") for kind in FIGURE_FORMATS]
-    OUTPUT.print(_table(report))
-    OUTPUT.print(summary(report.plain), markup=False)
-    for path in written:
-        OUTPUT.print(path, markup=False)
+    print_table(*scale_table(report))
+    OUTPUT.print(summary(report.plain), *written, sep="\n")
     for note in (*report.notes, *report.unreadable):
-        ERRORS.print(f"warning: {note}", markup=False)
+        print_message(f"warning: {note}")
     if report.unreadable:
         count = f"{len(report.unreadable)} of {report.plain.count + len(report.unreadable)}"
-        ERRORS.print(f"warning: skipped {count} images that cannot be read", markup=False)
-
-
-def _table(report: "AuditReport") -> "Table":
-    from rich.table import Table
-
-    from foveate.report.audit_page import scale_table
-
-    header, rows = scale_table(report)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in header:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    return table
+        print_message(f"warning: skipped {count} images that cannot be read")
 
 
 def _classes(text: str | None) -> list[str]:

@@ -156,5 +156,4 @@ def _write(study: "Study", split: "SplitName", changes: Sequence[str]) -> None:
             for kind in KINDS:
                 save(figure, out / "figures" / f"{name}.{kind}")
             advance(1)
-    for path in (table, page):
-        OUTPUT.print(path, markup=False)
+    OUTPUT.print(table, page, sep="\n")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT
+from foveate.cli.console import OUTPUT, status
 from foveate.cli.options import MODEL_REF, PretrainedOption, TrustOption
 
 
@@ -43,11 +43,6 @@ def demo(
     from foveate.demo.pages import open_page
     from foveate.demo.server import serve
 
-    with ERRORS.status("loading ..."):
+    with status("loading ..."):
         page = open_page(model or (), trust=trust, pretrained=pretrained)
-    serve(
-        page,
-        host,
-        port,
-        lambda address: OUTPUT.print(f"{address} (press Ctrl-C to stop)", markup=False),
-    )
+    serve(page, host, port, lambda address: OUTPUT.print(f"{address} (press Ctrl-C to stop)"))

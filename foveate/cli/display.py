@@ -43,7 +43,7 @@ class Display:
         if self.start is None:
             ended = progress.step == 0  # stopped in validation: that epoch still needs its line
             self.start, self.printed_epochs = (now, done), len(progress.metrics) - ended
-            OUTPUT.print(self.greeting, markup=False)
+            OUTPUT.print(self.greeting)
         left = self._left(now, done, total, config.batch) if done < total else ""
         if len(progress.metrics) > self.printed_epochs:
             self.printed_epochs = len(progress.metrics)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from foveate.cli.console import OUTPUT, progress
+from foveate.cli.console import OUTPUT, print_table, progress
 from foveate.cli.options import (
     LAZY,
     OUT_FOLDER,
@@ -24,8 +24,6 @@ from foveate.cli.training import cached_loader, warn_of_skipped
 from foveate.scales import as_scales
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from foveate.data.splits import SplitName
     from foveate.evaluation.results import Curve
 
@@ -110,25 +108,18 @@ def evaluate(
     pictures = [
         save(accuracy_curves(curves), target / f"accuracy.{kind}") for kind in FIGURE_FORMATS
     ]
-    OUTPUT.print(accuracy_table(curves))
-    for path in (*written, *pictures):
-        OUTPUT.print(path, markup=False)
+    print_accuracy(curves)
+    OUTPUT.print(*written, *pictures, sep="\n")
     warn_of_skipped(len(skipped), written[1])
 
 
-def accuracy_table(curves: "list[Curve]") -> "Table":
-    """Return a table of the accuracy per scale, one column per curve."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("scale", justify="right")
-    for curve in curves:
-        label = curve.label if curve.runs == 1 else f"{curve.label} ({curve.runs} runs)"
-        table.add_column(escape(label), justify="right")
-    for row, scale in enumerate(curves[0].scales):
-        table.add_row(f"{scale:.3f}", *(_cell(curve, row) for curve in curves))
-    return table
+def print_accuracy(curves: "list[Curve]") -> None:
+    """Print a table of the accuracy per scale, one column per curve."""
+    rows = [
+        [f"{scale:.3f}", *(_cell(curve, row) for curve in curves)]
+        for row, scale in enumerate(curves[0].scales)
+    ]
+    print_table(["scale", *(curve.title for curve in curves)], rows)
 
 
 def _cell(curve: "Curve", row: int) -> str:

@@ -69,7 +69,7 @@ def export(
             format=cast(Format | None, format),
             about=found.metadata(),
         )
-    OUTPUT.print(f"{made.path} maps images to {' and '.join(made.outputs)}", markup=False)
+    OUTPUT.print(f"{made.path} maps images to {' and '.join(made.outputs)}")
     OUTPUT.print(
         f"largest difference from the network: {made.difference:.1e} "
         f"(rounding allows {made.allowed:.1e})"

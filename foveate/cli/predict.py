@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT
+from foveate.cli.console import OUTPUT, print_error
 from foveate.cli.options import (
     DATA,
     EVALUATION,
@@ -80,7 +80,7 @@ def predict(
             found[i] = classify(loaded, path, invert=invert, scale=scale, search=search, step=step)
         except DataError as error:
             errors[i] = str(error)
-            ERRORS.print(f"error: {error}", markup=False)
+            print_error(str(error))
     if picture is not None and found:
         _draw(loaded, images[0], found[0], picture)
     if json:
@@ -136,7 +136,7 @@ def _print_table(model: "Model", found: "list[tuple[Path, Prediction]]", search:
 
 def _print_line(label: str, width: int, confidence: str, cells: tuple[str, ...], path: str) -> None:
     shown = "  ".join(f"{cell:>{room}}" for cell, room in zip(cells, (5, 7, 6), strict=False))
-    OUTPUT.print(f"{label:<{width}}  {confidence:>10}  {shown}  {path}", markup=False)
+    OUTPUT.print(f"{label:<{width}}  {confidence:>10}  {shown}  {path}")
 
 
 def _print_json(

@@ -174,7 +174,7 @@ def _train(
     ):
         run(config, path, load=load, callback=callback, team=team, **{**options, "device": device})
     if team.is_main:
-        OUTPUT.print(f"{path} {state}: {_score(folder)}", markup=False)
+        OUTPUT.print(f"{path} {state}: {_score(folder)}")
         warn_of_skipped(len(read_skipped(path)), path / TABLE)
 
 

@@ -102,6 +102,11 @@ class Curve:
     mean: tuple[float, ...]
     spread: tuple[float, ...] = ()
 
+    @property
+    def title(self) -> str:
+        """The label, with the number of runs if there are several."""
+        return self.label if self.runs == 1 else f"{self.label} ({self.runs} runs)"
+
 
 def summarise(results: Sequence[RunResult]) -> list[Curve]:
     """Average the runs that differ only in their seed.

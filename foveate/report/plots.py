@@ -99,8 +99,8 @@ def _draw_curves(axes: "Axes", curves: Sequence[Curve]) -> None:
     for index, curve in enumerate(curves):
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
         percent = [100 * value for value in curve.mean]
-        label = curve.label if curve.runs == 1 else f"{curve.label} ({curve.runs} runs)"
-        axes.plot(curve.scales, percent, color=colour, marker=marker, ms=4, lw=1.6, label=label)
+        style = {"color": colour, "marker": marker, "ms": 4, "lw": 1.6}
+        axes.plot(curve.scales, percent, label=curve.title, **style)  # type: ignore[arg-type]
         if curve.spread:
             band(axes, curve.scales, percent, [100 * value for value in curve.spread], colour)
     scale_axis(axes, [scale for curve in curves for scale in curve.scales])
