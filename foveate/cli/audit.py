@@ -3,16 +3,12 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
-import typer
-
 from foveate.cli.console import OUTPUT, print_message, print_table, progress
-from foveate.cli.evaluation import FIGURE_FORMATS
 from foveate.cli.options import (
     BATCH,
     DATA,
     EVALUATION,
     EXECUTION,
-    MODEL_HELP,
     OUT_FOLDER,
     POOL,
     POOLS,
@@ -24,9 +20,9 @@ from foveate.cli.options import (
     SPLIT,
     ChangedDataOption,
     DeviceOption,
+    ModelArgument,
     PretrainedOption,
     TrustOption,
-    complete_model,
     shared,
 )
 from foveate.cli.training import cached_loader
@@ -68,12 +64,10 @@ PATCH = shared("PIXELS", "Patch size of the scale channels in pixels.", EVALUATI
 
 
 def audit(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model)
-    ],
+    model: ModelArgument,
     source: Annotated[str, SOURCE()],
     split: Annotated[str | None, SPLIT("test, or all images of a folder without splits")] = None,
-    samples: Annotated[int | None, SAMPLES("all images", min=1)] = None,
+    samples: Annotated[int | None, SAMPLES("all images", min=1, max=MAX_SAMPLES)] = None,
     classes: Annotated[str | None, CLASSES("the names of the source")] = None,
     changed_data: ChangedDataOption = False,
     scales: Annotated[
@@ -154,8 +148,6 @@ def audit(
     names = _classes(classes)
     if batch > MAX_BATCH:
         raise ConfigError(f"batch must be at most {MAX_BATCH:,} images, got {batch}")
-    if samples is not None and samples > MAX_SAMPLES:
-        raise ConfigError(f"samples must be at most {MAX_SAMPLES:,} images, got {samples}")
     found = load_model(model, trust=trust, device=place, pretrained=pretrained)
     load = cached_loader()
     if recipe == "photo" and found.photo is None:
@@ -202,11 +194,10 @@ def _changed(report: "AuditReport", images: "AuditImages") -> list["Tensor"]:
 
 def _write(report: "AuditReport", page: "Page", out: Path) -> None:
     from foveate.report.audit_page import audit_curves, scale_table, summary
-    from foveate.report.plots import save
+    from foveate.report.plots import save_figure
 
     written = [*report.save(out), page.save(out / "audit.html")]
-    curves = audit_curves(report.audits)
-    written += [save(curves, out / f"audit.{kind}") for kind in FIGURE_FORMATS]
+    written += save_figure(audit_curves(report.audits), out, "audit")
     print_table(*scale_table(report))
     OUTPUT.print(summary(report.plain), *written, sep="\n")
     for note in (*report.notes, *report.unreadable):

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from foveate.data.splits import SplitName
     from foveate.evaluation.results import Curve
 
-FIGURE_FORMATS = ("png", "svg")
-
 
 def evaluate(
     runs: Annotated[
@@ -63,7 +61,7 @@ def evaluate(
     from foveate.evaluation.results import RunResult, save_results, summarise
     from foveate.evaluation.test_sets import make_lazy, open_test_set, with_channels
     from foveate.files import check_folder
-    from foveate.report.plots import accuracy_curves, save
+    from foveate.report.plots import accuracy_curves, save_figure
     from foveate.training.checkpoint import RunFolder, hardware
     from foveate.training.loop import find_device
 
@@ -105,9 +103,7 @@ def evaluate(
         about["skipped"] = dict(sorted(skipped.items()))
     curves = summarise(results)
     written = save_results(results, target, about)
-    pictures = [
-        save(accuracy_curves(curves), target / f"accuracy.{kind}") for kind in FIGURE_FORMATS
-    ]
+    pictures = save_figure(accuracy_curves(curves), target, "accuracy")
     print_accuracy(curves)
     OUTPUT.print(*written, *pictures, sep="\n")
     warn_of_skipped(len(skipped), written[1])

@@ -7,20 +7,17 @@ import typer
 
 from foveate.cli.console import OUTPUT, status
 from foveate.cli.options import (
-    MODEL_HELP,
     OUT_FILE,
     SIZE,
+    ModelArgument,
     PretrainedOption,
     TrustOption,
-    complete_model,
     completing,
 )
 
 
 def export(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model)
-    ],
+    model: ModelArgument,
     out: Annotated[Path, OUT_FILE()],
     format: Annotated[
         str | None,

@@ -50,16 +50,15 @@ def quickstart(
 
 
 def _report(results: "list[RunResult]", out: Path) -> None:
-    from foveate.cli.evaluation import FIGURE_FORMATS, print_accuracy
+    from foveate.cli.evaluation import print_accuracy
     from foveate.evaluation.results import summarise
     from foveate.paper.quickstart import full_size_curves
-    from foveate.report.plots import save
+    from foveate.report.plots import save_figure
     from foveate.report.quickstart import quick_figure, quick_page, quick_summary
 
     full = full_size_curves()
-    figure = quick_figure(results, full)
     written = [quick_page(results, full, out).save(out / "report.html")]
-    written += [save(figure, out / f"accuracy.{kind}") for kind in FIGURE_FORMATS]
+    written += save_figure(quick_figure(results, full), out, "accuracy")
     reference = [replace(curve, label=f"full size: {curve.label}", spread=()) for curve in full]
     print_accuracy([*summarise(results), *reference])
     written += [out / "accuracy.csv", out / "results.json"]

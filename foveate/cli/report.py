@@ -11,7 +11,6 @@ from foveate.cli.options import OUT_FOLDER
 if TYPE_CHECKING:
     from foveate.report.reproduction import Reproduction
 
-KINDS = ("svg", "png")
 COLOURS = {"holds": "green", "fails": "bold red", "undecided": "yellow"}
 
 
@@ -59,13 +58,13 @@ def report(
 
 
 def _write(found: "Reproduction", source: str, out: Path) -> list[Path]:
-    from foveate.report.plots import save
+    from foveate.report.plots import save_figure
     from foveate.report.reproduction import captioned_figures, reproduction_page
 
     drawn = captioned_figures(found)
     written = [reproduction_page(found, drawn, source).save(out / "report.html")]
     with progress("figures", len(drawn)) as advance:
         for name, each in drawn.items():
-            written += [save(each.figure, out / "figures" / f"{name}.{kind}") for kind in KINDS]
+            written += save_figure(each.figure, out / "figures", name)
             advance(1)
     return written

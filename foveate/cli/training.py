@@ -199,11 +199,16 @@ def warn_of_skipped(count: int, table: Path) -> None:
 
 def parse_settings(texts: Sequence[str]) -> dict[str, str]:
     """Parse the values of --set, KEY=VALUE each."""
+    return parse_pairs(texts, "--set must be KEY=VALUE, such as model.dropout=0")
+
+
+def parse_pairs(texts: Sequence[str], rule: str) -> dict[str, str]:
+    """Parse texts of the form NAME=VALUE; raise a ConfigError with the `rule` otherwise."""
     from foveate.errors import ConfigError
 
     for text in texts:
         if not text.partition("=")[1]:
-            raise ConfigError(f"--set must be KEY=VALUE, such as model.dropout=0, got {text!r}")
+            raise ConfigError(f"{rule}, got {text!r}")
     return dict(text.split("=", 1) for text in texts)
 
 

@@ -168,3 +168,8 @@ def save(figure: "Figure", path: Path) -> Path:
     with replacing(path) as temporary:
         figure.savefig(temporary, format=kind, dpi=150)
     return path
+
+
+def save_figure(figure: "Figure", folder: Path, name: str) -> list[Path]:
+    """Save a figure in a folder as PNG and SVG."""
+    return [save(figure, folder / f"{name}.{kind}") for kind in ("png", "svg")]
