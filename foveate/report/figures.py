@@ -8,7 +8,16 @@ import torch
 from torch import Tensor
 
 from foveate.paper.tables import SCALES, SEEDS, Point, Row, Summaries
-from foveate.report.plots import COLOURS, MARKERS, band, percent_axis, scale_axis
+from foveate.report.plots import (
+    COLOURS,
+    DASHED,
+    MARKERS,
+    band,
+    panel_grid,
+    percent_axis,
+    samples_axis,
+    scale_axis,
+)
 from foveate.sweeps.records import Winners
 
 if TYPE_CHECKING:
@@ -18,7 +27,6 @@ if TYPE_CHECKING:
 NETWORKS = ("FovMax", "FovAvg", "SWMax", "CNN", "FovConc")
 TRAINED = {"tr1": "trained on scale 1", "tr2": "trained on scale 2", "tr4": "trained on scale 4"}
 CHANNELS = {"": "17 channels", "-9ch": "9 channels", "-5ch": "5 channels"}
-DASHED = (0, (4, 2))
 GREY = "0.45"
 
 
@@ -67,17 +75,13 @@ def multiscale(results: Summaries) -> "Figure":
 
 def few_samples(results: Summaries) -> "Figure":
     """Plot mean accuracy over [1, 4] against the training set size, one curve per network."""
-    figure, (axes,) = _panels(1, 1, width=6.8, height=4.6)
+    figure, (axes,) = panel_grid(1, 1, 6.8, 4.6)
     styles = _styles(NETWORKS)
     for style in styles:
         rows = results.table("table3", style.label)
         sizes = [int(row.trained) for row in rows]
         _curve(axes, sizes, [row.points[0] for row in rows], style)
-    ticks = sorted(sizes)
-    axes.set_xscale("log")
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel("number of training samples")
+    samples_axis(axes, sorted(sizes))
     percent_axis(axes, 0)
     axes.set_ylim(40, 101)
     _legend(figure, [], results.table("table3"), styles)
@@ -91,7 +95,7 @@ def winning_scales(winners: Iterable[Winners]) -> "Figure":
     at the training scale.
     """
     counted = list(winners)
-    figure, panels = _panels(3, 3, width=2.87, height=2.73, share=True)
+    figure, panels = panel_grid(3, 3, 2.87, 2.73, share=True)
     grid = [(network, trained) for network in NETWORKS[:3] for trained in TRAINED]
     for (network, trained), axes in zip(grid, panels, strict=True):
         own = [w for w in counted if w.row == f"{network.lower()}-{trained}"]
@@ -104,18 +108,6 @@ def winning_scales(winners: Iterable[Winners]) -> "Figure":
     return figure
 
 
-def _panels(
-    rows: int, columns: int, width: float = 3.6, height: float = 3.0, share: bool = False
-) -> "tuple[Figure, list[Axes]]":
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width * columns, height * rows))
-    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
-    return figure, list(
-        figure.subplots(rows, columns, squeeze=False, sharex=share, sharey=share).flat
-    )
-
-
 def _over_scale(
     panels: Mapping[str, Sequence[Row]],
     labels: Iterable[str],
@@ -124,7 +116,7 @@ def _over_scale(
     """Plot one panel per title and one curve per row; an unused panel holds the legend."""
     columns = min(3, len(panels))
     lines = math.ceil(len(panels) / columns)
-    figure, grid = _panels(lines, columns, height=3.0 if lines > 1 else 3.9)
+    figure, grid = panel_grid(lines, columns, 3.6, 3.0 if lines > 1 else 3.9)
     styles = _styles(labels)
     for (title, rows), axes in zip(panels.items(), grid, strict=False):
         for row, style in zip(rows, styles, strict=True):

@@ -41,6 +41,16 @@ WORD_JOINER = "\u2060"  # invisible, and prevents a line break
 SALT = "foveate"  # makes the ids inside an SVG depend on its content only
 
 
+def root_tint(difference: float | None, strongest: float) -> float | None:
+    """Return a tint by the square root of a difference, so that small differences are visible.
+
+    A difference of `strongest` or more gets the strongest tint.
+    """
+    if difference is None:
+        return None
+    return math.copysign(math.sqrt(min(1.0, abs(difference) / strongest)), difference)
+
+
 class Page:
     """HTML page built from top to bottom; each method appends one element.
 

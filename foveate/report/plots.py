@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -19,6 +19,7 @@ FORMATS = ("png", "svg", "pdf")
 # The palette of Okabe and Ito, which is safe for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHED = (0, (4, 2))
 
 
 def sample_grid(images: Sequence[Tensor], titles: Sequence[str]) -> "Figure":
@@ -89,23 +90,34 @@ def accuracy_curves(*groups: Sequence[Curve], titles: Sequence[str] = ("",)) -> 
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(groups), squeeze=False)[0]
     for axes, curves, title in zip(panels, groups, titles, strict=True):
-        _draw_curves(axes, curves)
+        draw_curves(axes, curves, [curve.title for curve in curves], ms=4, lw=1.6)
+        scale_axis(axes, [scale for curve in curves for scale in curve.scales])
+        percent_axis(axes, min(value for curve in curves for value in curve.mean))
+        axes.legend(frameon=False, fontsize=9, loc="best")
         axes.set_title(title, fontsize=10)
     return figure
 
 
-def _draw_curves(axes: "Axes", curves: Sequence[Curve]) -> None:
-    """Plot the mean of each curve, with its standard deviation as a band."""
-    for index, curve in enumerate(curves):
+def panel_grid(
+    rows: int, columns: int, width: float, height: float, share: bool = False
+) -> "tuple[Figure, list[Axes]]":
+    """Return a figure of panels, each `width` by `height` inches, and the panels row by row."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width * columns, height * rows))
+    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=share, sharey=share)
+    return figure, list(grid.flat)
+
+
+def draw_curves(axes: "Axes", curves: Sequence[Curve], labels: Sequence[str], **style: Any) -> None:
+    """Plot the mean of each curve in percent, with its standard deviation as a band."""
+    for index, (curve, label) in enumerate(zip(curves, labels, strict=True)):
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
         percent = [100 * value for value in curve.mean]
-        style = {"color": colour, "marker": marker, "ms": 4, "lw": 1.6}
-        axes.plot(curve.scales, percent, label=curve.title, **style)  # type: ignore[arg-type]
+        axes.plot(curve.scales, percent, color=colour, marker=marker, label=label, **style)
         if curve.spread:
             band(axes, curve.scales, percent, [100 * value for value in curve.spread], colour)
-    scale_axis(axes, [scale for curve in curves for scale in curve.scales])
-    percent_axis(axes, min(value for curve in curves for value in curve.mean))
-    axes.legend(frameon=False, fontsize=9, loc="best")
 
 
 def band(
@@ -128,6 +140,14 @@ def scale_axis(axes: "Axes", scales: Sequence[float]) -> None:
     axes.set_xticks([], minor=True)
     axes.set_xlim(low / 1.06, high * 1.06)
     axes.set_xlabel("test scale")
+
+
+def samples_axis(axes: "Axes", sizes: Sequence[float], **style: Any) -> None:
+    """Set a logarithmic x-axis with a tick at each training set size."""
+    axes.set_xscale("log")
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes], **style)
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("number of training samples")
 
 
 def percent_axis(axes: "Axes", worst: float, label: str = "accuracy (%)") -> None:
