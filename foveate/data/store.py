@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -494,11 +494,16 @@ def _same_or_raise(path: Path, wanted: dict[str, Any]) -> None:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Limit PyTorch to one CPU thread within the block."""
+def cpu_threads(count: int) -> Iterator[None]:
+    """Limit PyTorch to `count` CPU threads within the block; 0 changes nothing."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count or before)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """Limit PyTorch to one CPU thread within the block."""
+    return cpu_threads(1)

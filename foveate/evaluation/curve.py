@@ -2,6 +2,7 @@
 # Shape letters: N images, S scale channel, K classes.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -141,7 +142,6 @@ def accuracy_over_scale(
     return measure_accuracy(net, at, scales, precision, advance)
 
 
-@torch.no_grad()
 def measure_accuracy(
     net: nn.Module,
     batches_at: Callable[[float], Iterable[tuple[Prepared, Tensor]]],
@@ -150,9 +150,8 @@ def measure_accuracy(
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[AtScale]:
     """Count the predictions of a network in eval mode on batches of prepared images and labels."""
-    device, was_training, results = next(net.parameters()).device, net.training, []
-    net.eval()
-    try:
+    device, results = next(net.parameters()).device, []
+    with eval_mode(net):
         for scale in scales:
             tally = _Tally()
             for images, labels in batches_at(scale):
@@ -162,8 +161,6 @@ def measure_accuracy(
                 tally.add(found, labels.to(device))
                 advance(len(labels))
             results.append(tally.result(scale))
-    finally:
-        net.train(was_training)
     return results
 
 
@@ -195,3 +192,18 @@ class _Tally:
         assert self.confusion is not None
         winners = () if self.winners is None else tuple(self.winners.tolist())
         return AtScale(scale, tuple(map(tuple, self.confusion.tolist())), winners)
+
+
+@contextmanager
+def eval_mode(model: object) -> Iterator[None]:
+    """Disable gradients and switch modules to eval mode; restore their modes afterwards."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    modes = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode

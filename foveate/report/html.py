@@ -17,8 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from foveate.errors import DataError
-from foveate.files import write_text
+from foveate.files import wrap_write_errors, write_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -225,12 +224,8 @@ class Page:
         Raises:
             DataError: If the file cannot be written.
         """
-        try:
+        with wrap_write_errors(path):
             write_text(path, self.html())
-        except OSError as error:
-            raise DataError(
-                f"cannot write {path}: {error.strerror}; choose another folder"
-            ) from None
         return path
 
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from foveate.errors import ConfigError, FoveateError
 from foveate.evaluation.audit.audited_images import AuditImages
 from foveate.evaluation.audit.images import BorderMode, Fit, Recipe, Transform, View
-from foveate.evaluation.audit.measure import eval_mode
 from foveate.evaluation.audit.run_recipe import PhotoTransform, from_patches, photo_transform
+from foveate.evaluation.curve import eval_mode
 from foveate.evaluation.models import FRAME, Model
 from foveate.evaluation.third_party import Classifier
 
