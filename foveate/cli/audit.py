@@ -26,6 +26,8 @@ from foveate.cli.options import (
     shared,
 )
 from foveate.cli.training import cached_loader
+from foveate.errors import ConfigError
+from foveate.files import check_folder
 from foveate.scales import as_scales
 
 if TYPE_CHECKING:
@@ -122,13 +124,11 @@ def audit(
     opened.
     """
     from foveate.data.large_scale import check_size
-    from foveate.errors import ConfigError
     from foveate.evaluation.audit.audited_images import open_images
     from foveate.evaluation.audit.images import check_view
     from foveate.evaluation.audit.report import audit_with_channels, default_scales
     from foveate.evaluation.audit.transforms import choose_transform
     from foveate.evaluation.models import load_model
-    from foveate.files import check_folder
     from foveate.report.audit_page import audit_page
     from foveate.training.checkpoint import RunFolder
     from foveate.training.config import MAX_BATCH
@@ -208,7 +208,6 @@ def _write(report: "AuditReport", page: "Page", out: Path) -> None:
 
 
 def _classes(text: str | None) -> list[str]:
-    from foveate.errors import ConfigError
 
     if text is None:
         return []
@@ -226,7 +225,6 @@ def _classes(text: str | None) -> list[str]:
 
 
 def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:
-    from foveate.errors import ConfigError
 
     try:
         return None if text is None else tuple(map(float, text.split(",")))

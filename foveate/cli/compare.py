@@ -24,6 +24,7 @@ from foveate.cli.options import (
 from foveate.cli.reproduce import MAX_TOGETHER, SEEDS, TOGETHER
 from foveate.cli.sweep import run_study
 from foveate.cli.training import SETTING, cached_loader, parse_pairs, parse_settings
+from foveate.files import check_folder
 
 if TYPE_CHECKING:
     from foveate.data.splits import SplitName
@@ -80,7 +81,6 @@ def compare(
         plan_jobs,
         row_label,
     )
-    from foveate.files import check_folder
     from foveate.scales import as_scales
     from foveate.sweeps.runner import Study
     from foveate.training.data import is_photo

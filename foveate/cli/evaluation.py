@@ -21,6 +21,8 @@ from foveate.cli.options import (
     TrustOption,
 )
 from foveate.cli.training import cached_loader, warn_of_skipped
+from foveate.errors import ConfigError
+from foveate.files import check_folder
 from foveate.scales import as_scales
 
 if TYPE_CHECKING:
@@ -57,10 +59,8 @@ def evaluate(
     differ only in their seed, the table shows mean and standard deviation. With --lazy, the winning
     channels are unknown.
     """
-    from foveate.errors import ConfigError
     from foveate.evaluation.results import RunResult, save_results, summarise
     from foveate.evaluation.test_sets import make_lazy, open_test_set, with_channels
-    from foveate.files import check_folder
     from foveate.report.plots import accuracy_curves, save_figure
     from foveate.training.checkpoint import RunFolder, hardware
     from foveate.training.loop import find_device

@@ -14,6 +14,7 @@ from foveate.cli.options import (
     TrustOption,
     completing,
 )
+from foveate.errors import ConfigError
 
 
 def export(
@@ -48,7 +49,6 @@ def export(
     foveate[onnx].
     """
     from foveate.data.large_scale import check_size
-    from foveate.errors import ConfigError
     from foveate.evaluation.models import load_model
     from foveate.models.export import Format
     from foveate.models.export import export as write

@@ -17,6 +17,8 @@ from foveate.cli.options import (
     shared,
 )
 from foveate.cli.options import OUTPUT as OUTPUT_PANEL
+from foveate.errors import ConfigError, DataError
+from foveate.files import replacing
 
 if TYPE_CHECKING:
     from foveate.evaluation.models import Model
@@ -66,7 +68,6 @@ def predict(
     strongest response, in pixels of the image. Images that cannot be read are reported, and the
     exit code is then 1.
     """
-    from foveate.errors import DataError
     from foveate.evaluation.models import load_model
     from foveate.evaluation.predict import predict as classify
     from foveate.training.loop import find_device
@@ -93,7 +94,6 @@ def predict(
 
 
 def _check(images: list[Path], search: bool, step: float | None, picture: Path | None) -> None:
-    from foveate.errors import ConfigError
 
     if step is not None and not search:
         raise ConfigError(f"--step {step:g} requires --search; add it, or leave out --step")
@@ -112,7 +112,6 @@ def _check(images: list[Path], search: bool, step: float | None, picture: Path |
 def _draw(model: "Model", path: Path, prediction: "Prediction", out: Path) -> None:
     from foveate.data.pictures import read_picture
     from foveate.evaluation.predict import choose_background
-    from foveate.files import replacing
     from foveate.report.boxes import draw_prediction
 
     drawn = draw_prediction(read_picture(path, choose_background(model)), prediction)

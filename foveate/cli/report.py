@@ -7,6 +7,8 @@ import typer
 
 from foveate.cli.console import OUTPUT, print_table, progress
 from foveate.cli.options import OUT_FOLDER
+from foveate.errors import DataError
+from foveate.files import check_folder
 
 if TYPE_CHECKING:
     from foveate.report.reproduction import Reproduction
@@ -37,8 +39,6 @@ def report(
     """
     from rich.text import Text
 
-    from foveate.errors import DataError
-    from foveate.files import check_folder
     from foveate.paper.tables import published_folder
     from foveate.report.reproduction import Reproduction
 

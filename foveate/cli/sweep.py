@@ -17,7 +17,8 @@ from foveate.cli.options import (
     EngineOption,
     TrustOption,
 )
-from foveate.cli.training import warn_of_skipped
+from foveate.cli.training import cached_loader, warn_of_skipped
+from foveate.files import check_folder
 
 if TYPE_CHECKING:
     from foveate.sweeps.runner import Failure, JobResult, Study
@@ -51,8 +52,6 @@ def sweep(
     decide between CPU and GPU. If interrupted, the same command resumes; finished runs are not
     repeated.
     """
-    from foveate.cli.training import cached_loader
-    from foveate.files import check_folder
     from foveate.sweeps.runner import Study
     from foveate.sweeps.study import read_study
     from foveate.training.data import is_photo
