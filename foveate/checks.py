@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from foveate.errors import ConfigError
 
 MIN_CHECKED = 1 << 28  # bytes; smaller requests are not checked against the free memory
+_cached_hints = cache(get_type_hints)
 NAMES = {
     int: "a whole number",
     float: "a finite number",
@@ -27,7 +28,7 @@ def check_fields(config: Any) -> None:
 
     Numbers must be finite. A field with a `Literal` type accepts the listed values only.
     """
-    hints = _hints(config.__class__)
+    hints = _cached_hints(config.__class__)
     for field in fields(config):
         value, kind = getattr(config, field.name), hints[field.name]
         if not _fits(value, kind):
@@ -72,11 +73,6 @@ def free_memory() -> float:
         used = int((group / "memory.current").read_text())
         free = min(free, int((group / "memory.max").read_text()) - used)
     return free
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def _fits(value: object, kind: Any) -> bool:

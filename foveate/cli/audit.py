@@ -31,9 +31,6 @@ from foveate.files import check_folder
 from foveate.scales import as_scales
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from foveate.evaluation.audit.audited_images import AuditImages
     from foveate.evaluation.audit.report import AuditReport
     from foveate.models.pooling import Pool
     from foveate.report.html import Page
@@ -183,13 +180,9 @@ def audit(
             batch=batch,
             advance=advance,
         )
-    page = audit_page(report, images.first(4), found.trainable, _changed(report, images))
+    changed = [images.read(images.readable[change.image]) for change in report.plain.changes]
+    page = audit_page(report, images.first(4), found.trainable, changed)
     _write(report, page, out)
-
-
-def _changed(report: "AuditReport", images: "AuditImages") -> list["Tensor"]:
-    """Return the images whose prediction changes with scale."""
-    return [images.read(images.readable[change.image]) for change in report.plain.changes]
 
 
 def _write(report: "AuditReport", page: "Page", out: Path) -> None:

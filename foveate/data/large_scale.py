@@ -29,9 +29,7 @@ from torch import Tensor
 from foveate.checks import check_memory
 from foveate.errors import ConfigError, DataError
 from foveate.scale_space import discrete_gaussian, gaussian_radius
-from foveate.scales import MAX_SCALE as MAX_SCALE
-from foveate.scales import MIN_SCALE as MIN_SCALE
-from foveate.scales import check_scale as check_scale
+from foveate.scales import check_scale
 
 RECIPE = 1  # increase this number whenever the same options produce different pixels
 Border = Literal["replicate", "reflect", "zero", "whole"]
@@ -76,9 +74,8 @@ def rescale(
     check_border(border)
     # The result and two intermediate products are in memory.
     factors = check_rescaling(images, scales, size, copies=3).to(images.device)
-    radius = _reach(factors, border)
-    down = bicubic_matrices(factors, images.shape[2], size, radius)
-    across = bicubic_matrices(factors, images.shape[3], size, radius)
+    margin = gaussian_radius(float(((7 / 8 * factors) ** 2).max())) if border == "whole" else 0
+    down, across = (bicubic_matrices(factors, n, size, margin) for n in images.shape[2:])
     smooth = smoothing_matrices(factors, size, border)
     if len(factors) > 1:
         rescaled = apply_matrices(down, images.float(), across).clamp_(0, 256)
@@ -172,10 +169,6 @@ def check_border(border: str) -> Border:
     if border not in get_args(Border):
         raise ConfigError(f"border must be one of {', '.join(get_args(Border))}, got {border!r}")
     return cast(Border, border)
-
-
-def _reach(scales: Tensor, border: Border) -> int:
-    return gaussian_radius(float(((7 / 8 * scales) ** 2).max())) if border == "whole" else 0
 
 
 def keys_kernel(x: Tensor) -> Tensor:

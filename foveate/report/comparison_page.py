@@ -146,7 +146,11 @@ def _table(page: Page, view: ComparisonView, scales: Sequence[float], caption: s
         at = dict(zip(curve.scales, curve.mean, strict=True))
         overall = _percent(*mean_interval(view.averages[name]))
         rows.append([name, *(_percent(at.get(s)) for s in scales), overall, str(curve.runs)])
-        tints.append([None, *(_tint(at.get(s), view.ceiling.get(s)) for s in scales), None, None])
+        gaps = [
+            100 * (at[s] - view.ceiling[s]) if s in at.keys() & view.ceiling else None
+            for s in scales
+        ]
+        tints.append([None, *(root_tint(gap, DEEP) for gap in gaps), None, None])
     if view.ceiling:
         best = [_percent(view.ceiling.get(scale)) for scale in scales]
         rows.append([CEILING, *best, _percent(mean(view.ceiling.values())), "–"])
@@ -169,10 +173,6 @@ def _percent(value: float | None, half: float | None = None) -> str:
     if value is None:
         return "–"
     return f"{100 * value:.2f}" + ("" if half is None else f" ±{100 * half:.2f}")
-
-
-def _tint(value: float | None, best: float | None) -> float | None:
-    return root_tint(None if value is None or best is None else 100 * (value - best), DEEP)
 
 
 def _costs(page: Page, lines: Sequence[Measurement]) -> None:

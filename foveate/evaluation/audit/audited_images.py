@@ -126,14 +126,11 @@ def open_images(
     if folder:
         items, names = list_pictures(folder, split)
         labels = torch.tensor([label for _, label in items[:limit]], dtype=torch.int64)
-        found = AuditImages(
-            source,
-            split,
-            lambda i: _read_file(items[i][0]),
-            labels,
-            names,
-            lambda i: f"image {items[i][0]}",
-        )
+
+        def read(index: int) -> Tensor:
+            return torch.from_numpy(read_picture(items[index][0]).copy()).movedim(-1, 0)
+
+        found = AuditImages(source, split, read, labels, names, lambda i: f"image {items[i][0]}")
     else:
         found = _loaded(source, split, limit, load(source))
     if classes:
@@ -148,10 +145,6 @@ def _loaded(source: str, split: str, limit: int | None, data: Source) -> AuditIm
     labels = torch.cat([part.labels for part in parts])[:limit]
     describe = f"image {{}} of {source} ({split})".format
     return AuditImages(source, split, images.__getitem__, labels, data.classes, describe)
-
-
-def _read_file(path: Path) -> Tensor:
-    return torch.from_numpy(read_picture(path).copy()).movedim(-1, 0)
 
 
 def _reordered(images: AuditImages, classes: Sequence[str]) -> Tensor:

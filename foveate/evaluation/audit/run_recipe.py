@@ -101,12 +101,9 @@ class PhotoTransform:
     def _base(self, scale: float) -> int:
         return max(1, round(self.recipe.base * scale)) if self.view == "zoom" else self.recipe.base
 
-    def _at(self, scale: float) -> Recipe:
-        return replace(self.recipe, base=self._base(scale))
-
     def _resized(self, image: Tensor, scale: float) -> Tensor:
         """Return the resized image as a batch of one, (1, 3, H, W)."""
-        resized = self._at(scale).transform()(image)[None]
+        resized = replace(self.recipe, base=self._base(scale)).transform()(image)[None]
         if self.view == "zoom" or scale == 1:
             return resized
         full = list(resized.shape[-2:])
