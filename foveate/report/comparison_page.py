@@ -146,11 +146,8 @@ def _table(page: Page, view: ComparisonView, scales: Sequence[float], caption: s
         at = dict(zip(curve.scales, curve.mean, strict=True))
         overall = _percent(*mean_interval(view.averages[name]))
         rows.append([name, *(_percent(at.get(s)) for s in scales), overall, str(curve.runs)])
-        gaps = [
-            100 * (at[s] - view.ceiling[s]) if s in at.keys() & view.ceiling else None
-            for s in scales
-        ]
-        tints.append([None, *(root_tint(gap, DEEP) for gap in gaps), None, None])
+        gaps = {s: 100 * (at[s] - best) for s, best in view.ceiling.items() if s in at}
+        tints.append([None, *(root_tint(gaps.get(s), DEEP) for s in scales), None, None])
     if view.ceiling:
         best = [_percent(view.ceiling.get(scale)) for scale in scales]
         rows.append([CEILING, *best, _percent(mean(view.ceiling.values())), "–"])
