@@ -340,9 +340,7 @@ class ScaledFile:
         stored = _own_dataset(file, f"x_{split}")
         if not len(indices) or stored.ndim == 3:
             pixels = stored[()].reshape(-1, *stored.shape[-3:])[list(indices)]
-        elif (
-            indices[-1] - indices[0] == len(indices) - 1
-        ):  # h5py reads slices much faster than lists
+        elif indices[-1] - indices[0] == len(indices) - 1:  # h5py reads a slice much faster
             pixels = stored[indices[0] : indices[-1] + 1]
         else:
             pixels = stored[list(indices)]

@@ -37,13 +37,8 @@ IN_FLIGHT = 256  # tasks submitted to Ray at a time; enough for 64 GPUs with thr
 LOOK_EVERY = 120.0  # seconds without a result after which the nodes are checked
 CONNECT = 10.0  # timeout of the connection to the cluster in seconds
 GRACE = 20.0  # seconds for cancelled runs to save a checkpoint
-FILES = (
-    "config.json",
-    "metrics.jsonl",
-    TABLE,
-    "weights.safetensors",
-    *OUTCOMES.values(),
-)  # stored in this order
+# The files of a run, in the order in which they are stored.
+FILES = ("config.json", "metrics.jsonl", TABLE, "weights.safetensors", *OUTCOMES.values())
 
 
 class TaskFolder(NamedTuple):
