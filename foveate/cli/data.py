@@ -186,7 +186,6 @@ def _from_photographs(
     import torch
     from torch import nn
 
-    from foveate.data.large_scale import check_size
     from foveate.data.recipes import Recipe
     from foveate.evaluation.audit.run_recipe import PhotoTransform
     from foveate.models.channels import ScaleChannels
@@ -194,7 +193,6 @@ def _from_photographs(
 
     if border != "replicate":
         raise ConfigError(f"photographs always replicate their border; leave out --border {border}")
-    check_size(size)
     frame = ScaleChannels(nn.Identity(), [1.0], size, antialias=True)
     shown = PhotoTransform(recipe=Recipe(name="photo", base=max(1, size // 2)), windows=frame)
     for scale in scales:

@@ -16,7 +16,7 @@ from foveate.errors import ConfigError, DataError
 from foveate.execution.captured import CHUNK
 from foveate.execution.plan import Prepared, outputs, prepare
 from foveate.execution.precision import Precision, cast
-from foveate.models.outputs import Outputs, strongest_channel
+from foveate.models.outputs import strongest_channel
 
 
 @dataclass(frozen=True)
@@ -153,45 +153,31 @@ def measure_accuracy(
     device, results = next(net.parameters()).device, []
     with eval_mode(net):
         for scale in scales:
-            tally = _Tally()
+            # Counted on the device and copied once: a copy per batch would stall the GPU.
+            confusion, winners = torch.zeros((), dtype=torch.int64, device=device), None
             for images, labels in batches_at(scale):
                 with cast(precision, device):
                     found = outputs(net, images)
-                _check_labels(labels, found.logits.shape[1])
-                tally.add(found, labels.to(device))
+                confusion = confusion + _confusion(found.logits, labels)
+                if found.channels is not None:
+                    won = strongest_channel(found).bincount(minlength=found.channels.shape[1])
+                    winners = won if winners is None else winners + won
                 advance(len(labels))
-            results.append(tally.result(scale))
+            rows = tuple(map(tuple, confusion.tolist()))
+            results.append(AtScale(scale, rows, () if winners is None else tuple(winners.tolist())))
     return results
 
 
-def _check_labels(labels: Tensor, classes: int) -> None:
+def _confusion(logits: Tensor, labels: Tensor) -> Tensor:
+    """Count the images of each class (rows) by their predicted class (columns), as (K, K)."""
+    classes = logits.shape[1]
     if int(labels.max()) >= classes:
         raise ConfigError(
             f"the images have {int(labels.max()) + 1} classes, but the network has {classes}; "
             "evaluate on the source it was trained on"
         )
-
-
-class _Tally:
-    """Counts on the device, copied once at the end: a copy per batch would stall the GPU."""
-
-    def __init__(self) -> None:
-        self.confusion: Tensor | None = None
-        self.winners: Tensor | None = None
-
-    def add(self, found: Outputs, labels: Tensor) -> None:
-        classes = found.logits.shape[1]
-        counts = torch.bincount(labels * classes + found.logits.argmax(1), minlength=classes**2)
-        counts = counts.reshape(classes, classes)
-        self.confusion = counts if self.confusion is None else self.confusion + counts
-        if found.channels is not None:
-            won = torch.bincount(strongest_channel(found), minlength=found.channels.shape[1])
-            self.winners = won if self.winners is None else self.winners + won
-
-    def result(self, scale: float) -> AtScale:
-        assert self.confusion is not None
-        winners = () if self.winners is None else tuple(self.winners.tolist())
-        return AtScale(scale, tuple(map(tuple, self.confusion.tolist())), winners)
+    cells = labels.to(logits.device) * classes + logits.argmax(1)
+    return cells.bincount(minlength=classes**2).reshape(classes, classes)
 
 
 @contextmanager
