@@ -9,7 +9,6 @@ from pathlib import Path
 from threading import Timer
 
 import pytest
-import torch
 from tiny_runs import python, same_bits, tiny, weights
 
 from foveate.cli.app import run
@@ -73,15 +72,6 @@ def cluster():
         made.others = [made.add_node(**size) for _ in range(2)]
     yield made
     made.shutdown()
-
-
-@pytest.fixture
-def two_threads():
-    """Let torch take two threads here, if nobody says otherwise."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def busy(node, folder):
