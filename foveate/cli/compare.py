@@ -75,12 +75,7 @@ def compare(
     give the ceiling. With --split val, networks are tested on validation images only, to choose
     settings.
     """
-    from foveate.baselines.comparison import (
-        find_data_sets,
-        find_methods,
-        plan_jobs,
-        row_label,
-    )
+    from foveate.baselines.comparison import find_data_sets, find_methods, plan_jobs, row_label
     from foveate.scales import as_scales
     from foveate.sweeps.runner import Study
     from foveate.training.data import is_photo

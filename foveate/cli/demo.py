@@ -9,10 +9,7 @@ from foveate.cli.options import MODEL_REF, PretrainedOption, TrustOption
 
 
 def demo(
-    model: Annotated[
-        list[str] | None,
-        MODEL_REF("trained digit networks"),
-    ] = None,
+    model: Annotated[list[str] | None, MODEL_REF("trained digit networks")] = None,
     host: Annotated[
         str,
         typer.Option(metavar="HOST", help="Address to listen on; 0.0.0.0 admits other machines."),
