@@ -1,7 +1,7 @@
 """Validation shared by configurations and commands: field types, keys and available memory."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache
@@ -41,6 +41,12 @@ def is_number(value: object) -> bool:
     with suppress(OverflowError):
         return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
     return False
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raise a ConfigError unless `value` is one of the choices."""
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def check_keys(what: str, values: object, known: set[str]) -> None:

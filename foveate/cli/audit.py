@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
+from foveate.checks import check_choice
 from foveate.cli.console import OUTPUT, print_message, print_table, progress
 from foveate.cli.options import (
     BATCH,
@@ -132,10 +133,9 @@ def audit(
     from foveate.training.loop import find_device
     from foveate.training.unchanged import check_unchanged
 
-    if pool not in (*POOLS, "none"):
-        raise ConfigError(f"pool must be one of {', '.join(POOLS)} or none, got {pool!r}")
-    if recipe is not None and recipe not in RECIPES:
-        raise ConfigError(f"recipe must be one of {', '.join(RECIPES)}, got {recipe!r}")
+    check_choice("pool", pool, (*POOLS, "none"))
+    if recipe is not None:
+        check_choice("recipe", recipe, RECIPES)
     grid, place = None if scales is None else as_scales(scales), find_device(device)
     check_folder(out)
     check_size(size or 1)

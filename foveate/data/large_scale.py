@@ -26,7 +26,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from foveate.checks import check_memory
+from foveate.checks import check_choice, check_memory
 from foveate.errors import ConfigError, DataError
 from foveate.scale_space import discrete_gaussian, gaussian_radius
 from foveate.scales import check_scale
@@ -166,8 +166,7 @@ def check_size(size: int) -> None:
 
 def check_border(border: str) -> Border:
     """Return `border`, or raise a ConfigError if it is unknown."""
-    if border not in get_args(Border):
-        raise ConfigError(f"border must be one of {', '.join(get_args(Border))}, got {border!r}")
+    check_choice("border", border, get_args(Border))
     return cast(Border, border)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from foveate import __version__
+from foveate.checks import check_choice
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.files import replacing, wrap_write_errors
 from foveate.models.outputs import plain_outputs
@@ -130,8 +131,7 @@ def _format(path: Path, format: str | None) -> Format:
         if near:
             return near[0]
         raise ConfigError(f"{path.name!r} must end in .onnx or .pt2; rename it or pass a format")
-    if format not in get_args(Format):
-        raise ConfigError(f"format must be one of {', '.join(get_args(Format))}, got {format!r}")
+    check_choice("format", format, get_args(Format))
     return cast(Format, format)
 
 

@@ -2,7 +2,7 @@
 # Shape letters: B batch, S scale channel, K classes.
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -55,9 +55,3 @@ class Mixing(nn.Linear):
     def forward(self, outputs: Tensor) -> Tensor:
         """Combine the logits (B, S, K) of the channels into logits (B, K)."""
         return super().forward(outputs.flatten(1))
-
-
-def check_pool(pool: str) -> None:
-    """Raise a ConfigError for an unknown pool."""
-    if pool not in get_args(Pool):
-        raise ConfigError(f"pool must be one of {', '.join(get_args(Pool))}, got {pool!r}")

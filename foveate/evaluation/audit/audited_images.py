@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from foveate.checks import check_choice
 from foveate.data.pictures import has_splits, list_pictures, read_picture
 from foveate.data.sources import Source, load_source
 from foveate.errors import ConfigError, DataError
@@ -119,8 +120,7 @@ def open_images(
     folder = Path(name).expanduser() if kind == "folder" and name else None
     if split is None:
         split = "all" if folder and not has_splits(folder) else "test"
-    if split not in SPLITS:
-        raise ConfigError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    check_choice("split", split, SPLITS)
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1 image, got {limit}")
     if folder:

@@ -19,6 +19,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
+from foveate.checks import check_choice
 from foveate.data.large_scale import check_border, frame_matrices, rescale
 from foveate.data.mirrored import rescale_mirrored
 from foveate.errors import ConfigError
@@ -137,10 +138,7 @@ class Transform:
             raise ConfigError(
                 f"std must be above 0 and mean finite, got std {self.std} and mean {self.mean}"
             )
-        if self.recipe not in get_args(Recipe):
-            raise ConfigError(
-                f"recipe must be one of {', '.join(get_args(Recipe))}, got {self.recipe!r}"
-            )
+        check_choice("recipe", self.recipe, get_args(Recipe))
         if self.fit not in get_args(Fit):
             raise ConfigError(f"fit must be fill or inside, got {self.fit!r}")
         check_view(self.view, 1.0)
