@@ -32,9 +32,9 @@ from foveate.files import check_folder
 from foveate.scales import as_scales
 
 if TYPE_CHECKING:
+    from foveate.evaluation.audit.audited_images import AuditImages
     from foveate.evaluation.audit.report import AuditReport
     from foveate.models.pooling import Pool
-    from foveate.report.html import Page
 
 MAX_SAMPLES = 2**31
 RECIPES = {name: name for name in ("frame", "mirrored", "mnist-large-scale", "photo")}
@@ -127,7 +127,6 @@ def audit(
     from foveate.evaluation.audit.report import audit_with_channels, default_scales
     from foveate.evaluation.audit.transforms import choose_transform
     from foveate.evaluation.models import load_model
-    from foveate.report.audit_page import audit_page
     from foveate.training.checkpoint import RunFolder
     from foveate.training.config import MAX_BATCH
     from foveate.training.loop import find_device
@@ -180,15 +179,15 @@ def audit(
             batch=batch,
             advance=advance,
         )
-    changed = [images.read(images.readable[change.image]) for change in report.plain.changes]
-    page = audit_page(report, images.first(4), found.trainable, changed)
-    _write(report, page, out)
+    _write(report, images, found.trainable, out)
 
 
-def _write(report: "AuditReport", page: "Page", out: Path) -> None:
-    from foveate.report.audit_page import audit_curves, scale_table, summary
+def _write(report: "AuditReport", images: "AuditImages", trainable: bool, out: Path) -> None:
+    from foveate.report.audit_page import audit_curves, audit_page, scale_table, summary
     from foveate.report.plots import save_figure
 
+    changed = [images.read(images.readable[change.image]) for change in report.plain.changes]
+    page = audit_page(report, images.first(4), trainable, changed)
     written = [*report.save(out), page.save(out / "audit.html")]
     written += save_figure(audit_curves(report.audits), out, "audit")
     print_table(*scale_table(report))
@@ -201,7 +200,6 @@ def _write(report: "AuditReport", page: "Page", out: Path) -> None:
 
 
 def _classes(text: str | None) -> list[str]:
-
     if text is None:
         return []
     path = Path(text)
@@ -218,7 +216,6 @@ def _classes(text: str | None) -> list[str]:
 
 
 def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:
-
     try:
         return None if text is None else tuple(map(float, text.split(",")))
     except ValueError:

@@ -27,7 +27,7 @@ from foveate.scales import as_scales
 
 if TYPE_CHECKING:
     from foveate.data.splits import SplitName
-    from foveate.evaluation.results import Curve
+    from foveate.evaluation.results import Curve, RunResult
 
 
 def evaluate(
@@ -59,9 +59,8 @@ def evaluate(
     differ only in their seed, the table shows mean and standard deviation. With --lazy, the winning
     channels are unknown.
     """
-    from foveate.evaluation.results import RunResult, save_results, summarise
+    from foveate.evaluation.results import RunResult
     from foveate.evaluation.test_sets import make_lazy, open_test_set, with_channels
-    from foveate.report.plots import accuracy_curves, save_figure
     from foveate.training.checkpoint import RunFolder, hardware
     from foveate.training.loop import find_device
 
@@ -101,12 +100,19 @@ def evaluate(
     skipped = {name: reason for test in tests for (_, name), reason in test.skipped.items()}
     if skipped:
         about["skipped"] = dict(sorted(skipped.items()))
+    _write(results, target, about)
+    warn_of_skipped(len(skipped), target / "results.json")
+
+
+def _write(results: "list[RunResult]", target: Path, about: dict[str, Any]) -> None:
+    from foveate.evaluation.results import save_results, summarise
+    from foveate.report.plots import accuracy_curves, save_figure
+
     curves = summarise(results)
     written = save_results(results, target, about)
     pictures = save_figure(accuracy_curves(curves), target, "accuracy")
     print_accuracy(curves)
     OUTPUT.print(*written, *pictures, sep="\n")
-    warn_of_skipped(len(skipped), written[1])
 
 
 def print_accuracy(curves: "list[Curve]") -> None:

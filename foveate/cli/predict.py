@@ -94,7 +94,6 @@ def predict(
 
 
 def _check(images: list[Path], search: bool, step: float | None, picture: Path | None) -> None:
-
     if step is not None and not search:
         raise ConfigError(f"--step {step:g} requires --search; add it, or leave out --step")
     if picture is None:

@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import mean
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from foveate import __version__
 from foveate.baselines.comparison import Measurement
@@ -22,10 +24,6 @@ from foveate.report.plots import (
     samples_axis,
     scale_axis,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 SHOWN = 5  # scales in the short table; the full table has all
 DEEP = 50.0  # points below the ceiling that get the strongest colour
@@ -54,7 +52,7 @@ class About:
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
-def comparison_figure(view: ComparisonView) -> "Figure":
+def comparison_figure(view: ComparisonView) -> Figure:
     """Draw one panel per family of methods, each with the ceiling."""
     families: dict[str, list[Curve]] = {}
     for name, curve in view.curves.items():
@@ -74,7 +72,7 @@ def comparison_figure(view: ComparisonView) -> "Figure":
 
 
 def comparison_page(
-    lines: Sequence[Measurement], drawn: Sequence[tuple[ComparisonView, "Figure"]], about: About
+    lines: Sequence[Measurement], drawn: Sequence[tuple[ComparisonView, Figure]], about: About
 ) -> Page:
     """Build the page from the results and their figures."""
     images = "test images" if about.split == "test" else "validation images"
@@ -100,7 +98,7 @@ def comparison_page(
     return page
 
 
-def _panel(axes: "Axes", curves: Sequence[Curve], view: ComparisonView) -> None:
+def _panel(axes: Axes, curves: Sequence[Curve], view: ComparisonView) -> None:
     if view.ceiling:
         percent = [100 * value for value in view.ceiling.values()]
         axes.plot(list(view.ceiling), percent, color="0.35", ls=DASHED, lw=1.2)

@@ -11,16 +11,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+import matplotlib
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
 from foveate.files import wrap_write_errors, write_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Cell: TypeAlias = str | int | float | None
 Tints: TypeAlias = Sequence[Sequence[float | None]]
@@ -139,7 +138,7 @@ class Page:
             f"<tbody>{body}</tbody></table></div>"
         )
 
-    def figure(self, *figures: "Figure", caption: str = "", alt: str = "") -> None:
+    def figure(self, *figures: Figure, caption: str = "", alt: str = "") -> None:
         """Add matplotlib figures as SVG, side by side or stacked on narrow screens.
 
         Args:
@@ -276,14 +275,12 @@ def _picture(picture: tuple[Tensor, str]) -> str:
     )
 
 
-def _drawing(figure: "Figure", label: str) -> str:
+def _drawing(figure: Figure, label: str) -> str:
     broad = ' broad" tabindex="0' if figure.get_figwidth() > BROAD else ""
     return f'<div class="drawing{broad}" role="img" aria-label="{label}">{_svg(figure)}</div>'
 
 
-def _svg(figure: "Figure") -> str:
-    import matplotlib
-
+def _svg(figure: Figure) -> str:
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": SALT}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})

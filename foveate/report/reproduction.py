@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
 
 from foveate import __version__
 from foveate.errors import DataError
@@ -13,9 +15,6 @@ from foveate.paper.tables import SCALES, SEEDS, Point, Row, Summaries, effort, f
 from foveate.report import figures
 from foveate.report.html import Cell, Page, root_tint
 from foveate.sweeps.records import RESULTS, Record, Winners, read_records, read_winners
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 NO_RESULTS = "No results yet; run `foveate reproduce` to create them."
 OTHER = "unknown: settings of another version"
@@ -31,7 +30,7 @@ class CaptionedFigure(NamedTuple):
     """A figure with its title and caption."""
 
     title: str
-    figure: "Figure"
+    figure: Figure
     caption: str
 
 
