@@ -19,6 +19,7 @@ NAMES = {
     str: "a string",
     bool: "true or false",
     tuple: "a list of whole numbers",
+    list: "a list",
     Mapping: "a table",
 }
 
@@ -30,10 +31,14 @@ def check_fields(config: Any) -> None:
     """
     hints = _cached_hints(config.__class__)
     for field in fields(config):
-        value, kind = getattr(config, field.name), hints[field.name]
-        if not _fits(value, kind):
-            shown = repr(value) if len(repr(value)) < 100 else f"{repr(value)[:100]}..."
-            raise ConfigError(f"{field.name} must be {_described(kind)}, got {shown}")
+        check_type(field.name, getattr(config, field.name), hints[field.name])
+
+
+def check_type(name: str, value: object, kind: Any) -> None:
+    """Raise a ConfigError unless the value matches the type; whole numbers are floats too."""
+    if not _fits(value, kind):
+        shown = repr(value) if len(repr(value)) < 100 else f"{repr(value)[:100]}..."
+        raise ConfigError(f"{name} must be {_described(kind)}, got {shown}")
 
 
 def is_number(value: object) -> bool:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -108,7 +108,7 @@ class RayEngine:
         at_once = round(1 / self.gpus) if self.gpus else 1
         how = {"device": self.device, "threads": self._threads, "at_once": at_once}
         how["bad"] = self.bad
-        with _marked(folder.resolve(), self.shared) as marker:
+        with _marked(folder.resolve()) if self.shared else nullcontext("") as marker:
             place = TaskFolder(folder.resolve(), marker, Path.cwd(), self.lock_timeout)
             try:
                 while True:
@@ -220,12 +220,9 @@ def _wait_for(run: RunFolder, lock_timeout: float) -> None:
 
 
 @contextmanager
-def _marked(folder: Path, shared: bool) -> Iterator[str]:
-    """Create a marker file while the block runs, and yield its name; "" if not `shared`."""
+def _marked(folder: Path) -> Iterator[str]:
+    """Create a marker file while the block runs, and yield its name."""
     marker = folder / f".driver-{uuid4()}"
-    if not shared:
-        yield ""
-        return
     write_text(marker, "")
     try:
         yield marker.name
