@@ -125,6 +125,7 @@ class Audit:
         changes: Most confident predictions that differ from those at the native scale.
 
     Examples:
+        >>> from torch import nn
         >>> images, labels = torch.rand(20, 3, 32, 32), torch.arange(20) % 5
         >>> net = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 5))
         >>> found = audit(net, images, labels, [0.5, 1, 2])
