@@ -13,7 +13,7 @@ from torch.func import functional_call
 from foveate.checks import check_choice
 from foveate.errors import ConfigError
 from foveate.models.lazy import check_lazy, is_separable, lazy_logits
-from foveate.models.pooling import Mixing, Pool, pool_scales
+from foveate.models.pooling import Mixing, Pool, class_logits, pool_scales
 from foveate.models.recompute import forward_in_groups
 from foveate.models.search import SearchResult, search
 from foveate.resampling import Padding, check_window, foveate
@@ -272,9 +272,7 @@ class ScaleChannels(nn.Module):
             torch.Size([2])
         """
         outputs = self.channels(images)
-        label = self.combine(outputs).argmax(1)
-        logits = outputs[torch.arange(outputs.shape[0], device=outputs.device), :, label]
-        return refine_scale(logits, self._scales)
+        return refine_scale(class_logits(outputs, self.combine(outputs).argmax(1)), self._scales)
 
     def search(
         self,

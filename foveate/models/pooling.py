@@ -46,6 +46,11 @@ def pool_scales(outputs: Tensor, pool: Pool) -> Tensor:
     raise ConfigError(f"pool must be max, avg, logsumexp or probabilities, got {pool!r}")
 
 
+def class_logits(channels: Tensor, label: Tensor) -> Tensor:
+    """Return the logits (B, S) of a class per image, (B,), in every channel (B, S, K)."""
+    return channels.gather(2, label[:, None, None].expand(-1, channels.shape[1], 1)).squeeze(2)
+
+
 class Mixing(nn.Linear):
     """Linear layer from the logits (B, S, K) of all channels to (B, K); not scale-invariant."""
 
