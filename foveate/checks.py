@@ -1,7 +1,7 @@
 """Validation shared by configurations and commands: field types, keys and available memory."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache
@@ -12,12 +12,14 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from foveate.errors import ConfigError
 
 MIN_CHECKED = 1 << 28  # bytes; smaller requests are not checked against the free memory
+_cached_hints = cache(get_type_hints)
 NAMES = {
     int: "a whole number",
     float: "a finite number",
     str: "a string",
     bool: "true or false",
     tuple: "a list of whole numbers",
+    list: "a list",
     Mapping: "a table",
 }
 
@@ -27,12 +29,16 @@ def check_fields(config: Any) -> None:
 
     Numbers must be finite. A field with a `Literal` type accepts the listed values only.
     """
-    hints = _hints(config.__class__)
+    hints = _cached_hints(config.__class__)
     for field in fields(config):
-        value, kind = getattr(config, field.name), hints[field.name]
-        if not _fits(value, kind):
-            shown = repr(value) if len(repr(value)) < 100 else f"{repr(value)[:100]}..."
-            raise ConfigError(f"{field.name} must be {_described(kind)}, got {shown}")
+        check_type(field.name, getattr(config, field.name), hints[field.name])
+
+
+def check_type(name: str, value: object, kind: Any) -> None:
+    """Raise a ConfigError unless the value matches the type; whole numbers are floats too."""
+    if not _fits(value, kind):
+        shown = repr(value) if len(repr(value)) < 100 else f"{repr(value)[:100]}..."
+        raise ConfigError(f"{name} must be {_described(kind)}, got {shown}")
 
 
 def is_number(value: object) -> bool:
@@ -40,6 +46,12 @@ def is_number(value: object) -> bool:
     with suppress(OverflowError):
         return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
     return False
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raise a ConfigError unless `value` is one of the choices."""
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
 def check_keys(what: str, values: object, known: set[str]) -> None:
@@ -72,11 +84,6 @@ def free_memory() -> float:
         used = int((group / "memory.current").read_text())
         free = min(free, int((group / "memory.max").read_text()) - used)
     return free
-
-
-@cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
 
 
 def _fits(value: object, kind: Any) -> bool:

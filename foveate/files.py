@@ -8,6 +8,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,17 @@ SPECIAL = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+
+
+class NamedBytes(BytesIO):
+    """The content of a file in memory; error messages show its name."""
+
+    def __init__(self, content: bytes, name: str) -> None:
+        super().__init__(content)
+        self.shown = name
+
+    def __str__(self) -> str:
+        return self.shown
 
 
 def cache_dir() -> Path:
@@ -103,6 +115,16 @@ def wrap_read_errors(path: Path) -> Iterator[None]:
         raise DataError(f"cannot read {path}: {reason}; create or download it again") from None
 
 
+@contextmanager
+def wrap_write_errors(path: Path) -> Iterator[None]:
+    """Convert an OSError raised in the block, which writes `path`, into a DataError."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or reason_of(error)
+        raise DataError(f"cannot write {path}: {reason}; choose another folder") from None
+
+
 def parse_json(text: str) -> Any:
     """Parse JSON; raise a ValueError if the text is invalid or nested too deeply."""
     try:
@@ -147,10 +169,8 @@ def is_alive(pid: int) -> bool:
         return True
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
+    except OSError as error:
+        return isinstance(error, PermissionError)  # otherwise there is no such process
     return True
 
 

@@ -2,9 +2,11 @@
 
 import base64
 import json
+import os
 import random
 
 from demo_nets import GOOD
+from served_page import raw
 
 from foveate.demo.uploads import MAX_FILE_BYTES
 
@@ -113,3 +115,22 @@ def bad_request(number, address, valid=VALID):
     if chance.random() < 0.15:
         return damaged(chance, request), False
     return request, length == str(len(body))
+
+
+def send_bad_requests(server, folder, file, cases, fields=VALID):
+    """Send requests that the server in `folder` must refuse without a traceback in its log.
+
+    `file` is the file of the test, and PAGE_CASE in the environment the number of a single case.
+    """
+    chosen, seen = os.environ.get("PAGE_CASE"), set()
+    for number in [int(chosen)] if chosen else range(cases):
+        request, complete = bad_request(number, server, fields)
+        reply = raw(server, request, complete).removeprefix(b"HTTP/1.1 100 Continue\r\n\r\n")
+        again = f"PAGE_CASE={number} python -m pytest tests/hostile/{file} -k random"
+        status = int(reply[9:12]) if reply.startswith(b"HTTP/1.1 ") else 0
+        fine = status == 200 or 400 <= status < 500 or (reply == b"" and not complete)
+        assert fine, f"{reply[:200]}; {again}"
+        log = (folder / "log").read_text()
+        assert log.count("\n") == 1, f"{log}; {again}"
+        seen.add(status)
+    assert chosen or {200, 400, 403, 404, 405, 415} <= seen, seen

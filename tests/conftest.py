@@ -10,6 +10,17 @@ settings.load_profile("steady")
 declare_missing()
 
 
+@pytest.fixture
+def two_threads():
+    """Two threads for torch, as on a machine with two cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="module")
 def fovmax_run(tmp_path_factory):
     """The folder of a run of fovmax, trained for seconds."""

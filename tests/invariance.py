@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foveate.errors import ConfigError
-from foveate.evaluation.audit.measure import eval_mode
+from foveate.evaluation.curve import eval_mode
 from foveate.models.channels import ScaleChannels
 from foveate.scales import ScaleGrid, as_scales
 

@@ -16,9 +16,10 @@ from tiny_runs import tiny
 from foveate.cli.app import run
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
-from foveate.demo import networks, scenes, uploads
+from foveate.demo import pages, scenes, uploads
 from foveate.demo.digit_page import DigitPage
-from foveate.demo.networks import load_networks, predict_digit
+from foveate.demo.networks import predict_digit
+from foveate.demo.pages import open_page
 from foveate.demo.panels import MIN_ZOOM, accuracy, channels
 from foveate.demo.uploads import decode_digit, encode_digit, read_upload, to_mnist_digit
 from foveate.errors import ConfigError, DataError, FoveateError
@@ -33,7 +34,7 @@ def specs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def digit_networks(specs):
-    return load_networks(specs)
+    return open_page(specs).networks
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +61,12 @@ def test_networks_come_with_titles_and_what_they_scored(digit_networks, specs):
 
 
 def test_two_networks_of_one_kind_are_told_apart(specs):
-    titles = [c.title for c in load_networks([specs[1], specs[1]])]
+    titles = [c.title for c in open_page([specs[1], specs[1]]).networks]
     assert titles == [f"FovMax ({specs[1]})"] * 2
 
 
 def test_without_shipped_networks_the_way_to_some_is_said(monkeypatch, capsys):
-    monkeypatch.setattr(networks, "pretrained_names", lambda: ["fovmax-mnist-tr2"])
+    monkeypatch.setattr(pages, "pretrained_names", lambda: ["fovmax-mnist-tr2"])
     assert run(["demo"]) == 2
     said = capsys.readouterr().err
     assert "run 'foveate quickstart'" in said and "--model quickstart/fovmax" in said
@@ -73,19 +74,19 @@ def test_without_shipped_networks_the_way_to_some_is_said(monkeypatch, capsys):
 
 def test_networks_that_do_not_fit_the_page_are_refused(specs, tmp_path):
     with pytest.raises(ConfigError, match="at most 4 networks, got 5"):
-        load_networks(specs[:1] * 5)
+        open_page(specs[:1] * 5)
     small = train(tiny(samples=32, epochs=1), tmp_path / "small").path
     with pytest.raises(ConfigError, match="frames of 112 and 24 pixels"):
-        load_networks([specs[0], str(small)])
+        open_page([specs[0], str(small)])
     two = replace(tiny().model, classes=12)
     other = train(tiny(model=two, samples=32, epochs=1), tmp_path / "other").path
     for ref in (str(other), "fovmax"):  # 12 classes, and a network without trained weights
         with pytest.raises(ConfigError, match="was not trained on digits"):
-            load_networks([ref])
+            open_page([ref])
 
 
 def test_a_file_of_weights_has_no_accuracy(specs):
-    (network,) = load_networks([f"{specs[1]}/weights.safetensors"])
+    (network,) = open_page([f"{specs[1]}/weights.safetensors"]).networks
     assert (network.title, network.accuracy, network.tested) == ("FovMax", {}, "")
 
 

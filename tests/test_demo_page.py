@@ -12,7 +12,7 @@ from served_page import serving, written
 
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
-from foveate.demo.networks import load_networks
+from foveate.demo.pages import open_page
 
 pytest.importorskip("uvicorn", reason="pip install 'foveate[demo]'")
 ANSWER = """async ([octave]) => {
@@ -223,7 +223,7 @@ def test_nothing_is_wider_than_the_screen_and_text_can_be_read(open_page, width,
 
 def test_the_answer_to_a_zoom_takes_at_most_five_forward_passes(page, specs):
     """Both are taken in turn on the same machine, and their quickest times compared."""
-    nets = [c.model.net for c in load_networks(specs)]
+    nets = [c.model.net for c in open_page(specs).networks]
     frame = rescale(load_source("mnist-5k").test.images[:1], 2.0, size=112)
     bare, whole = [], []
     for round_ in range(1, 7):

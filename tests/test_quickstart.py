@@ -60,15 +60,6 @@ def quick(monkeypatch):
     monkeypatch.setattr(quickstart, "quick_runs", tiny_runs)
 
 
-@pytest.fixture
-def two_threads():
-    """Two threads, with which two tasks run in two processes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 def test_the_runs_are_the_paper_s_with_a_shortened_schedule():
     runs = quick_runs(seed=3)
     assert list(runs) == ["cnn", "fovavg", "fovmax"]

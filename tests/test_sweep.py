@@ -7,6 +7,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from tiny_runs import STUDY as GOOD
 from tiny_runs import tiny
 
 from foveate.cli.app import run
@@ -19,32 +20,6 @@ from foveate.sweeps.study import read_study
 from foveate.training.presets import preset
 
 # What is refused
-
-GOOD = """\
-name = "small"
-seeds = 2
-test_scales = [1, 2]
-[resources]
-cpus = 1
-[defaults]
-source = "mnist-5k"
-scales = 1
-samples = 96
-size = 24
-batch = 16
-epochs = 2
-model.features = [4, 8]
-model.size = 12
-model.hidden = 8
-model.scales = [1, 2, 1]
-[[runs]]
-preset = "fovavg"
-[[runs]]
-preset = "fovmax"
-learning_rate = 0.001
-[grid]
-model.dropout = [0, 0.15]
-"""
 
 
 def written(tmp_path, text=GOOD):

@@ -91,3 +91,31 @@ def python(*arguments, **options):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     command = [sys.executable, *map(str, arguments)]
     return subprocess.Popen(command, env=environment, **pipes, **options)
+
+
+STUDY = """\
+name = "small"
+seeds = 2
+test_scales = [1, 2]
+[resources]
+cpus = 1
+[defaults]
+source = "mnist-5k"
+scales = 1
+samples = 96
+size = 24
+batch = 16
+epochs = 2
+model.features = [4, 8]
+model.size = 12
+model.hidden = 8
+model.scales = [1, 2, 1]
+[[runs]]
+preset = "fovavg"
+[[runs]]
+preset = "fovmax"
+learning_rate = 0.001
+[grid]
+model.dropout = [0, 0.15]
+"""
+"""A study of four small runs with two seeds each."""

@@ -3,16 +3,13 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
-import typer
-
-from foveate.cli.console import ERRORS, OUTPUT, progress
-from foveate.cli.evaluation import FIGURE_FORMATS
+from foveate.checks import check_choice
+from foveate.cli.console import OUTPUT, print_message, print_table, progress
 from foveate.cli.options import (
     BATCH,
     DATA,
     EVALUATION,
     EXECUTION,
-    MODEL_HELP,
     OUT_FOLDER,
     POOL,
     POOLS,
@@ -24,22 +21,20 @@ from foveate.cli.options import (
     SPLIT,
     ChangedDataOption,
     DeviceOption,
+    ModelArgument,
     PretrainedOption,
     TrustOption,
-    complete_model,
     shared,
 )
 from foveate.cli.training import cached_loader
+from foveate.errors import ConfigError
+from foveate.files import check_folder
 from foveate.scales import as_scales
 
 if TYPE_CHECKING:
-    from rich.table import Table
-    from torch import Tensor
-
     from foveate.evaluation.audit.audited_images import AuditImages
     from foveate.evaluation.audit.report import AuditReport
     from foveate.models.pooling import Pool
-    from foveate.report.html import Page
 
 MAX_SAMPLES = 2**31
 RECIPES = {name: name for name in ("frame", "mirrored", "mnist-large-scale", "photo")}
@@ -69,12 +64,10 @@ PATCH = shared("PIXELS", "Patch size of the scale channels in pixels.", EVALUATI
 
 
 def audit(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model)
-    ],
+    model: ModelArgument,
     source: Annotated[str, SOURCE()],
     split: Annotated[str | None, SPLIT("test, or all images of a folder without splits")] = None,
-    samples: Annotated[int | None, SAMPLES("all images", min=1)] = None,
+    samples: Annotated[int | None, SAMPLES("all images", min=1, max=MAX_SAMPLES)] = None,
     classes: Annotated[str | None, CLASSES("the names of the source")] = None,
     changed_data: ChangedDataOption = False,
     scales: Annotated[
@@ -129,23 +122,19 @@ def audit(
     opened.
     """
     from foveate.data.large_scale import check_size
-    from foveate.errors import ConfigError
     from foveate.evaluation.audit.audited_images import open_images
     from foveate.evaluation.audit.images import check_view
     from foveate.evaluation.audit.report import audit_with_channels, default_scales
     from foveate.evaluation.audit.transforms import choose_transform
     from foveate.evaluation.models import load_model
-    from foveate.files import check_folder
-    from foveate.report.audit_page import audit_page
     from foveate.training.checkpoint import RunFolder
     from foveate.training.config import MAX_BATCH
     from foveate.training.loop import find_device
     from foveate.training.unchanged import check_unchanged
 
-    if pool not in (*POOLS, "none"):
-        raise ConfigError(f"pool must be one of {', '.join(POOLS)} or none, got {pool!r}")
-    if recipe is not None and recipe not in RECIPES:
-        raise ConfigError(f"recipe must be one of {', '.join(RECIPES)}, got {recipe!r}")
+    check_choice("pool", pool, (*POOLS, "none"))
+    if recipe is not None:
+        check_choice("recipe", recipe, RECIPES)
     grid, place = None if scales is None else as_scales(scales), find_device(device)
     check_folder(out)
     check_size(size or 1)
@@ -155,8 +144,6 @@ def audit(
     names = _classes(classes)
     if batch > MAX_BATCH:
         raise ConfigError(f"batch must be at most {MAX_BATCH:,} images, got {batch}")
-    if samples is not None and samples > MAX_SAMPLES:
-        raise ConfigError(f"samples must be at most {MAX_SAMPLES:,} images, got {samples}")
     found = load_model(model, trust=trust, device=place, pretrained=pretrained)
     load = cached_loader()
     if recipe == "photo" and found.photo is None:
@@ -192,50 +179,27 @@ def audit(
             batch=batch,
             advance=advance,
         )
-    page = audit_page(report, images.first(4), found.trainable, _changed(report, images))
-    _write(report, page, out)
+    _write(report, images, found.trainable, out)
 
 
-def _changed(report: "AuditReport", images: "AuditImages") -> list["Tensor"]:
-    """Return the images whose prediction changes with scale."""
-    return [images.read(images.readable[change.image]) for change in report.plain.changes]
+def _write(report: "AuditReport", images: "AuditImages", trainable: bool, out: Path) -> None:
+    from foveate.report.audit_page import audit_curves, audit_page, scale_table, summary
+    from foveate.report.plots import save_figure
 
-
-def _write(report: "AuditReport", page: "Page", out: Path) -> None:
-    from foveate.report.audit_page import audit_curves, summary
-    from foveate.report.plots import save
-
+    changed = [images.read(images.readable[change.image]) for change in report.plain.changes]
+    page = audit_page(report, images.first(4), trainable, changed)
     written = [*report.save(out), page.save(out / "audit.html")]
-    curves = audit_curves(report.audits)
-    written += [save(curves, out / f"audit.{kind}") for kind in FIGURE_FORMATS]
-    OUTPUT.print(_table(report))
-    OUTPUT.print(summary(report.plain), markup=False)
-    for path in written:
-        OUTPUT.print(path, markup=False)
+    written += save_figure(audit_curves(report.audits), out, "audit")
+    print_table(*scale_table(report))
+    OUTPUT.print(summary(report.plain), *written, sep="\n")
     for note in (*report.notes, *report.unreadable):
-        ERRORS.print(f"warning: {note}", markup=False)
+        print_message(f"warning: {note}")
     if report.unreadable:
         count = f"{len(report.unreadable)} of {report.plain.count + len(report.unreadable)}"
-        ERRORS.print(f"warning: skipped {count} images that cannot be read", markup=False)
-
-
-def _table(report: "AuditReport") -> "Table":
-    from rich.table import Table
-
-    from foveate.report.audit_page import scale_table
-
-    header, rows = scale_table(report)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in header:
-        table.add_column(name, justify="right")
-    for row in rows:
-        table.add_row(*row)
-    return table
+        print_message(f"warning: skipped {count} images that cannot be read")
 
 
 def _classes(text: str | None) -> list[str]:
-    from foveate.errors import ConfigError
-
     if text is None:
         return []
     path = Path(text)
@@ -252,8 +216,6 @@ def _classes(text: str | None) -> list[str]:
 
 
 def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:
-    from foveate.errors import ConfigError
-
     try:
         return None if text is None else tuple(map(float, text.split(",")))
     except ValueError:

@@ -23,7 +23,8 @@ from foveate.cli.options import (
 )
 from foveate.cli.reproduce import MAX_TOGETHER, SEEDS, TOGETHER
 from foveate.cli.sweep import run_study
-from foveate.cli.training import SETTING, cached_loader, parse_settings
+from foveate.cli.training import SETTING, cached_loader, parse_pairs, parse_settings
+from foveate.files import check_folder
 
 if TYPE_CHECKING:
     from foveate.data.splits import SplitName
@@ -41,7 +42,6 @@ REPLACED = shared(
     "NAME=SOURCE", "Source of a data set, such as mnist=idx:DIR; can be repeated.", DATA,
     "--source",
 )  # fmt: skip
-KINDS = ("svg", "png")
 
 
 def compare(
@@ -75,13 +75,7 @@ def compare(
     give the ceiling. With --split val, networks are tested on validation images only, to choose
     settings.
     """
-    from foveate.baselines.comparison import (
-        find_data_sets,
-        find_methods,
-        plan_jobs,
-        row_label,
-    )
-    from foveate.files import check_folder
+    from foveate.baselines.comparison import find_data_sets, find_methods, plan_jobs, row_label
     from foveate.scales import as_scales
     from foveate.sweeps.runner import Study
     from foveate.training.data import is_photo
@@ -92,13 +86,14 @@ def compare(
     usual = "bf16" if place.startswith("cuda") else "float32"
     changes = {"precision": usual if precision == "auto" else precision}
     changes |= parse_settings(change or [])
+    sources = parse_pairs(source or [], "--source must be NAME=SOURCE, such as mnist=idx:DIR")
 
     def changed(config: "TrainConfig") -> "TrainConfig":
         return config.changed(changes)
 
     jobs = plan_jobs(
         find_methods(_split(methods)),
-        find_data_sets(_split(data), _sources(source or []), load),
+        find_data_sets(_split(data), sources, load),
         scales=as_scales(scales) if scales else (),
         seeds=seeds,
         split=cast("SplitName", split),
@@ -121,22 +116,12 @@ def _split(names: list[str] | None) -> list[str]:
     return [name.strip() for part in names or [] for name in part.split(",")]
 
 
-def _sources(texts: list[str]) -> dict[str, str]:
-    from foveate.errors import ConfigError
-
-    for text in texts:
-        name, _, source = text.partition("=")
-        if not (name and source):
-            raise ConfigError(f"--source must be NAME=SOURCE, such as mnist=idx:DIR, got {text!r}")
-    return dict(text.split("=", 1) for text in texts)
-
-
 def _write(study: "Study", split: "SplitName", changes: Sequence[str]) -> None:
     """Write the table, the page and the figures of all results in the folder."""
     from foveate.baselines.comparison import measurements, table_name, write_measurements
     from foveate.baselines.summary import comparison_views
     from foveate.report.comparison_page import About, comparison_figure, comparison_page
-    from foveate.report.plots import save
+    from foveate.report.plots import save_figure
 
     out, lines = study.folder, measurements(study.records, split)
     drawn = [(view, comparison_figure(view)) for view in comparison_views(lines)]
@@ -153,8 +138,6 @@ def _write(study: "Study", split: "SplitName", changes: Sequence[str]) -> None:
     with progress("figures", len(drawn)) as advance:
         for view, figure in drawn:
             name = view.name if split == "test" else f"{view.name}-{split}"
-            for kind in KINDS:
-                save(figure, out / "figures" / f"{name}.{kind}")
+            save_figure(figure, out / "figures", name)
             advance(1)
-    for path in (table, page):
-        OUTPUT.print(path, markup=False)
+    OUTPUT.print(table, page, sep="\n")

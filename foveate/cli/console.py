@@ -4,37 +4,46 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.status import Status
+from rich.table import Table
+from rich.text import Text
 
 from foveate.training.interrupt import Terminated, received_signals
 
-OUTPUT = Console(highlight=False, soft_wrap=True)
-ERRORS = Console(stderr=True, highlight=False, soft_wrap=True)
+# Paths and messages are printed to the letter, even if they contain [brackets] or :words:.
+OUTPUT = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+ERRORS = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 LOG_EVERY = 30.0  # seconds between progress lines in a log
 
 
 def print_error(message: str) -> None:
     """Print an error as one line on stderr."""
-    ERRORS.print("[bold red]error:[/] " + escape(" ".join(message.split())))
+    ERRORS.print(Text.assemble(("error:", "bold red"), " ", " ".join(message.split())))
 
 
 def print_message(message: str) -> None:
     """Print a message on stderr, apart from the results on stdout."""
-    ERRORS.print(message, markup=False)
+    ERRORS.print(message)
+
+
+def print_table(
+    headers: Sequence[str], rows: Iterable[Sequence[str | Text]], left: Sequence[str] = ()
+) -> None:
+    """Print a table on stdout; the columns named in `left` are aligned to the left."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for header in headers:
+        table.add_column(header, justify="left" if header in left else "right")
+    for row in rows:
+        table.add_row(*row)
+    OUTPUT.print(table)
 
 
 def status(message: str) -> Status:
@@ -95,5 +104,5 @@ def interrupted(error: BaseException, message: str) -> int:
     terminated = isinstance(error, Terminated) or signal.SIGTERM in received_signals
     signal_name, code = ("terminated", 143) if terminated else ("interrupted", 130)
     if message and os.environ.get("RANK", "0") == "0":  # torchrun: the first process prints for all
-        ERRORS.print(f"{signal_name}: {message}", markup=False)
+        print_message(f"{signal_name}: {message}")
     return code

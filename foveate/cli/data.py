@@ -22,6 +22,8 @@ from foveate.cli.options import (
     completing,
     shared,
 )
+from foveate.errors import ConfigError, DataError
+from foveate.files import check_folder
 from foveate.scales import ScaleRange, as_scales, parse_scales
 
 if TYPE_CHECKING:
@@ -73,8 +75,6 @@ def generate(
     determines the scales that are drawn from a range such as 1-4.
     """
     from foveate.data.store import write
-    from foveate.errors import ConfigError
-    from foveate.files import check_folder
 
     if recipe != RECIPE:
         raise ConfigError(f"recipe must be {RECIPE}, got {recipe!r}")
@@ -113,7 +113,6 @@ def show(
     they are stored, with their labels.
     """
     from foveate.data.large_scale import check_size
-    from foveate.files import check_folder
     from foveate.report.plots import sample_grid, save
     from foveate.training.data import has_colour_pictures
 
@@ -132,7 +131,6 @@ def show(
 def _plan(train: str, test: str, size: int, seed: int, border: str) -> "list[FileSpec]":
     from foveate.data.large_scale import check_border
     from foveate.data.store import FileSpec
-    from foveate.errors import ConfigError
 
     beyond = check_border(border)
     both = () if train == "none" else parse_scales(train)
@@ -157,8 +155,6 @@ def _load(name: str) -> "Source":
 def _check_space(folder: Path, needed: int) -> None:
     import shutil
 
-    from foveate.errors import DataError
-
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     free = shutil.disk_usage(existing).free
     if needed > free:
@@ -173,7 +169,6 @@ def _from_source(
 ) -> "tuple[list[Tensor], list[str]]":
     from foveate.data.large_scale import check_border, rescale
     from foveate.data.mirrored import rescale_mirrored
-    from foveate.errors import ConfigError
 
     images, beyond = _load(name).train.images[:samples], check_border(border)
     titles = [f"{scale:.3g}" for scale in scales]
@@ -191,16 +186,13 @@ def _from_photographs(
     import torch
     from torch import nn
 
-    from foveate.data.large_scale import check_size
     from foveate.data.recipes import Recipe
-    from foveate.errors import ConfigError
     from foveate.evaluation.audit.run_recipe import PhotoTransform
     from foveate.models.channels import ScaleChannels
     from foveate.training.data import open_pictures
 
     if border != "replicate":
         raise ConfigError(f"photographs always replicate their border; leave out --border {border}")
-    check_size(size)
     frame = ScaleChannels(nn.Identity(), [1.0], size, antialias=True)
     shown = PhotoTransform(recipe=Recipe(name="photo", base=max(1, size // 2)), windows=frame)
     for scale in scales:

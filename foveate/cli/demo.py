@@ -4,15 +4,12 @@ from typing import Annotated
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT
+from foveate.cli.console import OUTPUT, status
 from foveate.cli.options import MODEL_REF, PretrainedOption, TrustOption
 
 
 def demo(
-    model: Annotated[
-        list[str] | None,
-        MODEL_REF("trained digit networks"),
-    ] = None,
+    model: Annotated[list[str] | None, MODEL_REF("trained digit networks")] = None,
     host: Annotated[
         str,
         typer.Option(metavar="HOST", help="Address to listen on; 0.0.0.0 admits other machines."),
@@ -43,11 +40,6 @@ def demo(
     from foveate.demo.pages import open_page
     from foveate.demo.server import serve
 
-    with ERRORS.status("loading ..."):
+    with status("loading ..."):
         page = open_page(model or (), trust=trust, pretrained=pretrained)
-    serve(
-        page,
-        host,
-        port,
-        lambda address: OUTPUT.print(f"{address} (press Ctrl-C to stop)", markup=False),
-    )
+    serve(page, host, port, lambda address: OUTPUT.print(f"{address} (press Ctrl-C to stop)"))

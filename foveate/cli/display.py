@@ -1,6 +1,7 @@
 """Progress of a training run: a live bar on a terminal, and one line per epoch."""
 
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Self
 
 from rich.progress import BarColumn, Progress, TextColumn
@@ -18,9 +19,7 @@ class Display:
     """Shows epoch, loss, validation accuracy, images per second and remaining time."""
 
     def __init__(self, greeting: str) -> None:
-        self.greeting = (
-            greeting  # printed after the first step, so that a refused run prints only its error
-        )
+        self.greeting = greeting  # printed after the first step: a refused run prints its error
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[now]}"))
         watched = ERRORS.is_terminal
         self.bar = Progress(*columns, console=ERRORS, disable=not watched, transient=True)
@@ -43,7 +42,7 @@ class Display:
         if self.start is None:
             ended = progress.step == 0  # stopped in validation: that epoch still needs its line
             self.start, self.printed_epochs = (now, done), len(progress.metrics) - ended
-            OUTPUT.print(self.greeting, markup=False)
+            OUTPUT.print(self.greeting)
         left = self._left(now, done, total, config.batch) if done < total else ""
         if len(progress.metrics) > self.printed_epochs:
             self.printed_epochs = len(progress.metrics)
@@ -66,11 +65,10 @@ class Display:
         if done == first or now == begun:
             return ""
         pace = (done - first) / (now - begun)
-        left = round((total - done) / pace)
-        hours, minutes, seconds = left // 3600, left // 60 % 60, left % 60
+        left = timedelta(seconds=round((total - done) / pace))
         speed = pace * batch
         digits = 0 if speed >= 10 else 1
-        return f"{speed:,.{digits}f} images/s  {hours}:{minutes:02}:{seconds:02} remaining"
+        return f"{speed:,.{digits}f} images/s  {left} remaining"
 
 
 def epoch_line(config: "TrainConfig", progress: "RunProgress") -> str:

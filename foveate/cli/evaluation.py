@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from foveate.cli.console import OUTPUT, progress
+from foveate.cli.console import OUTPUT, print_table, progress
 from foveate.cli.options import (
     LAZY,
     OUT_FOLDER,
@@ -21,15 +21,13 @@ from foveate.cli.options import (
     TrustOption,
 )
 from foveate.cli.training import cached_loader, warn_of_skipped
+from foveate.errors import ConfigError
+from foveate.files import check_folder
 from foveate.scales import as_scales
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from foveate.data.splits import SplitName
-    from foveate.evaluation.results import Curve
-
-FIGURE_FORMATS = ("png", "svg")
+    from foveate.evaluation.results import Curve, RunResult
 
 
 def evaluate(
@@ -61,11 +59,8 @@ def evaluate(
     differ only in their seed, the table shows mean and standard deviation. With --lazy, the winning
     channels are unknown.
     """
-    from foveate.errors import ConfigError
-    from foveate.evaluation.results import RunResult, save_results, summarise
+    from foveate.evaluation.results import RunResult
     from foveate.evaluation.test_sets import make_lazy, open_test_set, with_channels
-    from foveate.files import check_folder
-    from foveate.report.plots import accuracy_curves, save
     from foveate.training.checkpoint import RunFolder, hardware
     from foveate.training.loop import find_device
 
@@ -105,30 +100,28 @@ def evaluate(
     skipped = {name: reason for test in tests for (_, name), reason in test.skipped.items()}
     if skipped:
         about["skipped"] = dict(sorted(skipped.items()))
+    _write(results, target, about)
+    warn_of_skipped(len(skipped), target / "results.json")
+
+
+def _write(results: "list[RunResult]", target: Path, about: dict[str, Any]) -> None:
+    from foveate.evaluation.results import save_results, summarise
+    from foveate.report.plots import accuracy_curves, save_figure
+
     curves = summarise(results)
     written = save_results(results, target, about)
-    pictures = [
-        save(accuracy_curves(curves), target / f"accuracy.{kind}") for kind in FIGURE_FORMATS
+    pictures = save_figure(accuracy_curves(curves), target, "accuracy")
+    print_accuracy(curves)
+    OUTPUT.print(*written, *pictures, sep="\n")
+
+
+def print_accuracy(curves: "list[Curve]") -> None:
+    """Print a table of the accuracy per scale, one column per curve."""
+    rows = [
+        [f"{scale:.3f}", *(_cell(curve, row) for curve in curves)]
+        for row, scale in enumerate(curves[0].scales)
     ]
-    OUTPUT.print(accuracy_table(curves))
-    for path in (*written, *pictures):
-        OUTPUT.print(path, markup=False)
-    warn_of_skipped(len(skipped), written[1])
-
-
-def accuracy_table(curves: "list[Curve]") -> "Table":
-    """Return a table of the accuracy per scale, one column per curve."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("scale", justify="right")
-    for curve in curves:
-        label = curve.label if curve.runs == 1 else f"{curve.label} ({curve.runs} runs)"
-        table.add_column(escape(label), justify="right")
-    for row, scale in enumerate(curves[0].scales):
-        table.add_row(f"{scale:.3f}", *(_cell(curve, row) for curve in curves))
-    return table
+    print_table(["scale", *(curve.title for curve in curves)], rows)
 
 
 def _cell(curve: "Curve", row: int) -> str:

@@ -7,20 +7,18 @@ import typer
 
 from foveate.cli.console import OUTPUT, status
 from foveate.cli.options import (
-    MODEL_HELP,
     OUT_FILE,
     SIZE,
+    ModelArgument,
     PretrainedOption,
     TrustOption,
-    complete_model,
     completing,
 )
+from foveate.errors import ConfigError
 
 
 def export(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model)
-    ],
+    model: ModelArgument,
     out: Annotated[Path, OUT_FILE()],
     format: Annotated[
         str | None,
@@ -51,7 +49,6 @@ def export(
     foveate[onnx].
     """
     from foveate.data.large_scale import check_size
-    from foveate.errors import ConfigError
     from foveate.evaluation.models import load_model
     from foveate.models.export import Format
     from foveate.models.export import export as write
@@ -69,7 +66,7 @@ def export(
             format=cast(Format | None, format),
             about=found.metadata(),
         )
-    OUTPUT.print(f"{made.path} maps images to {' and '.join(made.outputs)}", markup=False)
+    OUTPUT.print(f"{made.path} maps images to {' and '.join(made.outputs)}")
     OUTPUT.print(
         f"largest difference from the network: {made.difference:.1e} "
         f"(rounding allows {made.allowed:.1e})"

@@ -137,6 +137,9 @@ SEED = shared("N", "Random seed.", TRAINING)
 OUT_FOLDER = shared("DIR", "Output folder.", OUTPUT)
 OUT_FILE = shared("FILE", "Output file.", OUTPUT)
 
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model)
+]
 DeviceOption = Annotated[
     str,
     shared(

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT
+from foveate.cli.console import OUTPUT, print_error
 from foveate.cli.options import (
     DATA,
     EVALUATION,
@@ -17,6 +17,8 @@ from foveate.cli.options import (
     shared,
 )
 from foveate.cli.options import OUTPUT as OUTPUT_PANEL
+from foveate.errors import ConfigError, DataError
+from foveate.files import replacing
 
 if TYPE_CHECKING:
     from foveate.evaluation.models import Model
@@ -66,7 +68,6 @@ def predict(
     strongest response, in pixels of the image. Images that cannot be read are reported, and the
     exit code is then 1.
     """
-    from foveate.errors import DataError
     from foveate.evaluation.models import load_model
     from foveate.evaluation.predict import predict as classify
     from foveate.training.loop import find_device
@@ -80,7 +81,7 @@ def predict(
             found[i] = classify(loaded, path, invert=invert, scale=scale, search=search, step=step)
         except DataError as error:
             errors[i] = str(error)
-            ERRORS.print(f"error: {error}", markup=False)
+            print_error(str(error))
     if picture is not None and found:
         _draw(loaded, images[0], found[0], picture)
     if json:
@@ -93,8 +94,6 @@ def predict(
 
 
 def _check(images: list[Path], search: bool, step: float | None, picture: Path | None) -> None:
-    from foveate.errors import ConfigError
-
     if step is not None and not search:
         raise ConfigError(f"--step {step:g} requires --search; add it, or leave out --step")
     if picture is None:
@@ -112,7 +111,6 @@ def _check(images: list[Path], search: bool, step: float | None, picture: Path |
 def _draw(model: "Model", path: Path, prediction: "Prediction", out: Path) -> None:
     from foveate.data.pictures import read_picture
     from foveate.evaluation.predict import choose_background
-    from foveate.files import replacing
     from foveate.report.boxes import draw_prediction
 
     drawn = draw_prediction(read_picture(path, choose_background(model)), prediction)
@@ -136,7 +134,7 @@ def _print_table(model: "Model", found: "list[tuple[Path, Prediction]]", search:
 
 def _print_line(label: str, width: int, confidence: str, cells: tuple[str, ...], path: str) -> None:
     shown = "  ".join(f"{cell:>{room}}" for cell, room in zip(cells, (5, 7, 6), strict=False))
-    OUTPUT.print(f"{label:<{width}}  {confidence:>10}  {shown}  {path}", markup=False)
+    OUTPUT.print(f"{label:<{width}}  {confidence:>10}  {shown}  {path}")
 
 
 def _print_json(

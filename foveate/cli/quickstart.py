@@ -40,7 +40,7 @@ def quickstart(
     with progress("training", sum(config.epochs for config in runs.values())) as advance:
 
         def show(name: str, config: "TrainConfig", at: "Progress") -> None:
-            OUTPUT.print(f"{out / name}  {epoch_line(config, at)}", markup=False)
+            OUTPUT.print(f"{out / name}  {epoch_line(config, at)}")
             advance(1)
 
         work.train_runs(runs, out, show)
@@ -50,18 +50,16 @@ def quickstart(
 
 
 def _report(results: "list[RunResult]", out: Path) -> None:
-    from foveate.cli.evaluation import FIGURE_FORMATS, accuracy_table
+    from foveate.cli.evaluation import print_accuracy
     from foveate.evaluation.results import summarise
     from foveate.paper.quickstart import full_size_curves
-    from foveate.report.plots import save
+    from foveate.report.plots import save_figure
     from foveate.report.quickstart import quick_figure, quick_page, quick_summary
 
     full = full_size_curves()
-    figure = quick_figure(results, full)
     written = [quick_page(results, full, out).save(out / "report.html")]
-    written += [save(figure, out / f"accuracy.{kind}") for kind in FIGURE_FORMATS]
+    written += save_figure(quick_figure(results, full), out, "accuracy")
     reference = [replace(curve, label=f"full size: {curve.label}", spread=()) for curve in full]
-    OUTPUT.print(accuracy_table([*summarise(results), *reference]))
-    OUTPUT.print(quick_summary(results), markup=False)
-    for path in (*written, out / "accuracy.csv", out / "results.json"):
-        OUTPUT.print(path, markup=False)
+    print_accuracy([*summarise(results), *reference])
+    written += [out / "accuracy.csv", out / "results.json"]
+    OUTPUT.print(quick_summary(results), *written, sep="\n")

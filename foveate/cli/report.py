@@ -5,15 +5,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foveate.cli.console import OUTPUT, progress
+from foveate.cli.console import OUTPUT, print_table, progress
 from foveate.cli.options import OUT_FOLDER
+from foveate.errors import DataError
+from foveate.files import check_folder
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from foveate.report.reproduction import Reproduction
 
-KINDS = ("svg", "png")
+COLOURS = {"holds": "green", "fails": "bold red", "undecided": "yellow"}
 
 
 def report(
@@ -37,8 +37,8 @@ def report(
     Writes report.html, a self-contained page, and each figure as .svg and .png in figures/.
     Results can be partial: the page lists the missing ones.
     """
-    from foveate.errors import DataError
-    from foveate.files import check_folder
+    from rich.text import Text
+
     from foveate.paper.tables import published_folder
     from foveate.report.reproduction import Reproduction
 
@@ -50,31 +50,21 @@ def report(
         )
     check_folder(out)
     found = Reproduction.read(folder)
-    for path in _write(found, str(results or "published with foveate"), out):
-        OUTPUT.print(path, markup=False)
-    OUTPUT.print(_table(found))
-    OUTPUT.print(found.summary(), markup=False)
+    OUTPUT.print(*_write(found, str(results or "published with foveate"), out), sep="\n")
+    rows = [(c.name, c.statement, Text(c.verdict, COLOURS[c.verdict])) for c in found.claims]
+    header = ("", "statement", "verdict")
+    print_table(header, rows, left=header)
+    OUTPUT.print(found.summary())
 
 
 def _write(found: "Reproduction", source: str, out: Path) -> list[Path]:
-    from foveate.report.plots import save
+    from foveate.report.plots import save_figure
     from foveate.report.reproduction import captioned_figures, reproduction_page
 
     drawn = captioned_figures(found)
     written = [reproduction_page(found, drawn, source).save(out / "report.html")]
     with progress("figures", len(drawn)) as advance:
         for name, each in drawn.items():
-            written += [save(each.figure, out / "figures" / f"{name}.{kind}") for kind in KINDS]
+            written += save_figure(each.figure, out / "figures", name)
             advance(1)
     return written
-
-
-def _table(found: "Reproduction") -> "Table":
-    from rich.table import Table
-
-    colours = {"holds": "green", "fails": "bold red", "undecided": "yellow"}
-    table = Table("", "statement", "verdict", box=None, pad_edge=False, header_style="bold")
-    for claim in found.claims:
-        verdict = f"[{colours[claim.verdict]}]{claim.verdict}[/]"
-        table.add_row(claim.name, claim.statement.replace("[", r"\["), verdict)
-    return table

@@ -21,6 +21,7 @@ from foveate.cli.options import (
     shared,
 )
 from foveate.cli.sweep import run_study
+from foveate.files import check_folder
 
 if TYPE_CHECKING:
     from foveate.training.config import Precision
@@ -68,7 +69,6 @@ def reproduce(
     the work: give each its own rows, then copy all run folders into one folder and run the same
     command there to collect the results.
     """
-    from foveate.files import check_folder
     from foveate.paper.tables import TABLES, find_rows, paper_jobs
     from foveate.sweeps.runner import Study
     from foveate.training.loop import find_device

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foveate.cli.console import ERRORS, OUTPUT, interruptible
+from foveate.cli.console import ERRORS, OUTPUT, interruptible, print_message, print_table
 from foveate.cli.options import (
     OUT_FOLDER,
     AddressOption,
@@ -17,11 +17,10 @@ from foveate.cli.options import (
     EngineOption,
     TrustOption,
 )
-from foveate.cli.training import warn_of_skipped
+from foveate.cli.training import cached_loader, warn_of_skipped
+from foveate.files import check_folder
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from foveate.sweeps.runner import Failure, JobResult, Study
     from foveate.training.checkpoint import Progress
     from foveate.training.config import TrainConfig
@@ -53,8 +52,6 @@ def sweep(
     decide between CPU and GPU. If interrupted, the same command resumes; finished runs are not
     repeated.
     """
-    from foveate.cli.training import cached_loader
-    from foveate.files import check_folder
     from foveate.sweeps.runner import Study
     from foveate.sweeps.study import read_study
     from foveate.training.data import is_photo
@@ -94,9 +91,9 @@ def run_study(study: "Study", labels: Labels, *, dry_run: bool, **engine: Any) -
     workers = make_engine(callback=live.watch, **engine)
     workers.check()
     total, left = len(study.jobs), len(study.remaining)
-    OUTPUT.print(f"{total} runs: {total - left} finished, {left} remaining", markup=False)
+    OUTPUT.print(f"{total} runs: {total - left} finished, {left} remaining")
     if dry_run:
-        OUTPUT.print(_table(study, labels))
+        _print_runs(study, labels)
         return
     again = "run the same command to resume"
     with (
@@ -104,12 +101,11 @@ def run_study(study: "Study", labels: Labels, *, dry_run: bool, **engine: Any) -
         interruptible(lambda: f"{len(study.remaining)} runs remain; {again}"),
     ):
         failures = live.follow(study.run(workers))
-    OUTPUT.print(_table(study, labels))
-    OUTPUT.print(study.folder / "results.csv", markup=False)
+    _print_runs(study, labels)
+    OUTPUT.print(study.folder / "results.csv")
     if failures:
         names = ", ".join(f"{job.name} seed {job.config.seed}" for job, _ in failures)
-        message = f"{len(failures)} runs failed: {names}; run the same command to retry them"
-        ERRORS.print(message, markup=False)
+        print_message(f"{len(failures)} runs failed: {names}; run the same command to retry them")
         raise typer.Exit(1)
 
 
@@ -140,36 +136,29 @@ class _Live:
             name = f"{one.job.name} seed {one.job.config.seed}"
             if isinstance(one, Failure):
                 failures.append(one)
-                ERRORS.print(f"{name} failed: {one.reason}", markup=False)
+                print_message(f"{name} failed: {one.reason}")
             else:
                 at = one.outcome.scales
                 mean = 100 * sum(found.accuracy for found in at) / len(at)
                 taken = f"{one.outcome.seconds:.1f} s"
-                OUTPUT.print(
-                    f"{name}: mean accuracy {mean:.2f} % over all scales, {taken}", markup=False
-                )
-                if count := len(read_skipped(self.folder / one.job.folder)):
-                    warn_of_skipped(count, self.folder / one.job.folder / TABLE)
+                OUTPUT.print(f"{name}: mean accuracy {mean:.2f} % over all scales, {taken}")
+                run = self.folder / one.job.folder
+                warn_of_skipped(len(read_skipped(run)), run / TABLE)
         return failures
 
 
-def _table(study: "Study", labels: Labels) -> "Table":
-    """Return a table: finished seeds, mean accuracy in percent at some scales, time per run."""
-    from rich.markup import escape
-    from rich.table import Table
-
+def _print_runs(study: "Study", labels: Labels) -> None:
+    """Print a table: finished seeds, mean accuracy in percent at some scales, time per run."""
     tested = sorted({scale for job in study.jobs for scale in job.scales})
     last, count = len(tested) - 1, min(SHOWN, len(tested))
     scales = [tested[round(i * last / max(1, count - 1))] for i in range(count)]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("run")
-    for head in ("seeds", *(f"{scale:.3g}" for scale in scales), "s per run"):
-        table.add_column(head, justify="right")
+    rows = []
     for row, label in labels.items():
         records = [r for r in study.records if (r.table, r.row) == row]
         seconds = {record.seed: record.seconds for record in records}
         cells = [[r.accuracy for r in records if r.scale == scale] for scale in scales]
         means = [f"{100 * sum(found) / len(found):.2f}" if found else "" for found in cells]
         taken = f"{sum(seconds.values()) / len(seconds):.1f}" if seconds else ""
-        table.add_row(escape(label), str(len(seconds)), *means, taken)
-    return table
+        rows.append([label, str(len(seconds)), *means, taken])
+    headers = ["run", "seeds", *(f"{scale:.3g}" for scale in scales), "s per run"]
+    print_table(headers, rows, left=["run"])

@@ -5,12 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from foveate.cli.console import OUTPUT, progress
+from foveate.cli.console import OUTPUT, print_table, progress
 from foveate.cli.options import SEED, JsonOption
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from foveate.evaluation.theory import Finding
 
 LARGEST_SEED = 2**32 - 1
@@ -39,22 +37,19 @@ def verify(
     if json:
         print(dumps([finding.to_dict() for finding in findings], indent=2, allow_nan=False))
     else:
-        OUTPUT.print(_table(findings))
+        _print_findings(findings)
         OUTPUT.print(f"{held} of {len(findings)} statements hold")
     if held < len(findings):
         raise typer.Exit(1)
 
 
-def _table(findings: "list[Finding]") -> "Table":
-    from rich.table import Table
+def _print_findings(findings: "list[Finding]") -> None:
+    from rich.text import Text
 
-    table = Table("statement", box=None, pad_edge=False, header_style="bold")
-    for title in ("error", "bound"):
-        table.add_column(title, justify="right")
-    table.add_column("verdict")
+    rows = []
     for finding in findings:
-        relation = ">" if finding.breaks else "≤"
-        verdict = "[green]holds[/]" if finding.holds else "[bold red]FAILS[/]"
-        bound = f"{relation} {finding.bound:.2e}"
-        table.add_row(finding.statement, f"{finding.error:.2e}", bound, verdict)
-    return table
+        bound = f"{'>' if finding.breaks else '≤'} {finding.bound:.2e}"
+        verdict = Text("holds", "green") if finding.holds else Text("FAILS", "bold red")
+        rows.append((finding.statement, f"{finding.error:.2e}", bound, verdict))
+    headers = ("statement", "error", "bound", "verdict")
+    print_table(headers, rows, left=("statement", "verdict"))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,6 +33,7 @@ from foveate.cli.options import (
     completing,
     shared,
 )
+from foveate.errors import ConfigError
 
 if TYPE_CHECKING:
     from foveate.training.checkpoint import RunFolder
@@ -174,7 +176,7 @@ def _train(
     ):
         run(config, path, load=load, callback=callback, team=team, **{**options, "device": device})
     if team.is_main:
-        OUTPUT.print(f"{path} {state}: {_score(folder)}", markup=False)
+        OUTPUT.print(f"{path} {state}: {_score(folder)}")
         warn_of_skipped(len(read_skipped(path)), path / TABLE)
 
 
@@ -199,11 +201,14 @@ def warn_of_skipped(count: int, table: Path) -> None:
 
 def parse_settings(texts: Sequence[str]) -> dict[str, str]:
     """Parse the values of --set, KEY=VALUE each."""
-    from foveate.errors import ConfigError
+    return parse_pairs(texts, "--set must be KEY=VALUE, such as model.dropout=0")
 
+
+def parse_pairs(texts: Sequence[str], rule: str) -> dict[str, str]:
+    """Parse texts of the form NAME=VALUE; raise a ConfigError with the `rule` otherwise."""
     for text in texts:
         if not text.partition("=")[1]:
-            raise ConfigError(f"--set must be KEY=VALUE, such as model.dropout=0, got {text!r}")
+            raise ConfigError(f"{rule}, got {text!r}")
     return dict(text.split("=", 1) for text in texts)
 
 
@@ -229,7 +234,6 @@ def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) ->
 
     The source determines, for example, the number of classes and of image channels.
     """
-    from foveate.errors import ConfigError
     from foveate.scales import parse_windows
     from foveate.training.data import adapt_to_source, is_generated, unused_setting
     from foveate.training.presets import preset
@@ -255,8 +259,6 @@ def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) ->
 
 def cached_loader() -> "Load":
     """Return a cached function that loads a source and reports downloads."""
-    from functools import lru_cache
-
     from foveate.data.sources import load_source
 
     return lru_cache(maxsize=None)(lambda name: load_source(name, report=print_message))

@@ -28,12 +28,10 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from foveate.checks import check_memory
+from foveate.checks import check_choice, check_memory
 from foveate.errors import ConfigError, DataError
 from foveate.scale_space import discrete_gaussian, gaussian_radius
-from foveate.scales import MAX_SCALE as MAX_SCALE
-from foveate.scales import MIN_SCALE as MIN_SCALE
-from foveate.scales import check_scale as check_scale
+from foveate.scales import check_scale
 
 RECIPE = 1  # increase this number whenever the same options produce different pixels
 Border = Literal["replicate", "reflect", "zero", "whole"]
@@ -75,12 +73,11 @@ def rescale(
         >>> rescale(images, torch.tensor([0.5, 4.0]), size=64).shape
         torch.Size([2, 1, 64, 64])
     """
-    factors = check_rescaling(images, scales, size).to(images.device)
     check_border(border)
-    if not images.is_cuda:  # the result and two intermediate products, float32 each
-        needed = 12 * len(images) * images.shape[1] * size**2
-        check_memory(needed, f"{len(images)} images of {size} pixels", "use a smaller size")
+    # The result and two intermediate products are in memory.
+    factors = check_rescaling(images, scales, size, copies=3)
     if len(factors) > 1:
+        factors = factors.to(images.device)
         down, across, smooth = _matrices(factors, images.shape[2:], size, border)
         rescaled = apply_matrices(down, images.float(), across).clamp_(0, 256)
         return _finish(apply_matrices(smooth, rescaled, smooth), reaches_all=True)
@@ -118,8 +115,8 @@ def _matrices(
     scales: Tensor, shape: Sequence[int], size: int, border: Border
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the weights that rescale rows and columns of images, and those that smooth them."""
-    radius = _reach(scales, border)
-    down, across = (bicubic_matrices(scales, side, size, radius) for side in shape)
+    margin = gaussian_radius(float(((7 / 8 * scales) ** 2).max())) if border == "whole" else 0
+    down, across = (bicubic_matrices(scales, side, size, margin) for side in shape)
     return down, across, smoothing_matrices(scales, size, border)
 
 
@@ -137,6 +134,17 @@ def bicubic_matrices(scales: Tensor, source: int, size: int, margin: int = 0) ->
     return fold_border(weights * inside[:, :, None], pixel.long(), source, "replicate")
 
 
+def frame_matrices(scales: Tensor, source: int, size: int, border: str) -> Tensor:
+    """Return weights (N, size, source) that rescale a line of pixels, continued by the border."""
+    frame = torch.arange(size, dtype=torch.float64, device=scales.device)
+    position = (frame + 0.5 - size / 2) / scales[:, None] + source / 2
+    width = (1 / scales).clamp_min(1)[:, None, None]
+    beyond = math.ceil(max(0.0, -float(position.min())) + 2 * float(width.max()))
+    pixel = torch.arange(-beyond, source + beyond, device=scales.device)
+    weights = keys_kernel((position[:, :, None] - (pixel + 0.5)) / width)
+    return fold_border(weights / weights.sum(-1, keepdim=True), pixel, source, border)
+
+
 def smoothing_matrices(scales: Tensor, size: int, border: Border) -> Tensor:
     """Return weights (N, F, F) that smooth a line of the frame; (N, F, E) for border `whole`."""
     variance = (7 / 8 * scales) ** 2
@@ -149,8 +157,11 @@ def smoothing_matrices(scales: Tensor, size: int, border: Border) -> Tensor:
     return weights if border == "whole" else fold_border(weights, pixel, size, border)
 
 
-def check_rescaling(images: Tensor, scales: float | Tensor, size: int) -> Tensor:
-    """Check the arguments of a function that rescales images; return the scales, (1,) or (N,)."""
+def check_rescaling(images: Tensor, scales: float | Tensor, size: int, copies: int) -> Tensor:
+    """Check the arguments of a function that rescales images; return the scales, (1,) or (N,).
+
+    On a CPU, also check that `copies` of the float32 result fit into memory.
+    """
     if images.ndim != 4 or 0 in images.shape[1:]:
         raise DataError(f"images must be (N, C, h, w) and not empty, got {tuple(images.shape)}")
     check_size(size)
@@ -162,6 +173,9 @@ def check_rescaling(images: Tensor, scales: float | Tensor, size: int) -> Tensor
         )
     for factor in (factors.min(), factors.max()) if factors.numel() else ():
         check_scale(float(factor))
+    if not images.is_cuda:
+        needed = 4 * copies * len(images) * images.shape[1] * size**2
+        check_memory(needed, f"{len(images)} images of {size} pixels", "use a smaller size")
     return factors
 
 
@@ -173,13 +187,8 @@ def check_size(size: int) -> None:
 
 def check_border(border: str) -> Border:
     """Return `border`, or raise a ConfigError if it is unknown."""
-    if border not in get_args(Border):
-        raise ConfigError(f"border must be one of {', '.join(get_args(Border))}, got {border!r}")
+    check_choice("border", border, get_args(Border))
     return cast(Border, border)
-
-
-def _reach(scales: Tensor, border: Border) -> int:
-    return gaussian_radius(float(((7 / 8 * scales) ** 2).max())) if border == "whole" else 0
 
 
 def keys_kernel(x: Tensor) -> Tensor:
@@ -190,12 +199,19 @@ def keys_kernel(x: Tensor) -> Tensor:
     return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
 
 
-def fold_border(weights: Tensor, pixel: Tensor, length: int, border: Border) -> Tensor:
-    """Add the weights of pixels outside [0, length) to the inside pixels that replace them."""
+def fold_border(weights: Tensor, pixel: Tensor, length: int, border: str) -> Tensor:
+    """Add the weights of pixels outside [0, length) to the inside pixels that replace them.
+
+    Besides the values of `Border`, except ``whole``, the border can be ``mirror``: mirror images
+    that repeat the outermost pixel.
+    """
     if border == "zero":
         return weights[..., (pixel >= 0) & (pixel < length)]
     if border == "replicate":
         target = pixel.clamp(0, length - 1)
+    elif border == "mirror":
+        target = pixel % (2 * length)
+        target = torch.minimum(target, 2 * length - 1 - target)
     else:
         period = max(2 * (length - 1), 1)
         target = (pixel % period - (length - 1)).abs().neg() + length - 1

@@ -17,15 +17,13 @@ if that number needs no rounding, as for the factors 1/2, 1 and 2.
 """
 # Shape letters: N images, C channels, h w source pixels, F frame pixels.
 
-import math
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foveate.checks import check_memory
-from foveate.data.large_scale import apply_matrices, check_rescaling, keys_kernel
+from foveate.data.large_scale import apply_matrices, check_rescaling, frame_matrices
 
 
 def rescale_mirrored(images: Tensor, scales: float | Tensor, *, size: int = 64) -> Tensor:
@@ -59,38 +57,20 @@ def rescale_mirrored(images: Tensor, scales: float | Tensor, *, size: int = 64) 
         >>> rescale_mirrored(images, torch.tensor([0.5, 2.0])).shape
         torch.Size([2, 3, 64, 64])
     """
-    factors = check_rescaling(images, scales, size)
-    if not images.is_cuda:  # the result and an intermediate product, float32 each
-        needed = 8 * len(images) * images.shape[1] * size**2
-        check_memory(needed, f"{len(images)} images of {size} pixels", "use a smaller size")
+    factors = check_rescaling(images, scales, size, copies=2)  # and an intermediate product
     if len(factors) == 1:
         one = float(factors)
         down, across = (_one_matrix(one, n, size, images.device) for n in images.shape[2:])
     else:
         factors = factors.to(images.device)
-        down, across = (mirrored_matrices(factors, n, size) for n in images.shape[2:])
+        down, across = (frame_matrices(factors, n, size, "mirror") for n in images.shape[2:])
     return apply_matrices(down, images.float(), across).clamp_(0, 255)
 
 
 @lru_cache(maxsize=64)  # training with augmentation rescales every batch with the same weights
 def _one_matrix(scale: float, source: int, size: int, device: torch.device) -> Tensor:
     factor = torch.tensor([scale], dtype=torch.float64)
-    return mirrored_matrices(factor, source, size)[0].float().to(device)
-
-
-def mirrored_matrices(scales: Tensor, source: int, size: int) -> Tensor:
-    """Return weights (N, F, source) that rescale a line of pixels and its mirror images."""
-    frame = torch.arange(size, dtype=torch.float64, device=scales.device)
-    position = (frame + 0.5 - size / 2) / scales[:, None] + source / 2
-    width = (1 / scales).clamp_min(1)[:, None, None]
-    beyond = math.ceil(max(0.0, -float(position.min())) + 2 * float(width.max()))
-    pixel = torch.arange(-beyond, source + beyond, device=scales.device)
-    weights = keys_kernel((position[:, :, None] - (pixel + 0.5)) / width)
-    weights = weights / weights.sum(-1, keepdim=True)
-    target = pixel % (2 * source)
-    target = torch.minimum(target, 2 * source - 1 - target)
-    folded = weights.new_zeros(*weights.shape[:-1], source)
-    return folded.index_add_(-1, target, weights)
+    return frame_matrices(factor, source, size, "mirror")[0].float().to(device)
 
 
 @lru_cache(maxsize=32)  # one entry for each of several concurrent runs

@@ -3,7 +3,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, cast, get_args
 
@@ -184,6 +184,17 @@ class Recipe:
                 "recipe mnist-large-scale"
             )
         return self.normalise(rescale_mirrored(images, scales, size=size))
+
+    def at_scale(self, scale: float) -> "Recipe":
+        """Return the recipe ``photo`` that makes images larger by a factor.
+
+        Args:
+            scale: Factor of ``base``.
+
+        Returns:
+            The recipe with another ``base``, of at least one pixel.
+        """
+        return replace(self, base=max(1, round(self.base * scale)))
 
     def transform(self) -> Transform:
         """Return the evaluation transform of the recipe ``photo``.

@@ -23,7 +23,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,7 +35,7 @@ from foveate.data.pictures import EXTENSIONS, PictureFolder, folder_fingerprint,
 from foveate.data.splits import SPLITS, Labels, SplitName, checked_labels, digest
 from foveate.data.store import ScaledFile
 from foveate.errors import DataError
-from foveate.files import check_regular, wrap_read_errors
+from foveate.files import NamedBytes, check_regular, wrap_read_errors
 
 PREFIX = "shards:"
 OPEN = 32  # largest number of open files
@@ -127,9 +126,9 @@ class TarShard:
         found = []
         for index in indices:
             offset, size = map(int, self.places[index])
-            content = _Picture(os.pread(file.fileno(), size, offset))
-            content.name = f"{index} of {self.path}"
-            found.append(read_picture(content).transpose(2, 0, 1))
+            content = os.pread(file.fileno(), size, offset)
+            picture = read_picture(NamedBytes(content, f"{index} of {self.path}"))
+            found.append(picture.transpose(2, 0, 1))
         return found
 
     def describe_image(self, split: SplitName, index: int) -> str:
@@ -147,15 +146,6 @@ KINDS: dict[str, type[ScaledFile] | type[TarShard]] = {
     ".hdf5": ScaledFile,
     ".tar": TarShard,
 }
-
-
-class _Picture(BytesIO):
-    """The content of an image file, with a name for error messages."""
-
-    name = ""
-
-    def __str__(self) -> str:
-        return self.name
 
 
 class Shards:

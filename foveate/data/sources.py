@@ -153,14 +153,6 @@ def _from_splits(name: str, training: Split, test: Split, classes: tuple[str, ..
     return Source.of(name, (training[:count], training[count:], test), classes)
 
 
-def _fetched_cifar(name: str, report: Report | None) -> Source:
-    return _from_batches(name, fetch(name, report))
-
-
-def _read_cifar_folder(name: str, report: Report | None) -> Source:
-    return _from_batches(name, cifar.read_folder_batches(_place(name)))
-
-
 def _from_batches(name: str, files: Mapping[str, bytes]) -> Source:
     """Build a source from the binary batches of CIFAR-10; the last one is the test set."""
     *batches, test = (Split(*cifar.read_records(data, file)) for file, data in files.items())
@@ -214,10 +206,12 @@ class Kind:
 SOURCES = {
     "mnist": Kind(_fetched),
     "fashion-mnist": Kind(_fetched),
-    "cifar10": Kind(_fetched_cifar),
+    "cifar10": Kind(lambda name, report: _from_batches(name, fetch(name, report))),
     "mnist-5k": Kind(_read_embedded),
     "idx:DIR": Kind(_read_idx_folder),
-    "cifar10:DIR": Kind(_read_cifar_folder),
+    "cifar10:DIR": Kind(
+        lambda name, report: _from_batches(name, cifar.read_folder_batches(_place(name)))
+    ),
     "folder:DIR": Kind(
         lambda name, report: read_folder(name, _place(name)),
         lambda name: open_folder(_place(name)),

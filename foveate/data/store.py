@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -340,9 +340,7 @@ class ScaledFile:
         stored = _own_dataset(file, f"x_{split}")
         if not len(indices) or stored.ndim == 3:
             pixels = stored[()].reshape(-1, *stored.shape[-3:])[list(indices)]
-        elif (
-            indices[-1] - indices[0] == len(indices) - 1
-        ):  # h5py reads slices much faster than lists
+        elif indices[-1] - indices[0] == len(indices) - 1:  # h5py reads a slice much faster
             pixels = stored[indices[0] : indices[-1] + 1]
         else:
             pixels = stored[list(indices)]
@@ -494,11 +492,16 @@ def _same_or_raise(path: Path, wanted: dict[str, Any]) -> None:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Limit PyTorch to one CPU thread within the block."""
+def cpu_threads(count: int) -> Iterator[None]:
+    """Limit PyTorch to `count` CPU threads within the block; 0 changes nothing."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count or before)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """Limit PyTorch to one CPU thread within the block."""
+    return cpu_threads(1)

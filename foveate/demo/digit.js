@@ -1,14 +1,14 @@
 // Tab for a single digit: drawing pad, file upload and zoom. The server renders the panels as HTML.
-import { connect } from "./page.js";
+import { connect, offerExamples } from "./page.js";
 
 const root = document.getElementById("digit");
 const find = (what) => root.querySelector(what);
 const pad = find(".pad"), ink = pad.getContext("2d");
 const slider = find(".zoom input"), file = find(".file input");
-const { request, notify } = connect(root), samples = connect(root);
+const { request, notify } = connect(root);
 let digit = root.dataset.digit;
 let label = Number(root.dataset.label);
-let turn = 0, drawing = false, fresh = true;
+let drawing = false, fresh = true;
 
 const zoom = () => 2 ** Number(slider.value);
 const predict = () => request("predict", () => ({ digit, zoom: zoom(), label }), show);
@@ -99,10 +99,7 @@ slider.addEventListener("input", () => {
   predict();
 });
 find(".clear").addEventListener("click", () => { clear(); notify(""); });
-find(".more").addEventListener("click", () => {
-  const fields = { turn: ++turn };
-  samples.request("samples", () => fields, (reply) => { find(".picks").innerHTML = reply.html; });
-});
+offerExamples(root);
 find(".picks").addEventListener("click", (event) => {
   const picked = event.target.closest("button");
   if (!picked) return;

@@ -12,17 +12,14 @@ from torch import Tensor
 from foveate.data.large_scale import rescale
 from foveate.data.sources import DIGITS
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.models import Model, load_model
+from foveate.evaluation.models import Model
 from foveate.evaluation.predict import Prediction, classify
 from foveate.evaluation.results import read_results
 from foveate.models.channels import ScaleChannels
-from foveate.models.pretrained import pretrained_info, pretrained_names
+from foveate.models.pretrained import pretrained_info
 from foveate.paper.tables import network_title
 from foveate.training.config import TrainConfig
 from foveate.training.presets import model_name
-
-DEFAULT_NETWORKS = ("cnn-mnist-tr2", "fovmax-mnist-tr2", "fovavg-mnist-tr2")
-MAX_NETWORKS = 4  # networks that fit next to each other on the page
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,26 +53,6 @@ class DigitView:
     predictions: tuple[tuple[DigitNetwork, Prediction], ...]
     patches: Tensor | None = None
     scales: tuple[float, ...] = ()
-
-
-def load_networks(refs: Sequence[str] = (), trust: bool = False) -> list[DigitNetwork]:
-    """Load networks by name or run folder; by default those shipped with the package."""
-    if not refs and not set(DEFAULT_NETWORKS) <= set(pretrained_names()):
-        raise ConfigError(
-            "this version contains no trained networks: run 'foveate quickstart', then 'foveate "
-            "demo --model quickstart/cnn --model quickstart/fovmax --model quickstart/fovavg'"
-        )
-    check_count(refs)
-    return to_digit_networks([load_model(ref, trust=trust) for ref in refs or DEFAULT_NETWORKS])
-
-
-def check_count(refs: Sequence[str]) -> None:
-    """Raise if there are more networks than fit on the page."""
-    if len(refs) > MAX_NETWORKS:
-        raise ConfigError(
-            f"the demo compares at most {MAX_NETWORKS} networks, got {len(refs)}; remove --model "
-            "options"
-        )
 
 
 def to_digit_networks(models: Sequence[Model]) -> list[DigitNetwork]:

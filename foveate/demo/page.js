@@ -42,6 +42,16 @@ export function connect(panel) {
   return { request, notify };
 }
 
+/** Make the button for more examples of a panel replace those that are shown. */
+export function offerExamples(panel) {
+  const { request } = connect(panel), picks = panel.querySelector(".picks");
+  let turn = 0;
+  panel.querySelector(".more").addEventListener("click", () => {
+    const fields = { turn: ++turn };
+    request("samples", () => fields, (reply) => { picks.innerHTML = reply.html; });
+  });
+}
+
 const tabs = [...document.querySelectorAll("[role=tab]")];
 
 function select(chosen) {

@@ -18,7 +18,8 @@ from foveate.evaluation.predict import Prediction
 MIN_ZOOM, MAX_ZOOM = 0.5, 8.0  # range of the zoom and of the scale axis
 TICKS = {0.5: "½", 1.0: "1", 2.0: "2", 4.0: "4", 8.0: "8"}
 CURVE = (100, 40)  # size of the SVG view box of the curves; stretched to the panel
-VERDICTS = {True: ("right", "correct"), False: ("wrong", "incorrect")}  # CSS class and text
+# CSS class and text of a prediction that is correct, incorrect, or of an unknown class.
+VERDICTS = {True: ("right", "correct"), False: ("wrong", "incorrect"), None: ("", "")}
 DASH = 7  # pixels, as in page.css: dashes of coinciding windows alternate
 MIN_BAR_HEIGHT = 3  # minimum height of a bar in percent, so that it is visible
 
@@ -39,19 +40,26 @@ def image(drawn: Image.Image, alt: str, kind: Literal["png", "jpeg"] = "png") ->
 
 def frame(view: DigitView) -> str:
     """Render the digit in its frame, with the window of each network's strongest channel."""
-    size = view.frame.shape[-1]
-    windows = []
-    for k, (network, prediction) in enumerate(view.predictions):
-        if prediction.channel is not None:
-            side = network.window * network.model.scales[prediction.channel]
-            side = min(side, size - 1.0)  # larger windows are drawn along the edge of the frame
-            corner = (size - side) / 2
-            windows.append(
-                f'<rect class="net{k}" stroke-dashoffset="{DASH * k}" x="{corner:.1f}" '
-                f'y="{corner:.1f}" width="{side:.1f}" height="{side:.1f}"/>'
-            )
+    sides = {
+        k: network.window * network.model.scales[prediction.channel]
+        for k, (network, prediction) in enumerate(view.predictions)
+        if prediction.channel is not None
+    }
     shown = image(to_greyscale(view.frame), f"digit at scale {view.zoom:.2f}")
-    return f'{shown}<svg viewBox="0 0 {size} {size}" aria-hidden="true">{"".join(windows)}</svg>'
+    return shown + windows(sides, view.frame.shape[-1])
+
+
+def windows(sides: Mapping[int, float], frame: float) -> str:
+    """Draw the window of each network as a square about the centre of the frame."""
+    drawn = []
+    for k, side in sides.items():
+        side = min(side, 0.995 * frame)  # larger windows are drawn along the edge of the frame
+        corner = (frame - side) / 2
+        drawn.append(
+            f'<rect class="net{k}" stroke-dashoffset="{DASH * k}" x="{corner:.1f}" '
+            f'y="{corner:.1f}" width="{side:.1f}" height="{side:.1f}"/>'
+        )
+    return f'<svg viewBox="0 0 {frame:.1f} {frame:.1f}" aria-hidden="true">{"".join(drawn)}</svg>'
 
 
 def cards(view: DigitView, label: int | None) -> str:
@@ -60,10 +68,7 @@ def cards(view: DigitView, label: int | None) -> str:
 
 
 def _card(k: int, network: DigitNetwork, prediction: Prediction, label: int | None) -> str:
-    verdict = ""
-    if label is not None:
-        kind, word = VERDICTS[prediction.label == str(label)]
-        verdict = f'<span class="{kind}">{word}</span>'
+    right = None if label is None else prediction.label == str(label)
     bars = "".join(
         f'<i class="{"best" if str(n) == prediction.label else ""}" '
         f'style="--h:{bar_height(share)}%" title="{n}: {100 * share:.1f} %"><b>{n}</b></i>'
@@ -71,11 +76,24 @@ def _card(k: int, network: DigitNetwork, prediction: Prediction, label: int | No
     )
     scale = prediction.scale
     seen_at = "input: whole frame" if scale is None else f"strongest at channel scale {scale:.2f}"
+    shares, answer = f'<div class="classes">{bars}</div>', (prediction.label, prediction.confidence)
+    return card(k, network.title, answer, right, shares, seen_at)
+
+
+def card(
+    k: int, title: str, answer: tuple[str, float], right: bool | None, shares: str, note: str
+) -> str:
+    """Render the card of a network: its class and probability, whether it is `right`, and `shares`.
+
+    `right` is None if the true class is unknown; `shares` is HTML.
+    """
+    label, confidence = answer
+    kind, word = VERDICTS[right]
     return (
-        f'<article class="card net{k}"><h3>{escape(network.title)}</h3>'
-        f'<p class="prediction"><output>{prediction.label}</output>'
-        f"<span>{100 * prediction.confidence:.1f} %{verdict}</span></p>"
-        f'<div class="classes">{bars}</div><p class="quiet">{seen_at}</p></article>'
+        f'<article class="card net{k}"><h3>{escape(title)}</h3>'
+        f'<p class="prediction"><output>{escape(label)}</output>'
+        f'<span>{100 * confidence:.1f} %<span class="{kind}">{word}</span></span></p>'
+        f'{shares}<p class="quiet">{note}</p></article>'
     )
 
 
@@ -90,44 +108,52 @@ def channels(view: DigitView) -> str:
         return '<p class="quiet">None of these networks has scale channels.</p>'
     pairs = enumerate(view.predictions)
     alike = {k: (c, p) for k, (c, p) in pairs if c.model.scales == view.scales}
-    axis = "".join(f"<span>{TICKS.get(scale, '')}</span>" for scale in view.scales)
-    return (
-        _patches(view.patches, view.scales, {k: p.channel for k, (_, p) in alike.items()})
-        + "".join(_responses(k, *pair) for k, pair in alike.items())
-        + f'<div class="line axis" style="--s:{len(view.scales)}">{axis}</div>'
-    )
+    names = [f"scale {scale:.3g}" for scale in view.scales]
+    responses = [_responses(k, *pair, names) for k, pair in alike.items()]
+    won = {k: p.channel for k, (_, p) in alike.items()}
+    strip = view.patches.movedim(0, 1).flatten(1)  # one image is faster than 17
+    listed = ", ".join(f"{scale:.2g}" for scale in view.scales)
+    shown = image(to_greyscale(strip), f"patches of the channels with scales {listed}")
+    return channel_panel(shown, won, responses, [TICKS.get(scale, "") for scale in view.scales])
 
 
-def _patches(patches: Tensor, scales: Sequence[float], won: Mapping[int, int | None]) -> str:
-    """Render all patches as one image (faster than 17) and mark the strongest channels `won`."""
-    count, size = patches.shape[0], patches.shape[-1]
-    strip = patches.movedim(0, 1).reshape(size, count * size)
-    names = ", ".join(f"{scale:.2g}" for scale in scales)
-    shown = image(to_greyscale(strip), f"patches of the channels with scales {names}")
+def channel_panel(
+    shown: str, won: Mapping[int, int | None], responses: Sequence[str], ticks: Sequence[str]
+) -> str:
+    """Render the patches with marks at the channels `won`, the responses, and the axis below."""
     marks = "".join(
         f'<i class="net{k}" style="--at:{channel};--k:{place}"></i>'
         for place, (k, channel) in enumerate(won.items())
     )
-    return f'<div class="strip" style="--s:{count}">{shown}{marks}</div>'
+    axis = "".join(f"<span>{tick}</span>" for tick in ticks)
+    return (
+        f'<div class="strip" style="--s:{len(ticks)}">{shown}{marks}</div>{"".join(responses)}'
+        f'<div class="line axis" style="--s:{len(ticks)}">{axis}</div>'
+    )
 
 
-def _responses(k: int, network: DigitNetwork, prediction: Prediction) -> str:
-    scales = network.model.scales
+def _responses(k: int, network: DigitNetwork, prediction: Prediction, names: Sequence[str]) -> str:
     strengths = [logits[int(prediction.label)] for logits in prediction.channels]
     assert prediction.channel is not None
+    caption = f"logit of “{prediction.label}” in each channel, strongest at "
+    caption = f"{network.title}: {caption}{names[prediction.channel]}"
+    return response_bars(k, caption, strengths, prediction.channel, names)
+
+
+def response_bars(
+    k: int, caption: str, strengths: Sequence[float], best: int, names: Sequence[str]
+) -> str:
+    """Render the logit of a network in each channel as bars, and mark the `best` channel."""
     low = min(strengths)
     span = max(max(strengths) - low, 1e-9)
     bars = "".join(
-        f'<i class="{"best" if n == prediction.channel else ""}" '
-        f'style="--h:{bar_height((strength - low) / span)}%" '
-        f'title="scale {scale:.3g}: {strength:.1f}"></i>'
-        for n, (strength, scale) in enumerate(zip(strengths, scales, strict=True))
+        f'<i class="{"best" if n == best else ""}" '
+        f'style="--h:{bar_height((strength - low) / span)}%" title="{name}: {strength:.1f}"></i>'
+        for n, (strength, name) in enumerate(zip(strengths, names, strict=True))
     )
-    strongest = f"strongest at scale {scales[prediction.channel]:.3g}"
     return (
-        f'<p class="quiet">{escape(network.title)}: logit of “{prediction.label}” in each '
-        f"channel, {strongest}</p>"
-        f'<div class="line bars net{k}" style="--s:{len(scales)}">{bars}</div>'
+        f'<p class="quiet">{escape(caption)}</p>'
+        f'<div class="line bars net{k}" style="--s:{len(names)}">{bars}</div>'
     )
 
 

@@ -1,16 +1,16 @@
 // Page for photographs. The browser draws the photograph; the server renders the cards as HTML.
-import { connect } from "./page.js";
+import { connect, offerExamples } from "./page.js";
 
 const LONGEST = 1024;  // longest side in pixels of an uploaded photograph when sent
 const root = document.getElementById("photo");
 const find = (what) => root.querySelector(what);
 const canvas = find("canvas"), pen = canvas.getContext("2d"), slider = find(".zoom input");
 const base = Number(root.dataset.base), frame = Number(root.dataset.frame);
-const { request, notify } = connect(root), samples = connect(root);
+const { request, notify } = connect(root);
 let image = null;  // canvas or <img> that is drawn
 let picture = null;  // value sent to the server: a JPEG in base64, or the index of an example
 let x = 0, y = 0;  // offset of the photograph from the frame centre, in frame sides
-let turn = 0, held = null;
+let held = null;
 
 const size = () => 2 ** Number(slider.value);
 
@@ -123,10 +123,7 @@ find(".reset").addEventListener("click", () => {
   [slider.value, x, y] = [0, 0, 0];
   predict();
 });
-find(".more").addEventListener("click", () => {
-  const fields = { turn: ++turn };
-  samples.request("samples", () => fields, (reply) => { find(".picks").innerHTML = reply.html; });
-});
+offerExamples(root);
 find(".picks").addEventListener("click", (event) => {
   const picked = event.target.closest("button");
   if (picked) choose(picked.querySelector("img"), Number(picked.dataset.index));

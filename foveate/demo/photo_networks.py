@@ -158,8 +158,7 @@ def predict_photo(
 
 def _resized(picture: Tensor, recipe: Recipe, scale: float) -> Tensor:
     try:
-        base = max(1, round(recipe.base * scale))
-        return replace(recipe, base=base).transform()(picture).unsqueeze(0)
+        return recipe.at_scale(scale).transform()(picture).unsqueeze(0)
     except DataError as error:
         raise DataError(f"the image {error}") from None
 

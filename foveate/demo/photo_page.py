@@ -45,9 +45,7 @@ class PhotoPage:
         self.frame = max(network.windows[-1] for network in networks)
         self.pictures, self.labels = _open_samples(networks)
         self.count = len(self.labels)
-        self._sample = lru_cache(1)(
-            self._read
-        )  # the same image is requested at many sizes in a row
+        self._sample = lru_cache(1)(self._read)  # an image is requested at many sizes in a row
 
     def requests(self) -> tuple[Callable[..., dict[str, Any]], ...]:
         """Return the methods that handle requests."""

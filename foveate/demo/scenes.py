@@ -32,10 +32,7 @@ CLASSES = (
     "#4e9af1", "#ff8c2a", "#43c565", "#f25f5c", "#b388eb",
     "#c08a6e", "#f48fd0", "#b0b7bf", "#d6d640", "#36cfd6",
 )  # fmt: skip
-SMALL, LARGE = (
-    "#3f51d6",
-    "#ffe14d",
-)  # scale colours from blue to yellow, safe for colour-blind readers
+SMALL, LARGE = "#3f51d6", "#ffe14d"  # from blue to yellow, safe for colour-blind readers
 DIM = 0.45  # brightness of the scene below a map
 
 
@@ -138,9 +135,7 @@ def _box(digit: PlacedDigit, maps: LocalMaps, window: int) -> str:
 def _overlay(scene: Tensor, colours: Image.Image, maps: LocalMaps) -> str:
     """Overlay the colours of a map on the grey scene where the network is confident."""
     first, second = maps.logits[0].topk(2, 0).values
-    sure = ((first - second - 1) / 4).clamp(
-        0, 0.85
-    )  # a logit margin of 5 means a probability of 99 %
+    sure = ((first - second - 1) / 4).clamp(0, 0.85)  # a margin of 5 is a probability of 99 %
     below = to_greyscale(scene[0, 0], DIM).convert("RGB")
     mask = Image.fromarray((255 * sure).byte().numpy())
     mask = mask.resize(below.size, Image.Resampling.BILINEAR)

@@ -15,6 +15,7 @@ from torch import Tensor
 from foveate.data.decoding import Background, Pixels, read_picture
 from foveate.errors import DataError
 from foveate.evaluation.predict import edge_pixels, has_light_background
+from foveate.files import NamedBytes
 
 MAX_FILE_BYTES = 8 * 2**20  # maximum file size
 PIXELS = 25_000_000  # maximum image size; a decoded pixel takes four bytes
@@ -22,17 +23,6 @@ FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP")
 SIDE, BOX = 28, 20  # side in pixels of an MNIST image and of the bounding box of its digit
 LARGEST = 512  # longer side in pixels; larger images are averaged down
 INK = 0.25  # strokes weaker than this fraction of the strongest are not part of the digit
-
-
-class Upload(io.BytesIO):
-    """Contents of an uploaded file; error messages show its name."""
-
-    def __init__(self, data: bytes, name: str) -> None:
-        super().__init__(data)
-        self.shown = name
-
-    def __str__(self) -> str:
-        return self.shown
 
 
 def read_upload(text: str, name: str) -> tuple[Tensor, str]:
@@ -56,7 +46,7 @@ def decode(text: str, name: str, background: Background) -> tuple[Pixels, str]:
     except (binascii.Error, ValueError):
         raise DataError(f"{name} was not transmitted completely; try again") from None
     note = _check(data, name)
-    return read_picture(Upload(data, name), background), note
+    return read_picture(NamedBytes(data, name), background), note
 
 
 def to_mnist_digit(pixels: Pixels) -> Tensor:

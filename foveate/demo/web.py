@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from foveate.demo.uploads import MAX_FILE_BYTES
 from foveate.errors import ConfigError, FoveateError
+from foveate.files import parse_json
 
 MAX_REQUEST_BYTES = 4 * MAX_FILE_BYTES // 3 + 2**16  # a base64 file and other fields
 KINDS = {".css": "text/css", ".js": "text/javascript"}
@@ -120,11 +121,8 @@ async def _body(request: Request) -> bytes:
 
 def _parse(body: bytes) -> dict[str, Any]:
     try:
-        fields = json.loads(body.decode("utf-8"))
-    except (
-        ValueError,
-        RecursionError,
-    ):  # not UTF-8, not JSON, or too long a number or too deeply nested
+        fields = parse_json(body.decode("utf-8"))
+    except ValueError:  # not UTF-8, not JSON, too long a number, or too deeply nested
         raise HTTPException(400, "the request is not valid JSON") from None
     if not isinstance(fields, dict):
         raise HTTPException(400, "the request is not a JSON object")

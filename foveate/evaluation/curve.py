@@ -2,6 +2,7 @@
 # Shape letters: N images, S scale channel, K classes.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from foveate.errors import ConfigError, DataError
 from foveate.execution.captured import CHUNK
 from foveate.execution.plan import Prepared, outputs, prepare
 from foveate.execution.precision import Precision, cast
-from foveate.models.outputs import Outputs, strongest_channel
+from foveate.models.outputs import strongest_channel
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,6 @@ def accuracy_over_scale(
     return measure_accuracy(net, at, scales, precision, advance)
 
 
-@torch.no_grad()
 def measure_accuracy(
     net: nn.Module,
     batches_at: Callable[[float], Iterable[tuple[Prepared, Tensor]]],
@@ -150,48 +150,46 @@ def measure_accuracy(
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[AtScale]:
     """Count the predictions of a network in eval mode on batches of prepared images and labels."""
-    device, was_training, results = next(net.parameters()).device, net.training, []
-    net.eval()
-    try:
+    device, results = next(net.parameters()).device, []
+    with eval_mode(net):
         for scale in scales:
-            tally = _Tally()
+            # Counted on the device and copied once: a copy per batch would stall the GPU.
+            confusion, winners = torch.zeros((), dtype=torch.int64, device=device), None
             for images, labels in batches_at(scale):
                 with cast(precision, device):
                     found = outputs(net, images)
-                _check_labels(labels, found.logits.shape[1])
-                tally.add(found, labels.to(device))
+                confusion = confusion + _confusion(found.logits, labels)
+                if found.channels is not None:
+                    won = strongest_channel(found).bincount(minlength=found.channels.shape[1])
+                    winners = won if winners is None else winners + won
                 advance(len(labels))
-            results.append(tally.result(scale))
-    finally:
-        net.train(was_training)
+            rows = tuple(map(tuple, confusion.tolist()))
+            results.append(AtScale(scale, rows, () if winners is None else tuple(winners.tolist())))
     return results
 
 
-def _check_labels(labels: Tensor, classes: int) -> None:
+def _confusion(logits: Tensor, labels: Tensor) -> Tensor:
+    """Count the images of each class (rows) by their predicted class (columns), as (K, K)."""
+    classes = logits.shape[1]
     if int(labels.max()) >= classes:
         raise ConfigError(
             f"the images have {int(labels.max()) + 1} classes, but the network has {classes}; "
             "evaluate on the source it was trained on"
         )
+    cells = labels.to(logits.device) * classes + logits.argmax(1)
+    return cells.bincount(minlength=classes**2).reshape(classes, classes)
 
 
-class _Tally:
-    """Counts on the device, copied once at the end: a copy per batch would stall the GPU."""
-
-    def __init__(self) -> None:
-        self.confusion: Tensor | None = None
-        self.winners: Tensor | None = None
-
-    def add(self, found: Outputs, labels: Tensor) -> None:
-        classes = found.logits.shape[1]
-        counts = torch.bincount(labels * classes + found.logits.argmax(1), minlength=classes**2)
-        counts = counts.reshape(classes, classes)
-        self.confusion = counts if self.confusion is None else self.confusion + counts
-        if found.channels is not None:
-            won = torch.bincount(strongest_channel(found), minlength=found.channels.shape[1])
-            self.winners = won if self.winners is None else self.winners + won
-
-    def result(self, scale: float) -> AtScale:
-        assert self.confusion is not None
-        winners = () if self.winners is None else tuple(self.winners.tolist())
-        return AtScale(scale, tuple(map(tuple, self.confusion.tolist())), winners)
+@contextmanager
+def eval_mode(model: object) -> Iterator[None]:
+    """Disable gradients and switch modules to eval mode; restore their modes afterwards."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    modes = [module.training for module in modules]
+    try:
+        for module in modules:
+            module.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode

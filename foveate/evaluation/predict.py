@@ -38,17 +38,17 @@ from PIL import Image
 from torch import Tensor, nn
 
 from foveate.data.decoding import Background
-from foveate.data.large_scale import MIN_SCALE, check_scale, check_size, rescale
+from foveate.data.large_scale import check_size, rescale
 from foveate.data.pictures import Pixels, read_picture
-from foveate.data.recipes import Recipe
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.audit.images import Transform
-from foveate.evaluation.audit.report import classifier
+from foveate.evaluation.audit.transforms import classifier
 from foveate.evaluation.models import Model
 from foveate.execution.plan import predict as run
 from foveate.execution.plan import search as run_search
 from foveate.models.channels import ScaleChannels
 from foveate.models.outputs import Outputs, selected_scale, strongest_channel
+from foveate.scales import MIN_SCALE, check_scale
 
 Zooms: TypeAlias = tuple[float, float]
 
@@ -202,7 +202,8 @@ def prepare(
     if scale is not None:
         check_scale(scale)
     if model.photo is not None:
-        return _photo(pixels, model.photo, scale), False
+        resize = model.photo.at_scale(scale or 1).transform()
+        return resize(torch.tensor(pixels).permute(2, 0, 1)).unsqueeze(0), False
     side = model.size
     blocks = 1 if scale else math.ceil(max(pixels.shape[:2]) * MIN_SCALE / side)
     values, invert = _values(pixels, model, blocks, invert)
@@ -251,12 +252,6 @@ def _in_frame(values: Pixels, model: Model, factor: float, side: int) -> Tensor:
         return model.recipe.rescale(torch.tensor(values)[None], factor, size=side)
     padded = torch.from_numpy(_padded(values, side / factor))
     return rescale(padded[None], factor, size=side, border=model.border)
-
-
-def _photo(pixels: Pixels, recipe: Recipe, scale: float | None) -> Tensor:
-    """Convert pixels (H, W, 1 or 3) to (1, 3, H', W'), as in the evaluation at a scale."""
-    sized = replace(recipe, base=max(1, round(recipe.base * (scale or 1))))
-    return sized.transform()(torch.tensor(pixels).permute(2, 0, 1)).unsqueeze(0)
 
 
 def _values(pixels: Pixels, model: Model, blocks: int, invert: bool | None) -> tuple[Pixels, bool]:

@@ -13,7 +13,7 @@ from typing import Any
 from foveate import __version__
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.curve import AtScale
-from foveate.files import parse_json, read_text, write_text
+from foveate.files import parse_json, read_text, wrap_write_errors, write_text
 from foveate.provenance import commit
 from foveate.training.config import TrainConfig
 from foveate.training.data import is_photo
@@ -102,6 +102,11 @@ class Curve:
     mean: tuple[float, ...]
     spread: tuple[float, ...] = ()
 
+    @property
+    def title(self) -> str:
+        """The label, with the number of runs if there are several."""
+        return self.label if self.runs == 1 else f"{self.label} ({self.runs} runs)"
+
 
 def summarise(results: Sequence[RunResult]) -> list[Curve]:
     """Average the runs that differ only in their seed.
@@ -179,11 +184,9 @@ def write_tables(
     """Write `rows` to the CSV file `table` and `content` to the JSON file `json_path`."""
     lines, text = io.StringIO(), json.dumps(content, allow_nan=False, indent=1)
     csv.writer(lines, lineterminator="\n").writerows([columns, *rows])
-    try:
+    with wrap_write_errors(table):
         write_text(table, lines.getvalue())
         write_text(json_path, text + "\n")
-    except OSError as error:
-        raise DataError(f"cannot write {table} ({error.strerror}); choose another folder") from None
     return table, json_path
 
 

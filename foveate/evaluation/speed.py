@@ -5,6 +5,7 @@ import time
 import torch
 from torch import nn
 
+from foveate.evaluation.curve import eval_mode
 from foveate.execution.plan import predict
 from foveate.training.config import TrainConfig
 from foveate.training.data import is_photo
@@ -13,7 +14,6 @@ BATCH = {"cuda": 256, "cpu": 32}  # images
 LEAST = 0.1  # seconds
 
 
-@torch.no_grad()
 def images_per_second(net: nn.Module, config: TrainConfig) -> float:
     """Measure how many images a network classifies per second, on its device.
 
@@ -27,14 +27,13 @@ def images_per_second(net: nn.Module, config: TrainConfig) -> float:
     Returns:
         Images per second.
     """
-    device, was_training = next(net.parameters()).device, net.training
+    device = next(net.parameters()).device
     side = config.recipe.base if config.recipe and is_photo(config) else config.size
     images = torch.zeros(BATCH[device.type], config.model.channels, side, side, device=device)
-    net.eval()
-    predict(net, images, config.precision).logits.cpu()  # the copy waits for the GPU
-    done, begun = 0, time.perf_counter()
-    while (taken := time.perf_counter() - begun) < LEAST or not done:
-        predict(net, images, config.precision).logits.cpu()
-        done += len(images)
-    net.train(was_training)
+    with eval_mode(net):
+        predict(net, images, config.precision).logits.cpu()  # the copy waits for the GPU
+        done, begun = 0, time.perf_counter()
+        while (taken := time.perf_counter() - begun) < LEAST or not done:
+            predict(net, images, config.precision).logits.cpu()
+            done += len(images)
     return done / taken

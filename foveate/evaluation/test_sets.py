@@ -81,7 +81,7 @@ class TestSet:
             net,
             next(net.parameters()).device,
             config.precision,
-            recipe=replace(recipe, base=max(1, round(recipe.base * scale))),
+            recipe=recipe.at_scale(scale),
             largest=config.batch,
             workers=default_workers(),
             bad=self.bad,

@@ -4,14 +4,16 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from foveate.checks import check_choice
 from foveate.errors import ConfigError
 from foveate.models.lazy import check_lazy, is_separable, lazy_logits
-from foveate.models.pooling import Mixing, Pool, check_pool, pool_scales
+from foveate.models.pooling import Mixing, Pool, class_logits, pool_scales
 from foveate.models.recompute import forward_in_groups
 from foveate.models.search import SearchResult, search
 from foveate.resampling import Padding, check_window, foveate
@@ -76,7 +78,7 @@ class ScaleChannels(nn.Module):
         recompute: int = 0,
     ) -> None:
         super().__init__()
-        check_pool(pool)
+        check_choice("pool", pool, get_args(Pool))
         check_window(size, padding)
         if classes is not None and (not isinstance(classes, int) or classes < 1):
             raise ConfigError(f"classes must be a whole number of at least 1, got {classes!r}")
@@ -270,9 +272,7 @@ class ScaleChannels(nn.Module):
             torch.Size([2])
         """
         outputs = self.channels(images)
-        label = self.combine(outputs).argmax(1)
-        logits = outputs[torch.arange(outputs.shape[0], device=outputs.device), :, label]
-        return refine_scale(logits, self._scales)
+        return refine_scale(class_logits(outputs, self.combine(outputs).argmax(1)), self._scales)
 
     def search(
         self,

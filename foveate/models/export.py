@@ -16,8 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from foveate import __version__
+from foveate.checks import check_choice
 from foveate.errors import ConfigError, DataError, FoveateError
-from foveate.files import replacing
+from foveate.files import replacing, wrap_write_errors
 from foveate.models.outputs import plain_outputs
 
 Format = Literal["onnx", "torch"]
@@ -107,12 +108,9 @@ def export(
     note = json.dumps({"version": __version__, **_channels(net), **(about or {})})
     data = _to_onnx(program, names, note) if kind == "onnx" else _to_torch(program, note)
     load = _load_onnx if kind == "onnx" else _load_torch
-    try:
-        with replacing(path) as temporary:
-            temporary.write_bytes(data)
-            difference, allowed = _compare(plain, load(temporary.read_bytes()), shape)
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error.strerror}; choose another path") from None
+    with wrap_write_errors(path), replacing(path) as temporary:
+        temporary.write_bytes(data)
+        difference, allowed = _compare(plain, load(temporary.read_bytes()), shape)
     return Exported(path=path, outputs=names, difference=difference, allowed=allowed)
 
 
@@ -133,8 +131,7 @@ def _format(path: Path, format: str | None) -> Format:
         if near:
             return near[0]
         raise ConfigError(f"{path.name!r} must end in .onnx or .pt2; rename it or pass a format")
-    if format not in get_args(Format):
-        raise ConfigError(f"format must be one of {', '.join(get_args(Format))}, got {format!r}")
+    check_choice("format", format, get_args(Format))
     return cast(Format, format)
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from foveate.models.channels import ScaleChannels, refine_scale
 from foveate.models.lazy import lazy_logits
+from foveate.models.pooling import class_logits
 from foveate.models.sliding import SlidingChannels
 
 
@@ -63,5 +64,4 @@ def selected_scale(outputs: Outputs, scales: Sequence[float]) -> Tensor:
 def _of_prediction(outputs: Outputs) -> Tensor:
     """Return the logits (B, S) of the predicted class in every channel."""
     assert outputs.channels is not None
-    label = outputs.logits.argmax(1)[:, None, None].expand(-1, outputs.channels.shape[1], 1)
-    return outputs.channels.gather(2, label).squeeze(2)
+    return class_logits(outputs.channels, outputs.logits.argmax(1))

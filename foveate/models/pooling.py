@@ -2,7 +2,7 @@
 # Shape letters: B batch, S scale channel, K classes.
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -46,6 +46,11 @@ def pool_scales(outputs: Tensor, pool: Pool) -> Tensor:
     raise ConfigError(f"pool must be max, avg, logsumexp or probabilities, got {pool!r}")
 
 
+def class_logits(channels: Tensor, label: Tensor) -> Tensor:
+    """Return the logits (B, S) of a class per image, (B,), in every channel (B, S, K)."""
+    return channels.gather(2, label[:, None, None].expand(-1, channels.shape[1], 1)).squeeze(2)
+
+
 class Mixing(nn.Linear):
     """Linear layer from the logits (B, S, K) of all channels to (B, K); not scale-invariant."""
 
@@ -55,9 +60,3 @@ class Mixing(nn.Linear):
     def forward(self, outputs: Tensor) -> Tensor:
         """Combine the logits (B, S, K) of the channels into logits (B, K)."""
         return super().forward(outputs.flatten(1))
-
-
-def check_pool(pool: str) -> None:
-    """Raise a ConfigError for an unknown pool."""
-    if pool not in get_args(Pool):
-        raise ConfigError(f"pool must be one of {', '.join(get_args(Pool))}, got {pool!r}")

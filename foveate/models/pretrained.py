@@ -153,9 +153,7 @@ def from_pretrained(name: str, folder: Path = WEIGHTS) -> nn.Module:
     The checksum of the file must match the index. Loading the file executes no code.
     """
     info = pretrained_info(name, folder)
-    with torch.random.fork_rng(
-        devices=[]
-    ):  # keeps the random state: the initial weights are replaced
+    with torch.random.fork_rng(devices=[]):  # the initial weights are replaced
         net = info.model.build()
     path = folder / info.file
     try:

@@ -182,12 +182,8 @@ class _Passes(TorchFunctionMode):
         self, backbone: nn.Module, run_backbone: RunBackbone, size: int, seeds: list[int]
     ) -> None:
         super().__init__()
-        self.backbone, self.run_backbone, self.size, self.seeds = (
-            backbone,
-            run_backbone,
-            size,
-            seeds,
-        )
+        self.backbone, self.run_backbone = backbone, run_backbone
+        self.size, self.seeds = size, seeds
         self.buffers_before = {name: buffer.clone() for name, buffer in backbone.named_buffers()}
         self.known: list[Statistics] = []
         self.sums: list[Sum | None] = []

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from foveate.checks import is_number
 from foveate.errors import ConfigError
+from foveate.models.pooling import class_logits
 from foveate.resampling import check_images
 
 if TYPE_CHECKING:
@@ -87,11 +88,10 @@ class _Search(NamedTuple):
         if maps is not None:
             maps.append(pooled)
         values, classes = pooled.max(1)
-        wanted = classes[:, None, None]
-        winners = channels.gather(2, wanted.expand(-1, channels.shape[1], 1)).argmax(1)
-        winning = channels[torch.arange(len(places), device=channels.device), winners[:, 0]]
-        confidence = winning.float().softmax(1).gather(1, wanted[..., 0])
-        return _Responses(places, values, classes, winners[:, 0], confidence[:, 0])
+        winners = class_logits(channels, classes).argmax(1)
+        winning = channels[torch.arange(len(places), device=channels.device), winners]
+        confidence = winning.float().softmax(1).gather(1, classes[:, None])
+        return _Responses(places, values, classes, winners, confidence[:, 0])
 
     def coarse_to_fine(
         self, grid: Tensor, refine: int, beam: int, maps: list[Tensor] | None

@@ -341,9 +341,7 @@ def _filled(row: Row, records: Sequence[Record]) -> Row:
         place = _place(row.scales, record.scale)
         if place is not None:
             cells[place].setdefault(record.seed, 100 * record.accuracy)
-    if len(row.points) < len(
-        cells
-    ):  # mean over the scales, for each seed with results at all scales
+    if len(row.points) < len(cells):  # the mean of each seed with results at all scales
         seeds = set.intersection(*(set(cell) for cell in cells))
         cells = [{seed: mean(cell[seed] for cell in cells) for seed in seeds}]
     values = [tuple(cell[seed] for seed in sorted(cell)) for cell in cells]

@@ -1,8 +1,10 @@
 """HTML page of a scale audit: curves, tables per scale and class, and sample images."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from foveate.evaluation.audit.changes import RULE
@@ -13,10 +15,6 @@ from foveate.evaluation.audit.transforms import AnyTransform
 from foveate.report.audit_remedy import NAMES, STRONG, scale_channel_section
 from foveate.report.html import Cell, Page
 from foveate.report.plots import COLOURS, MARKERS, percent_axis, sample_grid, scale_axis
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 LABELS = {
     "accuracy": "accuracy (%)",
@@ -44,7 +42,7 @@ CURVES = (
 )
 
 
-def audit_curves(audits: Mapping[str, Audit], measures: Sequence[str] = MEASURES) -> "Figure":
+def audit_curves(audits: Mapping[str, Audit], measures: Sequence[str] = MEASURES) -> Figure:
     """Plot each measure against scale, one curve per audit with its 95 % interval as a band.
 
     A vertical line marks the native scale and a dotted line the accuracy of random guessing.
@@ -66,8 +64,6 @@ def audit_curves(audits: Mapping[str, Audit], measures: Sequence[str] = MEASURES
         >>> [axes.get_ylabel() for axes in figure.axes]
         ['accuracy (%)', 'agreement with native scale (%)', 'mean confidence (%)']
     """
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(3.9 * len(measures), 3.5), layout="constrained")
     panels = figure.subplots(1, len(measures), squeeze=False)[0]
     for axes, measure in zip(panels, measures, strict=True):
@@ -172,7 +168,7 @@ def scale_table(report: AuditReport) -> tuple[list[str], list[list[str]]]:
     return ["scale", *MEASURES, *(f"accuracy {name}" for name, _ in others)], rows
 
 
-def _draw(axes: "Axes", audits: Mapping[str, Audit], measure: str) -> None:
+def _draw(axes: Axes, audits: Mapping[str, Audit], measure: str) -> None:
     for index, (name, audit) in enumerate(audits.items()):
         found = [getattr(counts, measure) for counts in audit.overall]
         value, low, high = ([100 * point[k] for point in found] for k in range(3))

@@ -4,7 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import mean
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from foveate import __version__
 from foveate.baselines.comparison import Measurement
@@ -13,18 +15,20 @@ from foveate.baselines.methods import METHODS, Method, Settings
 from foveate.baselines.summary import ComparisonView, half_width, mean_interval
 from foveate.data.splits import SplitName
 from foveate.evaluation.results import Curve
-from foveate.report.html import Cell, Page
-from foveate.report.plots import COLOURS, MARKERS, band, percent_axis, scale_axis
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from foveate.report.html import Cell, Page, root_tint
+from foveate.report.plots import (
+    DASHED,
+    draw_curves,
+    panel_grid,
+    percent_axis,
+    samples_axis,
+    scale_axis,
+)
 
 SHOWN = 5  # scales in the short table; the full table has all
 DEEP = 50.0  # points below the ceiling that get the strongest colour
 COLUMNS = 3  # panels side by side
 CEILING = "trained on the test scale"
-DASHED = (0, (4, 2))
 HOW_TO_READ = (
     "Curves are means over seeds, with one standard deviation as a band. The dashed line is the "
     "ceiling: at each scale, the better of the experts, which are trained on that scale alone. In "
@@ -48,18 +52,14 @@ class About:
     facts: Mapping[str, object] = field(default_factory=dict)
 
 
-def comparison_figure(view: ComparisonView) -> "Figure":
+def comparison_figure(view: ComparisonView) -> Figure:
     """Draw one panel per family of methods, each with the ceiling."""
-    from matplotlib.figure import Figure
-
     families: dict[str, list[Curve]] = {}
     for name, curve in view.curves.items():
         families.setdefault(METHODS[name].family, []).append(curve)
     columns = min(COLUMNS, len(families))
     rows = math.ceil(len(families) / columns)
-    figure = Figure(figsize=(3.6 * columns if columns > 1 else 6.4, 3.2 * rows))
-    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
-    grid = list(figure.subplots(rows, columns, squeeze=False).flat)
+    figure, grid = panel_grid(rows, columns, 3.6 if columns > 1 else 6.4, 3.2)
     for axes, (family, curves) in zip(grid, families.items(), strict=False):
         axes.set_title(family, fontsize=10)
         _panel(axes, curves, view)
@@ -72,7 +72,7 @@ def comparison_figure(view: ComparisonView) -> "Figure":
 
 
 def comparison_page(
-    lines: Sequence[Measurement], drawn: Sequence[tuple[ComparisonView, "Figure"]], about: About
+    lines: Sequence[Measurement], drawn: Sequence[tuple[ComparisonView, Figure]], about: About
 ) -> Page:
     """Build the page from the results and their figures."""
     images = "test images" if about.split == "test" else "validation images"
@@ -98,21 +98,14 @@ def comparison_page(
     return page
 
 
-def _panel(axes: "Axes", curves: Sequence[Curve], view: ComparisonView) -> None:
+def _panel(axes: Axes, curves: Sequence[Curve], view: ComparisonView) -> None:
     if view.ceiling:
         percent = [100 * value for value in view.ceiling.values()]
         axes.plot(list(view.ceiling), percent, color="0.35", ls=DASHED, lw=1.2)
-    for curve, colour, marker in zip(curves, COLOURS, MARKERS, strict=False):
-        percent = [100 * value for value in curve.mean]
-        axes.plot(curve.scales, percent, color=colour, marker=marker, ms=3, label=curve.label)
-        if curve.spread:
-            band(axes, curve.scales, percent, [100 * value for value in curve.spread], colour)
+    draw_curves(axes, curves, [curve.label for curve in curves], ms=3)
     places = sorted({place for curve in curves for place in curve.scales} | set(view.ceiling))
     if view.data.few:
-        axes.set_xscale("log")
-        axes.set_xticks(places, [f"{place:,}" for place in places], fontsize=8, rotation=45)
-        axes.set_xticks([], minor=True)
-        axes.set_xlabel("number of training samples")
+        samples_axis(axes, places, fontsize=8, rotation=45)
     else:
         scale_axis(axes, places)
     percent_axis(axes, 0)
@@ -151,7 +144,8 @@ def _table(page: Page, view: ComparisonView, scales: Sequence[float], caption: s
         at = dict(zip(curve.scales, curve.mean, strict=True))
         overall = _percent(*mean_interval(view.averages[name]))
         rows.append([name, *(_percent(at.get(s)) for s in scales), overall, str(curve.runs)])
-        tints.append([None, *(_tint(at.get(s), view.ceiling.get(s)) for s in scales), None, None])
+        gaps = {s: 100 * (at[s] - best) for s, best in view.ceiling.items() if s in at}
+        tints.append([None, *(root_tint(gaps.get(s), DEEP) for s in scales), None, None])
     if view.ceiling:
         best = [_percent(view.ceiling.get(scale)) for scale in scales]
         rows.append([CEILING, *best, _percent(mean(view.ceiling.values())), "–"])
@@ -174,14 +168,6 @@ def _percent(value: float | None, half: float | None = None) -> str:
     if value is None:
         return "–"
     return f"{100 * value:.2f}" + ("" if half is None else f" ±{100 * half:.2f}")
-
-
-def _tint(value: float | None, best: float | None) -> float | None:
-    """Colour by the square root of the gap to the ceiling, so that small gaps are visible."""
-    if value is None or best is None:
-        return None
-    gap = 100 * (value - best)
-    return math.copysign(math.sqrt(min(1.0, abs(gap) / DEEP)), gap)
 
 
 def _costs(page: Page, lines: Sequence[Measurement]) -> None:

@@ -2,23 +2,30 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from torch import Tensor
 
 from foveate.paper.tables import SCALES, SEEDS, Point, Row, Summaries
-from foveate.report.plots import COLOURS, MARKERS, band, percent_axis, scale_axis
+from foveate.report.plots import (
+    COLOURS,
+    DASHED,
+    MARKERS,
+    band,
+    panel_grid,
+    percent_axis,
+    samples_axis,
+    scale_axis,
+)
 from foveate.sweeps.records import Winners
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 NETWORKS = ("FovMax", "FovAvg", "SWMax", "CNN", "FovConc")
 TRAINED = {"tr1": "trained on scale 1", "tr2": "trained on scale 2", "tr4": "trained on scale 4"}
 CHANNELS = {"": "17 channels", "-9ch": "9 channels", "-5ch": "5 channels"}
-DASHED = (0, (4, 2))
 GREY = "0.45"
 
 
@@ -30,20 +37,20 @@ class Style(NamedTuple):
     marker: str
 
 
-def generalisation(results: Summaries) -> "Figure":
+def generalisation(results: Summaries) -> Figure:
     """Plot accuracy over scale, one panel per network and one curve per training scale."""
     panels = {n: [results.row(f"{n.lower()}-{t}") for t in TRAINED] for n in NETWORKS}
     return _over_scale(panels, TRAINED.values())
 
 
-def close_up(results: Summaries) -> "Figure":
+def close_up(results: Summaries) -> Figure:
     """Plot FovMax and FovAvg between 98 % and 99.6 %, one curve per training set."""
     sets = {**TRAINED, "tr14": "trained on scales 1 to 4"}
     panels = {n: [results.row(f"{n.lower()}-{t}") for t in sets] for n in NETWORKS[:2]}
     return _over_scale(panels, sets.values(), (98, 99.6))
 
 
-def spacing(results: Summaries) -> "Figure":
+def spacing(results: Summaries) -> Figure:
     """Plot accuracy over scale for 17, 9 and 5 channels on the same range."""
     panels = {
         n: [results.row(f"{n.lower()}-tr2{few}", "table2") for few in CHANNELS]
@@ -52,7 +59,7 @@ def spacing(results: Summaries) -> "Figure":
     return _over_scale(panels, CHANNELS.values(), (96, 99.8))
 
 
-def multiscale(results: Summaries) -> "Figure":
+def multiscale(results: Summaries) -> Figure:
     """Plot accuracy over scale after training on scales in [1, 4] and on scale 2 only."""
     names = {n: n.lower() for n in NETWORKS[:-1]} | {"FovConc, 5 channels": "fovconc5"}
     panels = {
@@ -65,33 +72,29 @@ def multiscale(results: Summaries) -> "Figure":
     return figure
 
 
-def few_samples(results: Summaries) -> "Figure":
+def few_samples(results: Summaries) -> Figure:
     """Plot mean accuracy over [1, 4] against the training set size, one curve per network."""
-    figure, (axes,) = _panels(1, 1, width=6.8, height=4.6)
+    figure, (axes,) = panel_grid(1, 1, 6.8, 4.6)
     styles = _styles(NETWORKS)
     for style in styles:
         rows = results.table("table3", style.label)
         sizes = [int(row.trained) for row in rows]
         _curve(axes, sizes, [row.points[0] for row in rows], style)
-    ticks = sorted(sizes)
-    axes.set_xscale("log")
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.set_xticks([], minor=True)
-    axes.set_xlabel("number of training samples")
+    samples_axis(axes, sorted(sizes))
     percent_axis(axes, 0)
     axes.set_ylim(40, 101)
     _legend(figure, [], results.table("table3"), styles)
     return figure
 
 
-def winning_scales(winners: Iterable[Winners]) -> "Figure":
+def winning_scales(winners: Iterable[Winners]) -> Figure:
     """Plot a histogram of the winning channel for each test scale, darker for more images.
 
     The dotted line shows a winning scale proportional to the test scale, through the mean winner
     at the training scale.
     """
     counted = list(winners)
-    figure, panels = _panels(3, 3, width=2.87, height=2.73, share=True)
+    figure, panels = panel_grid(3, 3, 2.87, 2.73, share=True)
     grid = [(network, trained) for network in NETWORKS[:3] for trained in TRAINED]
     for (network, trained), axes in zip(grid, panels, strict=True):
         own = [w for w in counted if w.row == f"{network.lower()}-{trained}"]
@@ -104,27 +107,15 @@ def winning_scales(winners: Iterable[Winners]) -> "Figure":
     return figure
 
 
-def _panels(
-    rows: int, columns: int, width: float = 3.6, height: float = 3.0, share: bool = False
-) -> "tuple[Figure, list[Axes]]":
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width * columns, height * rows))
-    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
-    return figure, list(
-        figure.subplots(rows, columns, squeeze=False, sharex=share, sharey=share).flat
-    )
-
-
 def _over_scale(
     panels: Mapping[str, Sequence[Row]],
     labels: Iterable[str],
     limits: tuple[float, float] | None = None,
-) -> "Figure":
+) -> Figure:
     """Plot one panel per title and one curve per row; an unused panel holds the legend."""
     columns = min(3, len(panels))
     lines = math.ceil(len(panels) / columns)
-    figure, grid = _panels(lines, columns, height=3.0 if lines > 1 else 3.9)
+    figure, grid = panel_grid(lines, columns, 3.6, 3.0 if lines > 1 else 3.9)
     styles = _styles(labels)
     for (title, rows), axes in zip(panels.items(), grid, strict=False):
         for row, style in zip(rows, styles, strict=True):
@@ -141,7 +132,7 @@ def _styles(labels: Iterable[str]) -> list[Style]:
     return [Style(*style) for style in zip(labels, COLOURS, MARKERS, strict=False)]
 
 
-def _curve(axes: "Axes", at: Sequence[float], points: Sequence[Point], style: Style) -> None:
+def _curve(axes: Axes, at: Sequence[float], points: Sequence[Point], style: Style) -> None:
     """Plot our mean with its spread as a band; the paper is dashed, missing seeds are hollow."""
     colour, marker = style.colour, style.marker
     ours = [math.nan if p.mean is None else p.mean for p in points]
@@ -156,11 +147,9 @@ def _curve(axes: "Axes", at: Sequence[float], points: Sequence[Point], style: St
 
 
 def _legend(
-    figure: "Figure", free: "Sequence[Axes]", rows: Sequence[Row], styles: Sequence[Style]
+    figure: Figure, free: Sequence[Axes], rows: Sequence[Row], styles: Sequence[Style]
 ) -> None:
     """Draw the legend in the unused panels, or below the figure if there are none."""
-    from matplotlib.lines import Line2D
-
     handles = [
         Line2D([], [], color=style.colour, marker=style.marker, ms=4, lw=1.6, label=style.label)
         for style in styles
@@ -179,7 +168,7 @@ def _legend(
         figure.legend(handles=handles, ncols=columns, **below)
 
 
-def _histogram(axes: "Axes", winners: Sequence[Winners], trained: float) -> None:
+def _histogram(axes: Axes, winners: Sequence[Winners], trained: float) -> None:
     octaves = [math.log2(scale) for scale in SCALES]
     for place in (axes.set_xticks, axes.set_yticks):
         place(octaves[::4], ["1/2", "1", "2", "4", "8"])

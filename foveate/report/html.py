@@ -11,17 +11,15 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+import matplotlib
 import torch
+from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor
 
-from foveate.errors import DataError
-from foveate.files import write_text
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from foveate.files import wrap_write_errors, write_text
 
 Cell: TypeAlias = str | int | float | None
 Tints: TypeAlias = Sequence[Sequence[float | None]]
@@ -39,6 +37,16 @@ BROAD = 7.0  # inches above which a figure scrolls on narrow screens instead of 
 THUMBNAIL = 160  # longer side of a gallery image in pixels
 WORD_JOINER = "\u2060"  # invisible, and prevents a line break
 SALT = "foveate"  # makes the ids inside an SVG depend on its content only
+
+
+def root_tint(difference: float | None, strongest: float) -> float | None:
+    """Return a tint by the square root of a difference, so that small differences are visible.
+
+    A difference of `strongest` or more gets the strongest tint.
+    """
+    if difference is None:
+        return None
+    return math.copysign(math.sqrt(min(1.0, abs(difference) / strongest)), difference)
 
 
 class Page:
@@ -130,7 +138,7 @@ class Page:
             f"<tbody>{body}</tbody></table></div>"
         )
 
-    def figure(self, *figures: "Figure", caption: str = "", alt: str = "") -> None:
+    def figure(self, *figures: Figure, caption: str = "", alt: str = "") -> None:
         """Add matplotlib figures as SVG, side by side or stacked on narrow screens.
 
         Args:
@@ -215,12 +223,8 @@ class Page:
         Raises:
             DataError: If the file cannot be written.
         """
-        try:
+        with wrap_write_errors(path):
             write_text(path, self.html())
-        except OSError as error:
-            raise DataError(
-                f"cannot write {path}: {error.strerror}; choose another folder"
-            ) from None
         return path
 
 
@@ -271,14 +275,12 @@ def _picture(picture: tuple[Tensor, str]) -> str:
     )
 
 
-def _drawing(figure: "Figure", label: str) -> str:
+def _drawing(figure: Figure, label: str) -> str:
     broad = ' broad" tabindex="0' if figure.get_figwidth() > BROAD else ""
     return f'<div class="drawing{broad}" role="img" aria-label="{label}">{_svg(figure)}</div>'
 
 
-def _svg(figure: "Figure") -> str:
-    import matplotlib
-
+def _svg(figure: Figure) -> str:
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": SALT}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})

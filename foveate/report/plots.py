@@ -3,25 +3,26 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from foveate.errors import ConfigError
 from foveate.evaluation.results import Curve
 from foveate.files import replacing
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 FORMATS = ("png", "svg", "pdf")
 # The palette of Okabe and Ito, which is safe for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHED = (0, (4, 2))
 
 
-def sample_grid(images: Sequence[Tensor], titles: Sequence[str]) -> "Figure":
+def sample_grid(images: Sequence[Tensor], titles: Sequence[str]) -> Figure:
     """Show batches of images in a grid, one column per batch.
 
     The contrast of each image is stretched to its full range.
@@ -42,9 +43,6 @@ def sample_grid(images: Sequence[Tensor], titles: Sequence[str]) -> "Figure":
         >>> len(figure.axes)
         12
     """
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     rows, columns = len(images[0]), len(images)
     tight = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
     figure = Figure(figsize=(0.85 * columns + 0.1, 0.85 * rows + 0.35), layout=tight)
@@ -60,7 +58,7 @@ def sample_grid(images: Sequence[Tensor], titles: Sequence[str]) -> "Figure":
     return figure
 
 
-def accuracy_curves(*groups: Sequence[Curve], titles: Sequence[str] = ("",)) -> "Figure":
+def accuracy_curves(*groups: Sequence[Curve], titles: Sequence[str] = ("",)) -> Figure:
     """Plot accuracy against scale, one panel per group of curves.
 
     Each curve is the mean over its runs; the band is the standard deviation over the runs.
@@ -83,33 +81,40 @@ def accuracy_curves(*groups: Sequence[Curve], titles: Sequence[str] = ("",)) -> 
         >>> figure.axes[0].get_title()
         'trained on scale 2'
     """
-    from matplotlib.figure import Figure
-
     size = (7.5, 4.4) if len(groups) == 1 else (5.2 * len(groups), 4.2)
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(groups), squeeze=False)[0]
     for axes, curves, title in zip(panels, groups, titles, strict=True):
-        _draw_curves(axes, curves)
+        draw_curves(axes, curves, [curve.title for curve in curves], ms=4, lw=1.6)
+        scale_axis(axes, [scale for curve in curves for scale in curve.scales])
+        percent_axis(axes, min(value for curve in curves for value in curve.mean))
+        axes.legend(frameon=False, fontsize=9, loc="best")
         axes.set_title(title, fontsize=10)
     return figure
 
 
-def _draw_curves(axes: "Axes", curves: Sequence[Curve]) -> None:
-    """Plot the mean of each curve, with its standard deviation as a band."""
-    for index, curve in enumerate(curves):
+def panel_grid(
+    rows: int, columns: int, width: float, height: float, share: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure of panels, each `width` by `height` inches, and the panels row by row."""
+    figure = Figure(figsize=(width * columns, height * rows))
+    figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=share, sharey=share)
+    return figure, list(grid.flat)
+
+
+def draw_curves(axes: Axes, curves: Sequence[Curve], labels: Sequence[str], **style: Any) -> None:
+    """Plot the mean of each curve in percent, with its standard deviation as a band."""
+    for index, (curve, label) in enumerate(zip(curves, labels, strict=True)):
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
         percent = [100 * value for value in curve.mean]
-        label = curve.label if curve.runs == 1 else f"{curve.label} ({curve.runs} runs)"
-        axes.plot(curve.scales, percent, color=colour, marker=marker, ms=4, lw=1.6, label=label)
+        axes.plot(curve.scales, percent, color=colour, marker=marker, label=label, **style)
         if curve.spread:
             band(axes, curve.scales, percent, [100 * value for value in curve.spread], colour)
-    scale_axis(axes, [scale for curve in curves for scale in curve.scales])
-    percent_axis(axes, min(value for curve in curves for value in curve.mean))
-    axes.legend(frameon=False, fontsize=9, loc="best")
 
 
 def band(
-    axes: "Axes", at: Sequence[float], mean: Sequence[float], spread: Sequence[float], colour: str
+    axes: Axes, at: Sequence[float], mean: Sequence[float], spread: Sequence[float], colour: str
 ) -> None:
     """Shade the area within `spread` of a curve."""
     low = [m - s for m, s in zip(mean, spread, strict=True)]
@@ -117,7 +122,7 @@ def band(
     axes.fill_between(at, low, high, color=colour, alpha=0.2, lw=0)
 
 
-def scale_axis(axes: "Axes", scales: Sequence[float]) -> None:
+def scale_axis(axes: Axes, scales: Sequence[float]) -> None:
     """Set a log2 x-axis with ticks at octaves, or at all scales of a range below two octaves."""
     low, high = min(scales), max(scales)
     octaves = range(math.ceil(math.log2(low) - 1e-6), math.floor(math.log2(high) + 1e-6) + 1)
@@ -130,10 +135,16 @@ def scale_axis(axes: "Axes", scales: Sequence[float]) -> None:
     axes.set_xlabel("test scale")
 
 
-def percent_axis(axes: "Axes", worst: float, label: str = "accuracy (%)") -> None:
-    """Set a y-axis in percent up to 100, from 0 unless `worst` is at least 0.8."""
-    from matplotlib.ticker import MaxNLocator
+def samples_axis(axes: Axes, sizes: Sequence[float], **style: Any) -> None:
+    """Set a logarithmic x-axis with a tick at each training set size."""
+    axes.set_xscale("log")
+    axes.set_xticks(sizes, [f"{size:,}" for size in sizes], **style)
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("number of training samples")
 
+
+def percent_axis(axes: Axes, worst: float, label: str = "accuracy (%)") -> None:
+    """Set a y-axis in percent up to 100, from 0 unless `worst` is at least 0.8."""
     bottom = 0 if worst < 0.8 else 10 * math.floor(10 * worst - 1e-9)
     axes.set_ylim(bottom, 100 + 0.03 * (100 - bottom))
     axes.set_ylabel(label)
@@ -144,7 +155,7 @@ def percent_axis(axes: "Axes", worst: float, label: str = "accuracy (%)") -> Non
         axes.spines[side].set_visible(False)
 
 
-def save(figure: "Figure", path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
     """Save a figure in the format given by the suffix of the file name.
 
     Args:
@@ -168,3 +179,8 @@ def save(figure: "Figure", path: Path) -> Path:
     with replacing(path) as temporary:
         figure.savefig(temporary, format=kind, dpi=150)
     return path
+
+
+def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Save a figure in a folder as PNG and SVG."""
+    return [save(figure, folder / f"{name}.{kind}") for kind in ("png", "svg")]

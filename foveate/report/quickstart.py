@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from matplotlib.figure import Figure
 
 from foveate import __version__
 from foveate.data.large_scale import rescale
@@ -11,9 +12,6 @@ from foveate.evaluation.results import Curve, RunResult, summarise
 from foveate.paper.tables import network_title
 from foveate.report.html import Cell, Page
 from foveate.report.plots import accuracy_curves, sample_grid
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SHOWN = (0.5, 1.0, 2.0, 4.0, 8.0)
 STRONG = 0.5  # loss of accuracy that gets the strongest colour
@@ -24,7 +22,7 @@ FULL_SIZE = (
 )
 
 
-def quick_figure(results: Sequence[RunResult], full: Sequence[Curve]) -> "Figure":
+def quick_figure(results: Sequence[RunResult], full: Sequence[Curve]) -> Figure:
     """Plot the accuracy of this run, next to the full-size results if there are any."""
     own = summarise(results)
     if not full:

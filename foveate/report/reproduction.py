@@ -1,22 +1,20 @@
 """HTML page of the reproduction: claims, figures, tables, and how the runs were made."""
 
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
 
 from foveate import __version__
 from foveate.errors import DataError
 from foveate.paper.claims import Claim, claims, selection
 from foveate.paper.tables import SCALES, SEEDS, Point, Row, Summaries, effort, find_precision
 from foveate.report import figures
-from foveate.report.html import Cell, Page
+from foveate.report.html import Cell, Page, root_tint
 from foveate.sweeps.records import RESULTS, Record, Winners, read_records, read_winners
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 NO_RESULTS = "No results yet; run `foveate reproduce` to create them."
 OTHER = "unknown: settings of another version"
@@ -32,7 +30,7 @@ class CaptionedFigure(NamedTuple):
     """A figure with its title and caption."""
 
     title: str
-    figure: "Figure"
+    figure: Figure
     caption: str
 
 
@@ -224,7 +222,8 @@ def _compare(
     for name, *points in zip(names, *columns.values(), strict=True):
         pairs = [_cells(point) for point in points]
         rows.append([name, *(cell for pair in pairs for cell in pair)])
-        tints.append([None, *(tint for point in points for tint in (None, _tint(point)))])
+        shades = [root_tint(point.difference, STRONG) for point in points]
+        tints.append([None, *(tint for shade in shades for tint in (None, shade))])
     headers = [head, *(text for name in columns for text in (name, "paper, diff."))]
     page.table(headers, rows, colour=tints, caption=caption)
 
@@ -233,13 +232,6 @@ def _cells(point: Point) -> tuple[str, str]:
     spread = "" if point.spread is None else f"±{point.spread:.2f}"
     paper = f"{point.paper:.2f} {format_difference(point.difference) or ''}".strip()
     return f"{format_mean(point) or '–'}{spread}", paper
-
-
-def _tint(point: Point) -> float | None:
-    """Colour by the square root of the difference, so that tenths of a point remain visible."""
-    if point.difference is None:
-        return None
-    return math.copysign(math.sqrt(min(1.0, abs(point.difference) / STRONG)), point.difference)
 
 
 def _how(page: Page, found: Reproduction, source: str) -> None:

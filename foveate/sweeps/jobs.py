@@ -4,7 +4,6 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from itertools import product
@@ -17,6 +16,7 @@ from torch import nn
 from foveate.checks import check_fields
 from foveate.data.sources import load_source
 from foveate.data.splits import SplitName
+from foveate.data.store import cpu_threads
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.curve import AtScale
 from foveate.evaluation.speed import images_per_second
@@ -187,7 +187,7 @@ def perform(
         The outcomes, in the order of `jobs`.
     """
     load = lru_cache(maxsize=1)(load)
-    with _using_threads(threads):
+    with cpu_threads(threads):
         if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats()
         runs = [(job.config, folder / job.folder) for job in jobs]
@@ -196,16 +196,6 @@ def perform(
             _finish(job, run, device, at_once, load, bad)
             for job, run in zip(jobs, trained, strict=True)
         ]
-
-
-@contextmanager
-def _using_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad: Bad) -> Outcome:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -37,13 +37,8 @@ IN_FLIGHT = 256  # tasks submitted to Ray at a time; enough for 64 GPUs with thr
 LOOK_EVERY = 120.0  # seconds without a result after which the nodes are checked
 CONNECT = 10.0  # timeout of the connection to the cluster in seconds
 GRACE = 20.0  # seconds for cancelled runs to save a checkpoint
-FILES = (
-    "config.json",
-    "metrics.jsonl",
-    TABLE,
-    "weights.safetensors",
-    *OUTCOMES.values(),
-)  # stored in this order
+# The files of a run, in the order in which they are stored.
+FILES = ("config.json", "metrics.jsonl", TABLE, "weights.safetensors", *OUTCOMES.values())
 
 
 class TaskFolder(NamedTuple):
@@ -113,7 +108,7 @@ class RayEngine:
         at_once = round(1 / self.gpus) if self.gpus else 1
         how = {"device": self.device, "threads": self._threads, "at_once": at_once}
         how["bad"] = self.bad
-        with _marked(folder.resolve(), self.shared) as marker:
+        with _marked(folder.resolve()) if self.shared else nullcontext("") as marker:
             place = TaskFolder(folder.resolve(), marker, Path.cwd(), self.lock_timeout)
             try:
                 while True:
@@ -225,12 +220,9 @@ def _wait_for(run: RunFolder, lock_timeout: float) -> None:
 
 
 @contextmanager
-def _marked(folder: Path, shared: bool) -> Iterator[str]:
-    """Create a marker file while the block runs, and yield its name; "" if not `shared`."""
+def _marked(folder: Path) -> Iterator[str]:
+    """Create a marker file while the block runs, and yield its name."""
     marker = folder / f".driver-{uuid4()}"
-    if not shared:
-        yield ""
-        return
     write_text(marker, "")
     try:
         yield marker.name

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from foveate.errors import DataError
-from foveate.files import check_regular, write_text
+from foveate.files import check_regular, wrap_write_errors, write_text
 
 RESULTS, WINNERS = "results.csv", "winners.csv"
 
@@ -124,12 +124,8 @@ def write_lines(path: Path, kind: type[Line], lines: Iterable[Line]) -> None:
     writer = csv.DictWriter(text, names, lineterminator="\n")
     writer.writeheader()
     writer.writerows(map(vars, lines))
-    try:
+    with wrap_write_errors(path):
         write_text(path, text.getvalue())
-    except OSError as error:
-        raise DataError(
-            f"cannot write results in {path.parent}: {error.strerror}; check the folder"
-        ) from None
 
 
 def read_lines(path: Path, kind: type[Line]) -> list[Line]:

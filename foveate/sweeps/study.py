@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from foveate.checks import is_number
+from foveate.checks import check_type, is_number
 from foveate.data.recipes import MAX_BASE, Recipe
 from foveate.data.shards import is_shards, open_shards
 from foveate.data.sources import load_source
@@ -53,7 +53,6 @@ HINTS = {
     "seed": "set seeds at the top level, for all runs",
     "model": "choose a network with preset, and change it with model.KEY",
 }
-KINDS = {int: "a whole number", float: "a number", str: "a string", list: "a list", dict: "a table"}
 NAME = re.compile(r"[\w+=,-][\w.+=,-]*")
 LONGEST = 120  # characters of a name, which is also a folder name
 
@@ -169,11 +168,11 @@ def _check_sizes(run: Run, config: TrainConfig, scales: Sequence[float]) -> None
 
 def _seeds(given: Any) -> list[int]:
     if not isinstance(given, list):
-        _check_kind("seeds", given, int)
+        check_type("seeds", given, int)
         given = range(min(given, MAX_SEEDS + 1))
     seeds: list[int] = list(given)
     for seed in seeds:
-        _check_kind("seeds", seed, int)
+        check_type("seeds", seed, int)
         with _at("seeds"):
             TrainConfig(seed=seed)
     if not 0 < len(set(seeds)) == len(seeds) <= MAX_SEEDS:
@@ -186,8 +185,8 @@ def _seeds(given: Any) -> list[int]:
 def _resources(table: dict[str, Any]) -> tuple[int, float | None]:
     _check_keys("resources", table, ("cpus", "gpus"))
     cpus, gpus = table.get("cpus", 1), table.get("gpus", 0)
-    _check_kind("resources.cpus", cpus, int)
-    _check_kind("resources.gpus", gpus, float)
+    check_type("resources.cpus", cpus, int)
+    check_type("resources.gpus", gpus, float)
     if cpus < 1:
         raise ConfigError(f"resources.cpus must be at least 1, got {cpus}")
     if not 0 <= gpus <= 1:
@@ -229,7 +228,7 @@ def _runs(values: dict[str, Any]) -> Iterator[Run]:
             settings = {**usual, **own, **varied}
             if "preset" not in settings:
                 raise _error(where, 'preset is missing; add preset = "fovavg"')
-            _check_kind(settings["preset"].where, settings["preset"].value, str)
+            check_type(settings["preset"].where, settings["preset"].value, str)
             if "name" in table:
                 name = _checked_name(f"{where}.name", table["name"])
             else:
@@ -252,7 +251,7 @@ def _grid(values: dict[str, Any]) -> dict[str, list[Setting]]:
     """Return the values of each setting in the grid."""
     found = {}
     for key, (options, where) in _settings("grid", _table(values, "grid")).items():
-        _check_kind(where, options, list)
+        check_type(where, options, list)
         if not options:
             raise _error(where, "this key has no values; remove it")
         found[key] = [Setting(option, where) for option in options]
@@ -309,7 +308,7 @@ def _set(config: TrainConfig, key: str, value: Any) -> TrainConfig:
     owner: Any = config.recipe or Recipe(name="photo") if part == "recipe" else config
     owner = config.model if part == "model" else owner
     if key == "recipe":
-        _check_kind("recipe", value, str)
+        check_type("recipe", value, str)
         return config.changed({key: value})
     if key == "scales" and is_number(value):
         value = f"{value:g}"  # a single training scale can be 2 or "2"
@@ -343,7 +342,7 @@ def _training_images(config: TrainConfig, load: Load) -> int:
 
 def _table(values: dict[str, Any], key: str) -> dict[str, Any]:
     table = values.get(key, {})
-    _check_kind(key, table, dict)
+    check_type(key, table, Mapping)
     return table  # type: ignore[no-any-return]
 
 
@@ -380,12 +379,6 @@ def _check_keys(where: str, keys: Iterable[str], known: tuple[str, ...]) -> None
             other = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
             hint = HINTS.get(key, other)
             raise ConfigError(f"{where}{'.' if where else ''}{key} is not a known key; {hint}")
-
-
-def _check_kind(where: str, value: object, kind: type) -> None:
-    """Raise an error for a value of another type; whole numbers are numbers too."""
-    if not (is_number(value) if kind is float else type(value) is kind):
-        raise ConfigError(f"{where} must be {KINDS[kind]}, got {value!r}")
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from pathlib import Path
 import typer.models
 
 from foveate.cli.app import app
-from foveate.data.large_scale import MAX_SCALE, MIN_SCALE
 from foveate.models.zoo import ModelConfig
+from foveate.scales import MAX_SCALE, MIN_SCALE
 from foveate.training.config import TrainConfig
 from hostile.files import TRAIN
 

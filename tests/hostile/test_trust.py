@@ -22,7 +22,7 @@ from traps import NET, PLANT, forget, sprung
 from foveate import provenance
 from foveate.baselines.pyramid import Pyramid
 from foveate.cli.app import run
-from foveate.demo.networks import load_networks
+from foveate.demo.pages import open_page
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.evaluation.models import load_model
 from foveate.models.zoo import ModelConfig
@@ -211,7 +211,7 @@ def test_a_run_does_not_choose_what_is_imported(hostile, capsys):
     calls = [
         lambda: RunFolder(hostile).net(),
         lambda: load_model(str(hostile)),
-        lambda: load_networks([str(hostile)]),
+        lambda: open_page([str(hostile)]),
     ]
     for call in calls:
         assert refusal(call).startswith(named)

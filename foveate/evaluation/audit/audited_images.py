@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from foveate.checks import check_choice
 from foveate.data.pictures import has_splits, list_pictures, read_picture
 from foveate.data.sources import Source, load_source
 from foveate.errors import ConfigError, DataError
@@ -119,21 +120,17 @@ def open_images(
     folder = Path(name).expanduser() if kind == "folder" and name else None
     if split is None:
         split = "all" if folder and not has_splits(folder) else "test"
-    if split not in SPLITS:
-        raise ConfigError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
+    check_choice("split", split, SPLITS)
     if limit is not None and limit < 1:
         raise ConfigError(f"limit must be at least 1 image, got {limit}")
     if folder:
         items, names = list_pictures(folder, split)
         labels = torch.tensor([label for _, label in items[:limit]], dtype=torch.int64)
-        found = AuditImages(
-            source,
-            split,
-            lambda i: _read_file(items[i][0]),
-            labels,
-            names,
-            lambda i: f"image {items[i][0]}",
-        )
+
+        def read(index: int) -> Tensor:
+            return torch.from_numpy(read_picture(items[index][0]).copy()).movedim(-1, 0)
+
+        found = AuditImages(source, split, read, labels, names, lambda i: f"image {items[i][0]}")
     else:
         found = _loaded(source, split, limit, load(source))
     if classes:
@@ -148,10 +145,6 @@ def _loaded(source: str, split: str, limit: int | None, data: Source) -> AuditIm
     labels = torch.cat([part.labels for part in parts])[:limit]
     describe = f"image {{}} of {source} ({split})".format
     return AuditImages(source, split, images.__getitem__, labels, data.classes, describe)
-
-
-def _read_file(path: Path) -> Tensor:
-    return torch.from_numpy(read_picture(path).copy()).movedim(-1, 0)
 
 
 def _reordered(images: AuditImages, classes: Sequence[str]) -> Tensor:

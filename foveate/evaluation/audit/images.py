@@ -19,7 +19,8 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from foveate.data.large_scale import check_border, fold_border, keys_kernel, rescale
+from foveate.checks import check_choice
+from foveate.data.large_scale import check_border, frame_matrices, rescale
 from foveate.data.mirrored import rescale_mirrored
 from foveate.errors import ConfigError
 from foveate.scales import check_scale
@@ -137,10 +138,7 @@ class Transform:
             raise ConfigError(
                 f"std must be above 0 and mean finite, got std {self.std} and mean {self.mean}"
             )
-        if self.recipe not in get_args(Recipe):
-            raise ConfigError(
-                f"recipe must be one of {', '.join(get_args(Recipe))}, got {self.recipe!r}"
-            )
+        check_choice("recipe", self.recipe, get_args(Recipe))
         if self.fit not in get_args(Fit):
             raise ConfigError(f"fit must be fill or inside, got {self.fit!r}")
         check_view(self.view, 1.0)
@@ -264,12 +262,5 @@ def _weights(length: int, factor: float, size: int, border: BorderMode) -> Tenso
     """
     if not (math.isfinite(factor) and factor > 0):
         raise ConfigError(f"scale must be finite and above 0, got {factor:g}")
-    position = (torch.arange(size, dtype=torch.float64) + 0.5 - size / 2) / factor + length / 2
-    width = max(1.0, 1 / factor)
-    beyond = math.ceil(max(0.0, -float(position[0])) + 2 * width)
-    pixel = torch.arange(-beyond, length + beyond)
-    weights = keys_kernel((position[:, None] - (pixel + 0.5)) / width)
-    weights = weights / weights.sum(-1, keepdim=True)
-    return fold_border(
-        weights, pixel, length, cast(Any, border if isinstance(border, str) else "zero")
-    )
+    scales = torch.tensor([factor], dtype=torch.float64)
+    return frame_matrices(scales, length, size, border if isinstance(border, str) else "zero")[0]

@@ -2,20 +2,21 @@
 # Shape letters: B batch, C image channel, H W pixels, K classes.
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.audit.changes import Change, best_changes, most_confident
 from foveate.evaluation.audit.images import BorderMode, Rescale, View, check_view, zoom
 from foveate.evaluation.audit.images import reduce_resolution as reduced
+from foveate.evaluation.curve import eval_mode
 from foveate.evaluation.third_party import Classifier, ImageClassifier
 from foveate.resampling import check_images
 from foveate.scales import ScaleGrid, as_scales
@@ -124,6 +125,7 @@ class Audit:
         changes: Most confident predictions that differ from those at the native scale.
 
     Examples:
+        >>> from torch import nn
         >>> images, labels = torch.rand(20, 3, 32, 32), torch.arange(20) % 5
         >>> net = nn.Sequential(nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(48, 5))
         >>> found = audit(net, images, labels, [0.5, 1, 2])
@@ -344,18 +346,3 @@ def _numbers(model: ImageClassifier, image: Tensor) -> tuple[str, ...]:
     classifier = Classifier(model)
     with eval_mode(classifier):
         return tuple(map(str, range(classifier(image).shape[1])))
-
-
-@contextmanager
-def eval_mode(model: object) -> Iterator[None]:
-    """Disable gradients and switch modules to eval mode; restore their modes afterwards."""
-    modules = list(model.modules()) if isinstance(model, nn.Module) else []
-    modes = [module.training for module in modules]
-    try:
-        for module in modules:
-            module.training = False
-        with torch.no_grad():
-            yield
-    finally:
-        for module, mode in zip(modules, modes, strict=True):
-            module.training = mode

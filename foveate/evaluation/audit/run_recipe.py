@@ -18,7 +18,6 @@ from foveate.execution import patches
 from foveate.execution.plan import Prepared, outputs
 from foveate.execution.precision import cast
 from foveate.models.channels import ScaleChannels
-from foveate.training.photos import windows_of
 
 SHOWN = 160  # largest side of displayed images in pixels
 
@@ -101,12 +100,9 @@ class PhotoTransform:
     def _base(self, scale: float) -> int:
         return max(1, round(self.recipe.base * scale)) if self.view == "zoom" else self.recipe.base
 
-    def _at(self, scale: float) -> Recipe:
-        return replace(self.recipe, base=self._base(scale))
-
     def _resized(self, image: Tensor, scale: float) -> Tensor:
         """Return the resized image as a batch of one, (1, 3, H, W)."""
-        resized = self._at(scale).transform()(image)[None]
+        resized = replace(self.recipe, base=self._base(scale)).transform()(image)[None]
         if self.view == "zoom" or scale == 1:
             return resized
         full = list(resized.shape[-2:])
@@ -114,12 +110,6 @@ class PhotoTransform:
         for size in (fewer, full):
             resized = F.interpolate(resized, size, mode="bilinear", antialias=True)
         return resized
-
-
-def photo_transform(model: Model, view: View = "zoom") -> PhotoTransform:
-    """Return the transform of a model that has a recipe."""
-    assert model.photo is not None and isinstance(model.net, nn.Module)
-    return PhotoTransform(recipe=model.photo, windows=windows_of(model.net), view=view)
 
 
 def from_patches(model: Model) -> Callable[[Tensor], Tensor]:

@@ -4,15 +4,16 @@ from collections.abc import Mapping
 from typing import TypeAlias, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foveate.errors import ConfigError, FoveateError
 from foveate.evaluation.audit.audited_images import AuditImages
 from foveate.evaluation.audit.images import BorderMode, Fit, Recipe, Transform, View
-from foveate.evaluation.audit.measure import eval_mode
-from foveate.evaluation.audit.run_recipe import PhotoTransform, from_patches, photo_transform
+from foveate.evaluation.audit.run_recipe import PhotoTransform, from_patches
+from foveate.evaluation.curve import eval_mode
 from foveate.evaluation.models import FRAME, Model
 from foveate.evaluation.third_party import Classifier
+from foveate.training.photos import windows_of
 
 AnyTransform: TypeAlias = Transform | PhotoTransform
 
@@ -70,7 +71,8 @@ def _own_transform(
             f"{model.name} uses the recipe of its run; leave out --{named[0]}, or pass "
             "--recipe frame"
         )
-    transform = photo_transform(model, view)
+    assert model.photo is not None and isinstance(model.net, nn.Module)
+    transform = PhotoTransform(recipe=model.photo, windows=windows_of(model.net), view=view)
     with torch.no_grad():
         empty = torch.zeros(2, 3, 2, 2, device=model.device)
         classifier_for(model, transform, classes)(transform.windows.patches(empty))
