@@ -5,6 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
+import typing
 from collections import defaultdict
 
 import pytest
@@ -110,6 +111,20 @@ def test_an_option_means_the_same_in_every_command():
     assert {metavar for metavar, *_ in different["--out"]} == {"DIR", "FILE"}
     assert len(different["--border"]) == 2
     assert {metavar for metavar, *_ in different["--source"]} == {"SOURCE", "NAME=SOURCE"}
+
+
+def test_names_do_not_depend_on_the_version_of_typer():
+    """Typer 0.27 names an option after its placeholder if they differ only in case."""
+    stated = 0
+    for registered in app.registered_commands:
+        hints = typing.get_type_hints(registered.callback, include_extras=True)
+        for name, hint in hints.items():
+            for option in getattr(hint, "__metadata__", ()):
+                if isinstance(option, typer.models.OptionInfo):
+                    alike = (option.metavar or "").lower() == name
+                    stated += alike
+                    assert option.param_decls or not alike, (registered.callback, name)
+    assert stated > 30
 
 
 def test_one_idea_has_one_name():

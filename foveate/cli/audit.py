@@ -45,16 +45,16 @@ CLASSES = shared(
 NATIVE = shared("SCALE", "Scale that the others are compared with.", EVALUATION)
 VIEW = shared(
     "VIEW", "Meaning of scale s. zoom: objects are s times as large. resolution: the same scene "
-    "with s times the pixels along each axis, s at most 1.", EVALUATION,
+    "with s times the pixels along each axis, s at most 1.", EVALUATION, "--view",
     values=("zoom", "resolution"),
 )  # fmt: skip
 FIT = shared(
     "FIT", "At scale 1 the image fills the input and is cropped (fill), or is shown as a whole "
-    "(inside).", EVALUATION, values=("fill", "inside"),
+    "(inside).", EVALUATION, "--fit", values=("fill", "inside"),
 )  # fmt: skip
 BORDER = shared(
     "BORDER", "Fill outside the image: replicate, reflect, a value (0.5) or a colour "
-    "(0.5,0.4,0.4).", EVALUATION, values=("replicate", "reflect"),
+    "(0.5,0.4,0.4).", EVALUATION, "--border", values=("replicate", "reflect"),
 )  # fmt: skip
 MEAN = shared("VALUES", "Mean used for normalisation, one value or one per channel.", EVALUATION)
 STD = shared(

@@ -40,7 +40,7 @@ BorderOption = Annotated[
     str,
     shared(
         "BORDER", "Fill outside the frame when smoothing: replicate, reflect, zero or whole.", DATA,
-        values=("replicate", "reflect", "zero", "whole"),
+        "--border", values=("replicate", "reflect", "zero", "whole"),
     )(),
 ]  # fmt: skip
 

@@ -12,12 +12,20 @@ def demo(
     model: Annotated[list[str] | None, MODEL_REF("trained digit networks")] = None,
     host: Annotated[
         str,
-        typer.Option(metavar="HOST", help="Address to listen on; 0.0.0.0 admits other machines."),
+        typer.Option(
+            "--host",
+            metavar="HOST",
+            help="Address to listen on; 0.0.0.0 admits other machines.",
+        ),
     ] = "127.0.0.1",
     port: Annotated[
         int,
         typer.Option(
-            metavar="PORT", min=0, max=65535, help="Port to listen on; 0 for any free port."
+            "--port",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Port to listen on; 0 for any free port.",
         ),
     ] = 7860,
     pretrained: PretrainedOption = False,

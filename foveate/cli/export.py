@@ -23,6 +23,7 @@ def export(
     format: Annotated[
         str | None,
         typer.Option(
+            "--format",
             metavar="FORMAT",
             help="Format: onnx or torch (torch.export).",
             autocompletion=completing("onnx", "torch"),

@@ -76,7 +76,8 @@ def shared(
         metavar: Placeholder of the value; empty for a flag.
         help: Help text.
         panel: Panel of the help.
-        *names: Names of the option; by default that of the parameter.
+        *names: Names of the option; by default that of the parameter. State it if it equals the
+            placeholder: some versions of typer then take the spelling of the placeholder.
         values: Values that a shell completes.
         **how: Further arguments of `typer.Option`.
 
@@ -96,21 +97,23 @@ def shared(
     return option
 
 
-MODEL_REF = shared("MODEL", MODEL_HELP, MODEL, autocompletion=complete_model)
-SOURCE = shared("SOURCE", SOURCE_HELP, DATA, values=SOURCES)
+MODEL_REF = shared("MODEL", MODEL_HELP, MODEL, "--model", autocompletion=complete_model)
+SOURCE = shared("SOURCE", SOURCE_HELP, DATA, "--source", values=SOURCES)
 SPLIT = shared(
     "SPLIT",
     "Split to evaluate: test or val; audit also accepts train and all.",
     DATA,
+    "--split",
     values=("test", "val", "train", "all"),
 )
 SAMPLES = shared("N", "Use only the first N images.", DATA)
-SCALES = shared("SCALES", f"Scale factors: {SCALE_GRAMMAR}.", DATA)
+SCALES = shared("SCALES", f"Scale factors: {SCALE_GRAMMAR}.", DATA, "--scales")
 RECIPE = shared(
     "RECIPE",
     "Preprocessing: photo, mirrored or mnist-large-scale; audit also accepts frame, which rescales "
     "the image itself.",
     DATA,
+    "--recipe",
     values=("photo", "mirrored", "mnist-large-scale", "frame"),
 )
 SIZE = shared("PIXELS", "Width and height of the images in pixels.", DATA)
@@ -122,6 +125,7 @@ POOL = shared(
     "POOL",
     "Pooling over scale channels: max, avg, logsumexp or probabilities; audit also accepts none.",
     MODEL,
+    "--pool",
     values=(*POOLS, "none"),
 )
 LAZY = shared(
@@ -144,7 +148,7 @@ DeviceOption = Annotated[
     str,
     shared(
         "DEVICE", "Device: cpu, cuda, cuda:N, or auto (a GPU if there is one).", EXECUTION,
-        values=("auto", "cpu", "cuda"),
+        "--device", values=("auto", "cpu", "cuda"),
     )(),
 ]  # fmt: skip
 ChangedDataOption = Annotated[
@@ -177,6 +181,7 @@ EngineOption = Annotated[
         "ENGINE",
         "Where runs train: local, or ray for a Ray cluster.",
         EXECUTION,
+        "--engine",
         values=("local", "ray"),
     )(),
 ]

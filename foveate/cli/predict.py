@@ -28,7 +28,7 @@ DEFAULT = "fovmax-mnist-tr2"
 INVERT = shared("", "Always or never invert the intensities.", DATA, "--invert/--no-invert")
 SCALE = shared(
     "SCALE", "Magnification of the image in the input frame; for a run on photographs, a factor of "
-    "its base size.", DATA,
+    "its base size.", DATA, "--scale",
 )  # fmt: skip
 SEARCH = shared("", "Search each image for an off-centre object.", EVALUATION, "--search")
 STEP = shared("PIXELS", "Distance of the centres that --search tries, in pixels.", EVALUATION)
