@@ -12,6 +12,7 @@ from foveate.data.large_scale import rescale, stretch_contrast
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
 from foveate.execution.plan import logits, prepare
+from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
 from foveate.training.config import TrainConfig
 from foveate.training.data import open_batches
@@ -38,6 +39,21 @@ def test_a_zoom_shows_what_a_magnified_image_shows(zoom, monkeypatch):
     magnified = prepare(net, ramp(zoom), "float32").inputs[0]
     bound = 4 * 4 * 48 / min(zoom, 1) * torch.finfo(torch.float32).eps
     torch.testing.assert_close(zoomed, magnified, atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("zoom", [0.5, 1.0, 2**0.25, 2.0])
+def test_a_zoom_without_channels_resamples_the_frame(zoom, monkeypatch):
+    monkeypatch.setattr(zooms, "stretch_contrast", lambda images: images)
+    net = ConvNet(size=48).eval()
+    zoomed = prepare_zoomed(net, ramp(1), torch.tensor([zoom]), "float32").inputs[0]
+    # Interpolation needs pixels on both sides: half a pixel of the frame, two if it is reduced.
+    inner = slice(1, -1)
+    if zoom < 1:  # half of the frame shows what lies beyond the image, and is its border
+        inner = slice(14, -14)
+        assert (zoomed[0, 0, :, :11] == zoomed[0, 0, :, :1]).all()
+    bound = 4 * 4 * 48 / min(zoom, 1) * torch.finfo(torch.float32).eps
+    expected = ramp(zoom)[..., inner, inner]
+    torch.testing.assert_close(zoomed[..., inner, inner], expected, atol=bound, rtol=0)
 
 
 def test_a_zoom_is_the_network_of_divided_scales_on_the_cropped_and_stretched_image():
@@ -129,8 +145,8 @@ def test_a_configuration_keeps_its_zooms_and_its_digest_without_them():
         ({"zooms": (2.0, 1.0)}, "two factors from 1/64 to 64"),
         ({"zooms": (1.0,)}, "two factors"),
         ({"zooms": (0.001, 1.0)}, "two factors"),
-        ({"zooms": ZOOMS, "model": replace(MODEL, pool="concat")}, "use fovmax or fovavg"),
-        ({"zooms": ZOOMS, "model": replace(MODEL, form="sliding")}, "use fovmax or fovavg"),
+        ({"zooms": ZOOMS, "model": replace(MODEL, pool="concat")}, "use cnn, fovmax or fovavg"),
+        ({"zooms": ZOOMS, "model": replace(MODEL, form="sliding")}, "use cnn, fovmax or fovavg"),
     ],
 )
 def test_zooms_that_cannot_be_are_refused(changes, message):

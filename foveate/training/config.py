@@ -74,9 +74,9 @@ class TrainConfig:
             files and ``mirrored`` for CIFAR-10.
         zooms: Smallest and largest factor by which training images appear magnified, drawn
             log-uniformly for each image in each epoch; ``(1, 1)`` turns this off. A network trained
-            on scale 2 with ``(0.25, 4)`` is trained for objects of scale 1/2 to 8. The images are
-            not resampled: the scales of the channels are divided by the factor, and the frame is
-            cropped as it would crop the magnified image.
+            on scale 2 with ``(0.25, 4)`` is trained for objects of scale 1/2 to 8. The scales of
+            the channels are divided by the factor, and the frame is cropped as it would crop the
+            magnified image; for networks without channels, the cropped frame is resampled.
         distortions: Strength of random distortions of training images, drawn for each image in
             each epoch: rotation, shear, aspect ratio, elastic displacement and stroke width; 0
             turns them off. Strength 1 rotates by up to 15 degrees and displaces by up to 3 % of
@@ -159,10 +159,10 @@ class TrainConfig:
                 f"zooms must be two factors from 1/64 to 64 in ascending order, "
                 f"got {list(self.zooms)}"
             )
-        if self.model.form != "foveated" or self.model.pool == "concat":
+        if self.model.form == "sliding" or self.model.pool == "concat":
             raise ConfigError(
-                "zooms need scale channels whose pool does not depend on the scales; use fovmax or "
-                "fovavg"
+                "zooms need a network without sliding windows, and a pool that does not depend on "
+                "the scales; use cnn, fovmax or fovavg"
             )
         self._check_recipe("zooms", remedy="set recipe.sizes")
 

@@ -22,7 +22,6 @@ from foveate.data.store import ScaledFile
 from foveate.errors import ConfigError, DataError
 from foveate.execution.captured import CHUNK, Batch
 from foveate.execution.plan import Prepared, prepare
-from foveate.models.channels import ScaleChannels
 from foveate.scales import ScaleGrid
 from foveate.training.backbones import normalisation
 from foveate.training.config import NO_ZOOMS, Precision, TrainConfig
@@ -116,7 +115,6 @@ class Batches:
             if factors is None:
                 ready = prepare(self.net, shown, self.precision)
             else:
-                assert isinstance(self.net, ScaleChannels)
                 ready = prepare_zoomed(self.net, shown, factors[indices], self.precision)
         return Batch(ready, labels.to(self.device))
 
