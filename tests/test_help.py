@@ -18,7 +18,7 @@ from foveate.cli.app import HELP, app, run
 from foveate.data.sources import SOURCES
 from foveate.models.pretrained import pretrained_names
 from foveate.models.zoo import ZOO
-from foveate.training.presets import PRESETS
+from foveate.training.presets import OWN, PRESETS
 
 ROOT = typer.main.get_command(app)
 COMMANDS = dict(sorted(ROOT.commands.items()))
@@ -184,6 +184,7 @@ def test_the_script_for_a_shell_is_printed():
 def test_completed_names_are_those_of_the_registries():
     assert set(options.NETWORKS) == set(ZOO)
     assert set(options.ROWS) == set(PRESETS) and len(options.ROWS) == len(PRESETS)
+    assert set(options.PRESETS) == {*ZOO, *PRESETS, *OWN}
     fixed = {re.sub(r"(DIR|FILE)$", "", name) for name in SOURCES if name != "FILE.h5"}
     assert set(options.SOURCES) == fixed
     assert set(options.trained_networks()) == set(pretrained_names())

@@ -7,6 +7,7 @@ import pytest
 from tiny_runs import tiny
 
 from foveate.errors import ConfigError
+from foveate.models.channels import PAPER_SCALES
 from foveate.models.zoo import ZOO
 from foveate.scales import ScaleGrid
 from foveate.training.config import TrainConfig, build_net
@@ -78,6 +79,16 @@ def test_other_networks_are_named_by_what_differs():
     assert model_name(preset("fovmax-tr2-9ch")) == "fovmax-9ch"
     assert model_name(preset("fovconc5-tr2")) == "fovconc-5ch"
     assert model_name(replace(preset("fovavg"), backbone="a.b:c")) == "fovavg with a.b:c"
+
+
+@pytest.mark.parametrize("scale", [1, 2, 4])
+def test_fovplus_sees_all_test_scales_from_one(scale):
+    config = preset(f"fovplus-tr{scale}")
+    assert config.scales == str(scale)
+    low, high = (zoom * scale for zoom in config.zooms)
+    assert low < PAPER_SCALES.low and high > PAPER_SCALES.high
+    assert sum(p.numel() for p in build_net(config).parameters()) <= 120_000
+    assert config.epochs / config.batch <= preset("fovavg").epochs / preset("fovavg").batch
 
 
 @pytest.mark.parametrize("name", PRESETS)

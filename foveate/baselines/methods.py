@@ -31,6 +31,11 @@ class Settings:
         batch: Number of images per step.
         weight_decay: Weight decay.
         schedule: Learning-rate schedule.
+        warmup: Fraction of the run that is warm-up, with the schedule ``cosine``.
+        smallest_rate: Learning rate to which the schedule decays.
+        label_smoothing: Label smoothing.
+        objects: Smallest and largest scale of objects that random zooms of the training images
+            show, see ``TrainConfig.zooms``; None for no zooms.
 
     Examples:
         >>> Settings(batch=16).learning_rate
@@ -42,6 +47,10 @@ class Settings:
     batch: int = 32
     weight_decay: float = 0.0
     schedule: Literal["steps", "cosine"] = "steps"
+    warmup: float = 0.3
+    smallest_rate: float = 5e-5
+    label_smoothing: float = 0.0
+    objects: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +128,8 @@ class Method:
             ConfigError: If the data set has no source.
         """
         values: dict[str, Any] = asdict(self.settings_by_data.get(data.name, self.settings))
+        if objects := values.pop("objects"):
+            values["zooms"] = tuple(scale / float(trained) for scale in objects)
         values["epochs"] *= data.repeats(trained)
         values["epochs_per_decay"] = values["epochs"] / 10
         values |= data.images(trained)
@@ -142,6 +153,11 @@ def _channels(name: str) -> Callable[[DataSet], ModelConfig]:
     return lambda data: _fitted(model_config(name, size=data.image, scales=data.windows), data)
 
 
+def _fovplus(data: DataSet) -> ModelConfig:
+    """Return FovAvg with wider layers; 108,390 weights for digits."""
+    return replace(_channels("fovavg")(data), features=(16, 16, 48, 48))
+
+
 def _fovconc(data: DataSet) -> ModelConfig:
     """Return FovConc with one channel per octave; 3 for digits, and 17 with few samples.
 
@@ -158,6 +174,12 @@ def _fitted(model: ModelConfig, data: DataSet) -> ModelConfig:
     return ModelConfig(**{**values, "antialias": data.recipe == "photo"})
 
 
+OBJECTS = (0.354, 11.3)  # half an octave beyond the test scales
+NOT_ZOOMED = {
+    "cifar10": "zooms need the recipe mnist-large-scale",
+    "photographs": "zooms need the recipe mnist-large-scale",
+    "mnist-few": "zooms need one training scale",
+}
 NOT_SLIDING = {"photographs": "sliding windows do not support images of different sizes"}
 _CNN = Method(name="cnn", title="CNN on the whole frame", paper=CHANNELS, family="CNN", model=_cnn)
 _FOVMAX = Method(
@@ -180,6 +202,13 @@ def _baseline(name: str, title: str, paper: str, family: str, factory: str) -> M
 _METHODS = (
     _CNN,
     replace(_CNN, name="cnn-all-scales", title="CNN, trained on all test scales", trained="all"),
+    replace(
+        _CNN,
+        name="cnn-zooms",
+        title="CNN, training images magnified and reduced at random",
+        settings=Settings(objects=OBJECTS),
+        missing=NOT_ZOOMED,
+    ),
     replace(
         _CNN,
         name="cnn-averaged",
@@ -236,6 +265,19 @@ _METHODS = (
         title="foveated channels, concatenated",
         model=_fovconc,
         settings=Settings(),
+    ),
+    replace(
+        _FOVMAX,
+        name="fovplus",
+        title="foveated channels, average, zooms in training",
+        paper="foveate, 2026",
+        model=_fovplus,
+        settings=Settings(
+            weight_decay=0.02, schedule="cosine", warmup=0.1, smallest_rate=1e-6,
+            label_smoothing=0.05, objects=OBJECTS,
+        ),
+        settings_by_data={},
+        missing=NOT_ZOOMED,
     ),
     replace(
         _CNN, name="cnn-expert", title="CNN, one per test scale", family=CEILING, trained="expert",

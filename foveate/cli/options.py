@@ -25,13 +25,13 @@ ROWS = (
     *(f"{name}-tr2-{count}ch" for name in ("fovmax", "fovavg") for count in (17, 9, 5)),
     *(f"{name}-few{n}" for name in NETWORKS for n in (10000, 5000, 2000, 1000, 500, 200, 100)),
 )
-PRESETS = (*NETWORKS, "finetune", *ROWS)
+PRESETS = (*NETWORKS, "finetune", "fovplus-tr1", "fovplus-tr2", "fovplus-tr4", *ROWS)
 TABLES = ("table1", "table2", "table3", "all")
 METHODS = (
-    *("cnn", "cnn-all-scales", "cnn-averaged", "pyramid", "pyramid-wide", "sesn", "sesn-wide"),
-    *("disco", "disco-wide", "gaussian-max", "gaussian-avg", "gaussian-max-wide"),
-    *("gaussian-avg-wide", "riesz", "fovmax", "fovavg", "swmax", "fovconc"),
-    *("cnn-expert", "fovmax-expert"),
+    *("cnn", "cnn-all-scales", "cnn-zooms", "cnn-averaged", "pyramid", "pyramid-wide"),
+    *("sesn", "sesn-wide", "disco", "disco-wide", "gaussian-max", "gaussian-avg"),
+    *("gaussian-max-wide", "gaussian-avg-wide", "riesz", "fovmax", "fovavg", "swmax"),
+    *("fovconc", "fovplus", "cnn-expert", "fovmax-expert"),
 )
 DATA_SETS = ("mnist", "fashion-mnist", "cifar10", "photographs", "mnist-few")
 POOLS = ("max", "avg", "logsumexp", "probabilities")
