@@ -1,6 +1,6 @@
 """The accuracy of networks on photographs over object size, as a table and a figure.
 
-python tools/photo_results.py results/photographs/validation.csv     print the table as Markdown
+python tools/photo_results.py results/photographs/test.csv     print the table as Markdown
 """
 
 import csv

@@ -32,7 +32,7 @@ BLOCK = re.compile(r"(<!-- results:begin (\S+) -->\n)(.*?)(<!-- results:end -->)
 HEADLINE = ("cnn-tr2", "fovconc-tr2", "swmax-tr2", "fovmax-tr2", "fovavg-tr2")
 NETWORKS = ("CNN", "FovAvg", "FovMax", "FovConc", "SWMax")
 FIGURES = ("generalisation", "spacing", "few-samples", "winning-scale", "foveated", "photographs")
-PHOTOGRAPHS = ROOT / "results" / "photographs" / "validation.csv"
+PHOTOGRAPHS = ROOT / "results" / "photographs" / "test.csv"
 CELLS = "Accuracy in percent (difference from the paper in points); every second of the 17 scales."
 
 
