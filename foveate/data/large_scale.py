@@ -134,12 +134,20 @@ def bicubic_matrices(scales: Tensor, source: int, size: int, margin: int = 0) ->
     return fold_border(weights * inside[:, :, None], pixel.long(), source, "replicate")
 
 
-def frame_matrices(scales: Tensor, source: int, size: int, border: str) -> Tensor:
-    """Return weights (N, size, source) that rescale a line of pixels, continued by the border."""
+def frame_matrices(
+    scales: Tensor, source: int, size: int, border: str, device: torch.device | None = None
+) -> Tensor:
+    """Return weights (N, size, source) that rescale a line of pixels, continued by the border.
+
+    With scales on a CPU, this does not wait for a GPU.
+    """
+    smallest = float(scales.min())
+    first = (0.5 - size / 2) / smallest + source / 2  # position of the first frame pixel
+    beyond = math.ceil(max(0.0, -first) + 2 * max(1.0, 1 / smallest))
+    scales = send(scales, device or scales.device)
     frame = torch.arange(size, dtype=torch.float64, device=scales.device)
     position = (frame + 0.5 - size / 2) / scales[:, None] + source / 2
     width = (1 / scales).clamp_min(1)[:, None, None]
-    beyond = math.ceil(max(0.0, -float(position.min())) + 2 * float(width.max()))
     pixel = torch.arange(-beyond, source + beyond, device=scales.device)
     weights = keys_kernel((position[:, :, None] - (pixel + 0.5)) / width)
     return fold_border(weights / weights.sum(-1, keepdim=True), pixel, source, border)
@@ -223,6 +231,11 @@ def _reached(matrix: Tensor, least: float = 0.0) -> slice:
     """Return the range of rows whose absolute weights sum to more than `least`."""
     rows = (matrix.abs().sum(-1) > least).nonzero()
     return slice(int(rows[0]), int(rows[-1]) + 1) if len(rows) else slice(0, 1)
+
+
+def send(values: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor to a device without waiting for the work that was launched there."""
+    return values.to(device, non_blocking=device.type == "cuda")
 
 
 def apply_matrices(rows: Tensor, images: Tensor, columns: Tensor) -> Tensor:

@@ -62,8 +62,10 @@ def rescale_mirrored(images: Tensor, scales: float | Tensor, *, size: int = 64) 
         one = float(factors)
         down, across = (_one_matrix(one, n, size, images.device) for n in images.shape[2:])
     else:
-        factors = factors.to(images.device)
-        down, across = (frame_matrices(factors, n, size, "mirror") for n in images.shape[2:])
+        down, across = (
+            frame_matrices(factors, side, size, "mirror", images.device)
+            for side in images.shape[2:]
+        )
     return apply_matrices(down, images.float(), across).clamp_(0, 255)
 
 

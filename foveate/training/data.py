@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from foveate.checks import check_memory
 from foveate.data.decoding import read_header
+from foveate.data.large_scale import send
 from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import NO_SIZES, Recipe, find_recipe
 from foveate.data.shards import Shards, is_shards, open_shards
@@ -111,12 +112,12 @@ class Batches:
         factors: Tensor | None = None,
     ) -> Batch:
         with torch.no_grad():
-            shown = self.rescale_images(images.to(self.device), indices, seed)
+            shown = self.rescale_images(send(images, self.device), indices, seed)
             if factors is None:
                 ready = prepare(self.net, shown, self.precision)
             else:
                 ready = prepare_zoomed(self.net, shown, factors[indices], self.precision)
-        return Batch(ready, labels.to(self.device))
+        return Batch(ready, send(labels, self.device))
 
     def make_resident(self, config: TrainConfig) -> "Batches":
         """Prepare all images and hold them on the device."""
@@ -139,7 +140,7 @@ class Batches:
             images, labels = self.images.read_batch(self.split, indices)
             ready = self._prepared(images, labels, indices, seed, factors).images
             for target, part in zip(whole.inputs, ready.inputs, strict=True):
-                target[indices.to(self.device)] = part
+                target[send(indices, self.device)] = part
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # other runs read the images on their own streams
 

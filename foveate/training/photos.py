@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from foveate.checks import check_memory
 from foveate.data.decoding import read_header
+from foveate.data.large_scale import send
 from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import Recipe
 from foveate.data.shards import Shards
@@ -140,7 +141,7 @@ class PhotoBatches(Batches):
         pinned = self.device.type == "cuda"  # other copies must end before the worker goes on
         packed = found._replace(values=found.values.to(self.device, non_blocking=pinned))
         cut = cut_patches(packed, self.recipe, windows_of(self.net), self.memory)
-        labels = _send(torch.from_numpy(packed.labels), self.device)
+        labels = send(torch.from_numpy(packed.labels), self.device)
         return Batch(Prepared(patches, (cut,)), labels)
 
     def _skip(self, missing: list[tuple[int, str]]) -> None:
@@ -191,7 +192,7 @@ def cut_together(packed: Packed, recipe: Recipe, windows: ScaleChannels) -> Tens
     shapes = list(map(tuple, packed.shapes.tolist()))
     order = sorted(range(len(shapes)), key=shapes.__getitem__)
     centres, places = (
-        _send(torch.from_numpy(values), packed.values.device)
+        send(torch.from_numpy(values), packed.values.device)
         for values in (packed.centres[order], np.argsort(order))
     )
     pictures, parts, begin = packed.pictures(), list[Tensor](), 0
@@ -200,12 +201,6 @@ def cut_together(packed: Packed, recipe: Recipe, windows: ScaleChannels) -> Tens
         parts.append(windows.patches(images, centres[begin : begin + len(images)]))
         begin += len(images)
     return torch.cat(parts)[places]
-
-
-def _send(values: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to a device without waiting for the work that was launched there."""
-    pinned = values.pin_memory() if device.type == "cuda" else values
-    return pinned.to(device, non_blocking=True)
 
 
 def windows_of(net: nn.Module) -> ScaleChannels:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foveate.data.large_scale import send
 from foveate.data.mirrored import crop_and_flip, draw_augmentation, draw_sizes
 from foveate.data.recipes import NO_SIZES, Recipe
 from foveate.data.splits import SplitName
@@ -30,7 +31,7 @@ def rescaling(config: TrainConfig, scales: Tensor, margin: int = 0) -> RescaleFu
     size = config.size + 2 * margin
 
     def rescale_images(images: Tensor, indices: Tensor, seed: AugmentationSeed) -> Tensor:
-        factors = float(scales[0]) if same else scales[indices].to(images.device)
+        factors = float(scales[0]) if same else scales[indices]
         return recipe.rescale(images, factors, size=size, border=config.border)
 
     return rescale_images
@@ -44,7 +45,7 @@ def augmented_rescaling(config: TrainConfig, scales: Tensor) -> RescaleFunction:
 
     def rescale_images(images: Tensor, indices: Tensor, seed: AugmentationSeed) -> Tensor:
         drawn = draw_augmentation(len(scales), *seed, flip, shift)
-        flips, offsets = (values[indices].to(images.device) for values in drawn)
+        flips, offsets = (send(values[indices], images.device) for values in drawn)
         if sizes == NO_SIZES:
             shown = enlarge(images, indices, seed)
         else:
@@ -61,7 +62,7 @@ def distorted_rescaling(config: TrainConfig, scales: Tensor) -> RescaleFunction:
 
     def rescale_images(images: Tensor, indices: Tensor, seed: AugmentationSeed) -> Tensor:
         drawn = draw_distortions(count, seed, config.distortions)
-        chosen = Distortions(*(values[indices].to(images.device) for values in drawn))
+        chosen = Distortions(*(send(values[indices], images.device) for values in drawn))
         return enlarge(distort(images, chosen), indices, seed)
 
     return rescale_images

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from foveate.data.large_scale import stretch_contrast
+from foveate.data.large_scale import send, stretch_contrast
 from foveate.execution.plan import Prepared, prepare
 from foveate.execution.precision import Precision
 from foveate.models.channels import ScaleChannels
@@ -45,7 +45,7 @@ def prepare_zoomed(net: nn.Module, images: Tensor, zooms: Tensor, precision: Pre
         return _prepare(net, images, groups[0][0], precision)
     whole: Prepared | None = None
     for zoom, indices in groups:
-        chosen = indices.to(images.device)
+        chosen = send(indices, images.device)
         part = _prepare(net, images[chosen], zoom, precision)
         if whole is None:
             inputs = tuple(t.new_empty(len(images), *t.shape[1:]) for t in part.inputs)
