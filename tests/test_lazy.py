@@ -18,10 +18,12 @@ from foveate.evaluation.calibration import calibrate, required_tolerance
 from foveate.evaluation.test_sets import make_lazy
 from foveate.execution import convnet, definition, patches, windows
 from foveate.execution.plan import choose, predict, search
+from foveate.models import channels, lazy
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
-from foveate.models.lazy import ROUNDS, evaluate
+from foveate.models.lazy import ROUNDS, UncutPatches, evaluate
 from foveate.models.pooling import pool_scales
+from foveate.resampling import foveate
 from foveate.scales import ScaleGrid
 from foveate.training.loop import train
 
@@ -176,6 +178,71 @@ def test_any_backbone_runs_on_few_patches():
     assert sum(seen.counts) == 17 * 5
 
 
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize("shape", [(7, 1, 40, 40), (5, 3, 21, 64), (1, 2, 9, 9)])
+@torch.no_grad()
+def test_patches_that_are_cut_when_needed_are_those_of_the_network(shape, antialias):
+    draws = torch.Generator().manual_seed(shape[2])
+    given = torch.rand(shape, generator=draws)
+    net = ScaleChannels(nn.Flatten(), MANY, 12, padding="reflect", antialias=antialias)
+    cut, whole = UncutPatches(net, given), net.patches(given)
+    assert cut.shape == whole.shape[:2]
+    coarse = torch.zeros(cut.shape, dtype=torch.bool)
+    coarse[:, 2::4] = True
+    few, many = (torch.rand(cut.shape, generator=draws) < share for share in (0.02, 0.5))
+    few[0, :1] = many[0, :1] = True  # a mask is never empty
+    for mask in (coarse, few, few & many, many, few):
+        # Values up to 1; per axis a rounded weight, a product and a sum of up to 2 * 8 taps.
+        torch.testing.assert_close(cut[mask], whole[mask], atol=36 * EPS, rtol=0)
+
+
+@pytest.mark.parametrize("plan", [convnet, patches, definition])
+@torch.no_grad()
+def test_decided_images_are_cut_into_every_fourth_patch(plan, monkeypatch):
+    net, given, counts = lazy_net(tolerance=0.0), images(6), []
+
+    def counted(images, scales, *arguments, **options):
+        counts.append(len(images) * len(scales))
+        return foveate(images, scales, *arguments, **options)
+
+    for module in (lazy, channels):
+        monkeypatch.setattr(module, "foveate", counted)
+    plan.outputs(net, plan.prepare(net, given, torch.float32))
+    assert counts == [6 * 4]
+    counts.clear()
+    net.lazy = math.inf
+    plan.outputs(net, plan.prepare(net, given, torch.float32))
+    assert sum(counts) == 6 * (4 + 17)
+
+
+@torch.no_grad()
+def test_a_network_with_its_own_patches_uses_them():
+    class Doubled(ScaleChannels):
+        def patches(self, images, centres=None):
+            return 2 * super().patches(images, centres)
+
+    net = Doubled(nn.Sequential(nn.Flatten(), nn.Linear(256, 3)), MANY, 16).eval()
+    net.lazy = 0.0
+    given = images(3)
+    torch.testing.assert_close(net(given), evaluated_on(net, net.patches(given)))
+
+
+def evaluated_on(net, patches):
+    """The logits of lazy evaluation of patches that are all cut."""
+    found = evaluate(patches, net.backbone, net.pool, net.lazy)
+    return pool_scales(found, net.pool)
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.02, 0.05, math.inf])
+@pytest.mark.parametrize("side", [13, 40])
+@torch.no_grad()
+def test_cutting_patches_when_needed_does_not_change_the_result(tolerance, side):
+    net, given = lazy_net("logsumexp", tolerance), images(9, side)
+    expected = evaluated_on(net, net.patches(given))
+    torch.testing.assert_close(net(given), expected, atol=bound(net, given), rtol=0)
+    torch.testing.assert_close(predict(net, given).logits, expected, atol=bound(net, given), rtol=0)
+
+
 @torch.no_grad()
 def test_channels_scale_selection_and_search_are_complete():
     net, given = lazy_net(tolerance=0.0), images(2)
@@ -221,6 +288,12 @@ def test_batch_statistics_use_all_channels():
     net.lazy = 0.0
     net(images(2))
     assert seen.counts == [2 * 17]
+
+
+@torch.no_grad()
+def test_images_of_a_wrong_shape_are_an_error():
+    with pytest.raises(ConfigError, match=r"shape \(B, C, H, W\)"):
+        lazy_net(tolerance=0.0)(images(2)[0])
 
 
 @torch.no_grad()

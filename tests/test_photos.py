@@ -6,6 +6,7 @@ import shutil
 import signal
 import time
 from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from foveate.training.config import build_net
 from foveate.training.data import adapt_to_source, open_batches
 from foveate.training.distributed import Team
 from foveate.training.loop import train, train_together
-from foveate.training.photo_reader import BLOCKS, Packed, PhotoDataset, PhotoReader
+from foveate.training.photo_reader import BLOCKS, Packed, Packer, PhotoDataset, PhotoReader
 from foveate.training.photos import (
     PatchMemory,
     PhotoBatches,
@@ -521,3 +522,11 @@ def test_pixels_of_a_batch_are_valid_until_the_next_one_is_requested(workers):
         assert all(map(torch.equal, found.pictures(), right.pictures()))
         assert np.array_equal(found.centres, right.centres)
     there.close()
+
+
+def test_the_dataset_can_be_sent_to_workers_that_are_not_forked():
+    dataset = PhotoDataset(open_source(SOURCE, stream=True), "train", photo_config().recipe)
+    sent, packer = ForkingPickler.loads(ForkingPickler.dumps((dataset, Packer())))
+    found, _ = packer(sent.__getitems__([(1, 2, 3)]))
+    right, _ = Packer()(dataset.__getitems__([(1, 2, 3)]))
+    assert torch.equal(found.values, right.values) and found.labels == right.labels

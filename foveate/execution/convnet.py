@@ -12,7 +12,7 @@ from foveate.execution.exact import convnet_of, matching_convnet, require_convne
 from foveate.execution.native import trunk as native
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
-from foveate.models.lazy import lazy_logits
+from foveate.models.lazy import all_patches, lazy_inputs, lazy_logits
 from foveate.models.outputs import Outputs
 from foveate.models.sliding import SlidingChannels
 
@@ -29,8 +29,11 @@ def fits(net: nn.Module, images: Tensor) -> bool:
 
 
 def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor]:
-    """Cut the patches of scale channels; other networks use the images."""
-    return (net.patches(images) if isinstance(net, ScaleChannels) else images,)
+    """Cut the patches of scale channels, unless lazy evaluation cuts them as needed.
+
+    Other networks use the images.
+    """
+    return (lazy_inputs(net, images) if isinstance(net, ScaleChannels) else images,)
 
 
 def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
@@ -40,7 +43,7 @@ def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
         lazy = lazy_logits(net, images, lambda p: backbone.classify(features(backbone, p)))
         if lazy is not None:
             return Outputs(lazy)
-        channels = all_channels(net, images)
+        channels = all_channels(net, all_patches(net, images))
     elif isinstance(net, SlidingChannels):
         mask = backbone.draw_mask(images)
         channels = net.pool_space([dense(backbone, grid, mask) for grid in net.grids(images)])

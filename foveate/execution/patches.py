@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from foveate.execution.exact import all_unmodified
 from foveate.models.channels import ScaleChannels
+from foveate.models.lazy import lazy_inputs
 from foveate.models.outputs import Outputs, patch_outputs
 
 DEVICES: tuple[str, ...] = ("cpu", "cuda")
@@ -17,9 +18,9 @@ def fits(net: nn.Module, images: Tensor) -> bool:
 
 
 def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor]:
-    """Cut the patches (B, S, C, P, P)."""
+    """Cut the patches (B, S, C, P, P), unless lazy evaluation cuts them as needed."""
     assert isinstance(net, ScaleChannels)
-    return (net.patches(images),)
+    return (lazy_inputs(net, images),)
 
 
 def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from foveate.checks import check_choice
 from foveate.errors import ConfigError
-from foveate.models.lazy import check_lazy, is_separable, lazy_logits
+from foveate.models.lazy import all_patches, check_lazy, is_separable, lazy_inputs, lazy_logits
 from foveate.models.pooling import Mixing, Pool, class_logits, pool_scales
 from foveate.models.recompute import forward_in_groups
 from foveate.models.search import SearchResult, search
@@ -248,9 +248,10 @@ class ScaleChannels(nn.Module):
         """
         if self.lazy is None:
             return self.combine(self.channels(images))
-        patches = self.patches(images)
-        logits = lazy_logits(self, patches)
-        return self.combine(self.forward_patches(patches)) if logits is None else logits
+        inputs = lazy_inputs(self, images)
+        if (logits := lazy_logits(self, inputs)) is not None:
+            return logits
+        return self.combine(self.forward_patches(all_patches(self, inputs)))
 
     def select_scale(self, images: Tensor) -> Tensor:
         """Estimate the scale at which each image's predicted class responds most strongly.

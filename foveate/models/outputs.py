@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from foveate.models.channels import ScaleChannels, refine_scale
-from foveate.models.lazy import lazy_logits
+from foveate.models.lazy import all_patches, lazy_inputs, lazy_logits
 from foveate.models.pooling import class_logits
 from foveate.models.sliding import SlidingChannels
 
@@ -38,16 +38,16 @@ def plain_outputs(net: nn.Module, images: Tensor) -> Outputs:
     if not isinstance(net, ScaleChannels | SlidingChannels):
         return Outputs(net(images))
     if isinstance(net, ScaleChannels) and net.lazy is not None:
-        return patch_outputs(net, net.patches(images))
+        return patch_outputs(net, lazy_inputs(net, images))
     channels = net.channels(images)
     return Outputs(net.combine(channels), channels)
 
 
-def patch_outputs(net: ScaleChannels, patches: Tensor) -> Outputs:
-    """Run scale channels on their patches (B, S, C, P, P), lazily if the network is set to."""
-    if (logits := lazy_logits(net, patches)) is not None:
+def patch_outputs(net: ScaleChannels, inputs: Tensor) -> Outputs:
+    """Run scale channels on patches or on `lazy_inputs`, lazily if the network is set to."""
+    if (logits := lazy_logits(net, inputs)) is not None:
         return Outputs(logits)
-    channels = net.forward_patches(patches)
+    channels = net.forward_patches(all_patches(net, inputs))
     return Outputs(net.combine(channels), channels)
 
 

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from foveate.data.recipes import Recipe
+from foveate.data.recipes import Recipe, Transform
 from foveate.data.shards import Shards
 from foveate.data.splits import SplitName
 from foveate.errors import DataError, FoveateError
@@ -129,7 +130,11 @@ class PhotoDataset(Dataset[Sample]):
         self.images, self.split, self.recipe = images, split, recipe
         self.bad, self.labels = bad, images.labels(split)
         self.training = split == "train"
-        self.resize = recipe.resize(self.training)
+
+    @cached_property
+    def resize(self) -> Transform:
+        """The resizing of the recipe; made in each worker, because a function cannot be pickled."""
+        return self.recipe.resize(self.training)
 
     def __len__(self) -> int:
         return len(self.labels)
