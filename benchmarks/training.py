@@ -34,6 +34,7 @@ from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.execution.captured import Batch, CapturedStep, plain_step
 from foveate.execution.plan import prepare
+from foveate.training.adam import PiecewiseAdam
 from foveate.training.checkpoint import Progress, RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.loop import train_together
@@ -46,7 +47,7 @@ def one_step() -> dict[str, float]:
     """Measure a captured step of FovAvg, 17 channels, batch 128, and the plain loop."""
     images, labels = torch.randn(128, 1, 112, 112).cuda(), torch.randint(0, 10, (128,)).cuda()
     net, loop = fovavg("cuda"), without_fast_path(fovavg("cuda"))
-    adam = torch.optim.Adam(net.parameters(), 3e-3, fused=True, capturable=True)
+    adam = PiecewiseAdam(net.parameters(), 3e-3, fused=True, capturable=True)
     with torch.no_grad():
         batch = Batch(prepare(net, images, "bf16"), labels)
     step = CapturedStep(net, adam, "bf16", batch=128, compiled=True)
