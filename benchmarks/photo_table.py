@@ -163,7 +163,7 @@ if __name__ == "__main__":
     one.add_argument("--out", type=Path, required=True)
     one.add_argument("--rows", nargs="*")
     one.add_argument("--seeds", type=int, default=3)
-    one.add_argument("--parallel", type=int, default=5)
+    one.add_argument("--parallel", type=int, default=2)
     one.add_argument("--workers", type=int, default=3)
     one.add_argument("--device", default="cuda")
     one.add_argument("--limit", type=float, default=1e9, help="start no run after this time, s")
