@@ -18,14 +18,19 @@ SOURCES = (
     "mnist", "fashion-mnist", "cifar10", "mnist-5k", "idx:", "cifar10:", "folder:", "shards:"
 )  # fmt: skip
 NETWORKS = ("cnn", "fovmax", "fovavg", "fovconc", "swmax")
+COUNTS = (10000, 5000, 2000, 1000, 500, 200, 100)
 ROWS = (
     *(f"{name}-{scale}" for name in NETWORKS for scale in ("tr1", "tr2", "tr4")),
     *(f"{name}-tr14" for name in NETWORKS if name != "fovconc"),
     *("fovconc5-tr2", "fovconc5-tr14"),
     *(f"{name}-tr2-{count}ch" for name in ("fovmax", "fovavg") for count in (17, 9, 5)),
-    *(f"{name}-few{n}" for name in NETWORKS for n in (10000, 5000, 2000, 1000, 500, 200, 100)),
+    *(f"{name}-few{n}" for name in NETWORKS for n in COUNTS),
 )
-PRESETS = (*NETWORKS, "finetune", "fovplus-tr1", "fovplus-tr2", "fovplus-tr4", *ROWS)
+PRESETS = (
+    *(*NETWORKS, "finetune", "fovplus-tr1", "fovplus-tr2", "fovplus-tr4"),
+    *(f"fovplus-few{n}" for n in COUNTS),
+    *ROWS,
+)
 TABLES = ("table1", "table2", "table3", "all")
 METHODS = (
     *("cnn", "cnn-all-scales", "cnn-zooms", "cnn-averaged", "pyramid", "pyramid-wide"),
