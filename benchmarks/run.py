@@ -70,7 +70,11 @@ def measure(name: str, setup: Setup, left: float) -> dict[str, Any]:
             found = measure_case(build(name, setup), setup)
     except Exception as error:
         found = {"title": name, **describe(error)}
-    found["commit"], found["seconds"] = commit(), round(time.perf_counter() - begun, 1)
+    found |= {"commit": commit(), "date": date.today().isoformat(), "command": command()}
+    found |= {
+        "seconds": round(time.perf_counter() - begun, 1),
+        "load": round(os.getloadavg()[0], 1),
+    }
     return found
 
 
@@ -114,13 +118,15 @@ def describe_machine(options: argparse.Namespace, device: torch.device) -> dict[
     return {
         "machine": machine,
         "torch": torch.__version__,
-        "date": date.today().isoformat(),
-        "command": shlex.join(["python", "benchmarks/run.py", *sys.argv[1:]]),
-        "load": f"{os.getloadavg()[0]:.1f}",
+        "load": round(os.getloadavg()[0], 1),
         "quick": quick,
         "copy": copy_rate(device, size),
         "products": {name: product_rate(device, dtype, side) for name, dtype in dtypes.items()},
     }
+
+
+def command() -> str:
+    return shlex.join(["python", "benchmarks/run.py", *sys.argv[1:]])
 
 
 def processor() -> str:

@@ -96,15 +96,17 @@ def section(title: str, device: str, found: dict[str, Any] | None) -> str:
 
 def heading(about: dict[str, Any], rows: dict[str, Row]) -> str:
     """Describe the machine and the time of the measurement."""
-    commits = sorted({row["commit"] for row in rows.values()})
+    said = {key: ", ".join(sorted({r[key] for r in rows.values()})) for key in ("date", "commit")}
+    loads = [about["load"], *(row["load"] for row in rows.values() if "load" in row)]
     products = ", ".join(
         f"{rate / 1e9:,.0f} GFLOP/s ({p})" for p, rate in about["products"].items()
     )
     quick = "**Quick check with small batches; not a result.** " if about["quick"] else ""
     return (
-        f"{quick}{about['machine']}, torch {about['torch']}, {about['date']}, commit "
-        f"{', '.join(commits)}. Copy {about['copy'] / 1e9:,.1f} GB/s, matrix product {products}. "
-        f"Load before the start: {about['load']}. Command: `{about['command']}`."
+        f"{quick}{about['machine']}, torch {about['torch']}, {said['date']}, commit "
+        f"{said['commit']}. Copy {about['copy'] / 1e9:,.1f} GB/s, matrix product {products}. "
+        f"Load average {min(loads)} to {max(loads)} where recorded; more than the number of "
+        "threads means that other programs disturbed the measurement."
     )
 
 

@@ -19,9 +19,12 @@ import timing  # noqa: E402
 sys.path.pop()
 CPU = torch.device("cpu")
 ABOUT = {
-    "machine": "a machine", "torch": "2.13", "date": "2026-11-17", "command": "run", "load": "0.0",
-    "quick": False, "copy": 2e9, "products": {"float32": 1e9},
+    "machine": "a machine", "torch": "2.13", "load": 0.0, "quick": False, "copy": 2e9,
+    "products": {"float32": 1e9},
 }  # fmt: skip
+
+
+WHEN = {"date": "2026-11-17", "commit": "abc", "load": 1.0}
 
 
 def made(folder, **rows):
@@ -31,7 +34,7 @@ def made(folder, **rows):
     return {row[0]: dict(zip(table.COLUMNS, row, strict=False)) for row in cells}
 
 
-def step(**changes):
+def step():
     columns = {
         "ours": {"ms": [10.0, 12.0, 11.0]},
         "loop": {"ms": [20.0, 36.0, 44.0]},
@@ -39,7 +42,7 @@ def step(**changes):
     }
     return {
         "title": "a step", "ours": "train", "alternative": "", "precision": "float32",
-        "bytes": 4e6, "operations": 1e6, "columns": columns, "commit": "abc", **changes,
+        "bytes": 4e6, "operations": 1e6, "columns": columns, **WHEN,
     }  # fmt: skip
 
 
@@ -56,7 +59,7 @@ def test_the_table_is_drawn_from_the_numbers(tmp_path):
 
 
 def test_rows_and_devices_without_numbers_are_shown(tmp_path):
-    rows = made(tmp_path, **{"fovavg-step": {"title": "a step", "missing": "no", "commit": "abc"}})
+    rows = made(tmp_path, **{"fovavg-step": {"title": "a step", "missing": "no", **WHEN}})
     assert rows["a step"]["foveate"] == "no"
     shown = {name for name, row in rows.items() if row.get("foveate") == "not measured"}
     assert shown == set(table.ROWS) - {"fovavg-step"} - set(table.GPU_ONLY)
