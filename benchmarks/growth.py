@@ -95,7 +95,8 @@ def draw(growth: dict[str, Panel], device: str) -> Figure:
         set_axes(axes, growth[name])
         axes.set_xlabel(label.format(batch=BATCH[device]), fontsize=9)
     panels[0].set_ylabel("time of the evaluation (ms)", fontsize=9)
-    panels[0].legend(frameon=False, fontsize=8)
+    lines, titles = panels[0].get_legend_handles_labels()
+    figure.legend(lines, titles, frameon=False, fontsize=9, loc="outside upper center", ncols=2)
     return figure
 
 

@@ -195,13 +195,14 @@ def lazy_section(measured: list[dict[str, Any]]) -> str:
         "## Lazy evaluation", "",
         "`python benchmarks/lazy.py` compares `net.lazy = tolerance` with the evaluation of all "
         "channels, in CPU time of one thread.", "",
-        "| network | channels | evaluated, mean | all / lazy, CPU time | class differs |",
-        "|---|---:|---:|---:|---:|",
+        "| network | images | channels | evaluated, mean | all / lazy, CPU time | class differs |",
+        "|---|---:|---:|---:|---:|---:|",
     ]  # fmt: skip
     for row in (row for one in measured for row in one["networks"]):
         lines.append(
-            f"| {row['network']} | {row['channels']} | {row['mean channels evaluated']:.2f} | "
+            f"| {row['network']} | {row['test images']:,} | {row['channels']} | "
+            f"{row['mean channels evaluated']:.2f} | "
             f"{row['ratio of CPU time']:.2f} | {100 * row['disagreement']:.3f} % |"
         )
-    about = [f"{one['hardware']}, {one['date']}" for one in measured] or ["Not measured yet"]
-    return "\n".join([*lines, "", *(f"{text}." for text in about), ""])
+    about = [f"{one['hardware']}, {one['date']}." for one in measured] or ["Not measured yet."]
+    return "\n".join([*lines, "", *dict.fromkeys(about), ""])
