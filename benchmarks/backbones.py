@@ -33,14 +33,23 @@ import torchvision_ops  # type: ignore[import-not-found]
 
 torchvision_ops.declare_missing()
 
-BACKBONES: dict[str, dict[str, Any]] = {
-    "tf_efficientnet_lite0": {},
-    "resnet18": {},
-    "vit_tiny_patch16_224": {"img_size": 160},
-}
+BACKBONES = ("tf_efficientnet_lite0", "resnet18", "vit_tiny_patch16_224")
+SIZED = ("vit_tiny_patch16_224",)  # built for one size of images
 SIZE = 160
 WINDOWS = ScaleGrid.windows(smallest=56, largest=448, size=SIZE, per_octave=2)
 TRAINING_BATCH = 4
+
+
+def build(name: str, side: int = SIZE) -> nn.Module:
+    """Return a backbone of timm with random weights, for images of `side` pixels."""
+    import timm
+
+    arguments: dict[str, Any] = {"img_size": side} if name in SIZED else {}
+    return timm.create_model(name, num_classes=10, **arguments)
+
+
+def wrap_backbone(backbone: nn.Module, antialias: bool = True) -> ScaleChannels:
+    return ScaleChannels(backbone, WINDOWS, SIZE, antialias=antialias)
 
 
 def loop(net: ScaleChannels, images: Tensor) -> Tensor:
@@ -71,7 +80,7 @@ def ratio(one: Callable[[], object], other: Callable[[], object], passes: int) -
 
 def evaluation_ratio(backbone: nn.Module, batch: int, antialias: bool, passes: int) -> float:
     """Compare evaluation without gradients."""
-    net = ScaleChannels(backbone, WINDOWS, SIZE, antialias=antialias).eval()
+    net = wrap_backbone(backbone, antialias).eval()
     images = torch.randn(batch, 3, 448, 448)
     with torch.no_grad():
         return ratio(lambda: loop(net, images), lambda: net(images), passes)
@@ -79,7 +88,7 @@ def evaluation_ratio(backbone: nn.Module, batch: int, antialias: bool, passes: i
 
 def training_ratio(backbone: nn.Module, passes: int) -> float:
     """Compare forward and backward pass in training mode."""
-    net = ScaleChannels(backbone, WINDOWS, SIZE, antialias=True).train()
+    net = wrap_backbone(backbone).train()
     images = torch.randn(TRAINING_BATCH, 3, 448, 448)
 
     def step(forward: Callable[[], Tensor]) -> None:
@@ -97,18 +106,16 @@ def show(name: str, case: str, found: float) -> dict[str, float]:
 
 def measure(options: argparse.Namespace) -> dict[str, dict[str, float]]:
     """Return the ratios by backbone and case."""
-    import timm
-
     found: dict[str, dict[str, float]] = {}
-    for name, arguments in BACKBONES.items():
-        backbone, found[name] = timm.create_model(name, num_classes=10, **arguments), {}
+    for name in BACKBONES:
+        backbone, found[name] = build(name), {}
         for antialias in (True, False):
             for batch in options.batches:
                 speed = evaluation_ratio(backbone, batch, antialias, options.passes)
                 found[name] |= show(name, f"batch {batch}, antialias={antialias}", speed)
     keep_freed_memory()  # last, because it affects all later allocations
-    for name, arguments in BACKBONES.items():
-        backbone = timm.create_model(name, num_classes=10, **arguments)
+    for name in BACKBONES:
+        backbone = build(name)
         backbone.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         speed = training_ratio(backbone, options.passes)
         found[name] |= show(name, f"training step, batch {TRAINING_BATCH}", speed)
