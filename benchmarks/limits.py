@@ -47,7 +47,7 @@ def work_of(backbone: nn.Module, patches: Tensor, training: bool) -> Work:
         m.register_forward_hook(lambda _, __, out: written.append(out.numel())) for m in layers
     ]
     backbone.train(training)
-    # Attention as plain products, which the counter knows on every device.
+    # The counter supports attention on every device only as matrix products.
     counter = FlopCounterMode(display=False)
     with torch.no_grad(), counter, sdpa_kernel(SDPBackend.MATH):
         logits = backbone(patches)

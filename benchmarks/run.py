@@ -178,7 +178,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=2, help="threads of torch (default: 2)")
     parser.add_argument("--compiling", type=float, help="seconds for torch.compile in total")
     parser.add_argument("--seconds", type=float, help="seconds in total; later rows are skipped")
-    parser.add_argument("--photos", type=Path, help="folder of JPEG files; by default made here")
+    parser.add_argument("--photos", type=Path, help="folder of JPEG files (default: generated)")
     parser.add_argument("--out", type=Path, help="folder (default: results/benchmarks)")
     return parser.parse_args()
 

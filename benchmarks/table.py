@@ -183,7 +183,7 @@ def notes(rows: list[Row]) -> str:
 
 
 def subject(title: str) -> str:
-    """Return the network of a row and what is measured, without the sizes."""
+    """Return the title of a row without its sizes: the network, and what is measured."""
     parts = title.split(", ")
     kinds = [part for part in parts if part in ("evaluation", "training step")]
     return " ".join([parts[0].partition(" (")[0], *kinds])

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_runs import MODEL, STEPS, same_bits, tiny, trained, weights
+from tiny_runs import MODEL, STEPS, assert_same_batches, same_bits, tiny, trained, weights
 
 from foveate.data.recipes import Recipe
 from foveate.data.sources import load_source
@@ -141,11 +141,7 @@ def test_resident_images_are_distorted_anew_in_each_epoch_and_as_streamed_ones(m
     )
     epochs = []
     for epoch in (0, 1, 0):
-        batches = zip(resident(order, 16, (0, epoch)), streamed(order, 16, (0, epoch)), strict=True)
-        for one, other in batches:
-            (images, labels), (same, tags) = one.select(), other.select()
-            assert torch.equal(labels, tags)
-            torch.testing.assert_close(images.inputs[0], same.inputs[0], atol=5e-5, rtol=0)
+        assert_same_batches(*(batches(order, 16, (0, epoch)) for batches in (resident, streamed)))
         epochs.append(resident.resident.images.inputs[0].clone())
     assert not torch.equal(epochs[0], epochs[1])
     assert torch.equal(epochs[0], epochs[2])

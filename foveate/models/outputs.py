@@ -44,7 +44,7 @@ def plain_outputs(net: nn.Module, images: Tensor) -> Outputs:
 
 
 def patch_outputs(net: ScaleChannels, inputs: Tensor) -> Outputs:
-    """Run scale channels on patches or on `lazy_inputs`, lazily if the network is set to."""
+    """Run scale channels on patches or on `lazy_inputs`; with `net.lazy`, on as few as needed."""
     if (logits := lazy_logits(net, inputs)) is not None:
         return Outputs(logits)
     channels = net.forward_patches(all_patches(net, inputs))

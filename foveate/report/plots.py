@@ -144,7 +144,7 @@ def samples_axis(axes: Axes, sizes: Sequence[float], **style: Any) -> None:
 
 
 def percent_axis(axes: Axes, worst: float, label: str = "accuracy (%)") -> None:
-    """Set a y-axis in percent up to 100, from 0 unless `worst` is at least 0.8."""
+    """Label the y-axis in percent, up to 100; it starts at 0 unless `worst` is 0.8 or more."""
     bottom = 0 if worst < 0.8 else 10 * math.floor(10 * worst - 1e-9)
     axes.set_ylim(bottom, 100 + 0.03 * (100 - bottom))
     axes.set_ylabel(label)

@@ -22,7 +22,7 @@ STRETCH = 0.12  # of the logarithm of the width; the height is divided by the sa
 ELASTIC = 0.03  # largest displacement of a knot along each axis, as a fraction of the longer side
 WIDTH = 0.4  # largest weight of an image whose strokes are one pixel wider or narrower on each side
 KNOTS = 6  # per axis; the displacement between them is interpolated with cubic polynomials
-MARGIN = 1 / 8  # of the longer side on each side, for what moves out of the image
+MARGIN = 1 / 8  # added on each side, as a fraction of the longer side, for displaced pixels
 STREAM = 17  # separates these draws from others with the same seed and epoch
 
 

@@ -88,7 +88,7 @@ def _fovplus(scale: int) -> TrainConfig:
     return TrainConfig(
         model=model_config("fovavg", features=(16, 16, 48, 48)),
         scales=str(scale),
-        zooms=(0.354 / scale, 11.3 / scale),
+        zooms=(0.354 / scale, 11.32 / scale),
         smallest_rate=1e-6,
         schedule="cosine",
         warmup=0.1,
