@@ -83,12 +83,14 @@ SUITES = {
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train and test every row with every seed, `options.parallel` at a time."""
-    rows = options.rows or options.suite.rows
-    jobs = [(row, seed) for seed in range(options.seeds) for row in rows]
-    with ThreadPoolExecutor(options.parallel) as pool:
-        for line in pool.map(lambda job: _one(options, *job), jobs):
-            print(line, flush=True)
+    """Train and test every row with every seed, `options.parallel` at a time, then other tests."""
+    suite: Suite = options.suite
+    names = options.rows or [*suite.rows, *suite.tests]
+    for work, known in ((_one, suite.rows), (_other, suite.tests)):
+        jobs = [(name, seed) for seed in options.seeds for name in names if name in known]
+        with ThreadPoolExecutor(options.parallel) as pool:
+            for line in pool.map(lambda job, work=work: work(options, *job), jobs):
+                print(line, flush=True)
 
 
 def _one(options: argparse.Namespace, row: str, seed: int) -> str:
@@ -103,13 +105,21 @@ def _one(options: argparse.Namespace, row: str, seed: int) -> str:
     _foveate(folder, "train", "finetune", *source, *change, *workers, "--out", str(folder))
     seconds = time.perf_counter() - begun
     found = _test(options, folder, "all", suite.scales)
-    for name, (_, of, windows) in suite.tests.items():
-        if of == row and "-" in windows:
-            _test(options, folder, name, suite.scales, "--windows", windows, "--pool", "avg")
-        elif of == row:
-            for scale in suite.scales:
-                _test(options, folder, name, [scale], "--windows", f"{int(windows) * scale:.0f}")
     return f"{row} {seed}: {seconds:.0f} s, {' '.join(f'{100 * a:.1f}' for a in found)}"
+
+
+def _other(options: argparse.Namespace, name: str, seed: int) -> str:
+    """Test a trained row with other windows."""
+    _, row, windows = options.suite.tests[name]
+    folder, scales = options.out / f"{row}-{seed}", options.suite.scales
+    if "-" in windows:
+        found = _test(options, folder, name, scales, "--windows", windows, "--pool", "avg")
+    else:
+        found = [
+            _test(options, folder, name, [s], "--windows", f"{int(windows) * s:.0f}")[0]
+            for s in scales
+        ]
+    return f"{name} {seed}: {' '.join(f'{100 * a:.1f}' for a in found)}"
 
 
 def _test(
@@ -161,8 +171,8 @@ if __name__ == "__main__":
     one.add_argument("source", metavar="SOURCE", type=_source, help="folder, or cifar10[:DIR]")
     one.add_argument("--weights", type=Path)
     one.add_argument("--out", type=Path, required=True)
-    one.add_argument("--rows", nargs="*")
-    one.add_argument("--seeds", type=int, default=3)
+    one.add_argument("--rows", nargs="*", help="names of rows and tests; all by default")
+    one.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
     one.add_argument("--parallel", type=int, default=2)
     one.add_argument("--workers", type=int, default=3)
     one.add_argument("--device", default="cuda")

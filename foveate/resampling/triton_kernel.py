@@ -18,6 +18,9 @@ GROUP = 4  # images that share computed positions and weights
 TILE = 32  # image pixels along an axis for which one program computes gradients
 CHUNK = 16  # patch pixels along an axis that it reads at once; the minimum of tl.dot
 PADDINGS = {"border": 0, "reflect": 1, "constant": 2}
+# Photographs have many sizes: without this, a kernel is compiled up to eight times, once for each
+# combination of arguments that are and are not multiples of 16.
+UNSPECIALISED = ["height", "width", "total"]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -69,7 +72,7 @@ def _tap(step, first, far, half, length, PADDING: tl.constexpr):  # type: ignore
     return _folded(index, length, PADDING), inside, weight
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=UNSPECIALISED)  # type: ignore[untyped-decorator]
 def _gather(  # type: ignore[no-untyped-def]
     images, patches, scales, centres, whole_y, part_y, whole_x, part_x, fill, height, width, total,
     channels, count, blocks, SIZE: tl.constexpr, PADDING: tl.constexpr, CENTRED: tl.constexpr,
@@ -104,7 +107,7 @@ def _gather(  # type: ignore[no-untyped-def]
         tl.store(target, value.to(patches.dtype.element_ty), inside)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=UNSPECIALISED)  # type: ignore[untyped-decorator]
 def _blur(  # type: ignore[no-untyped-def]
     images, patches, scales, centres, whole_y, part_y, whole_x, part_x, fill, height, width, total,
     channels, count, blocks, SIZE: tl.constexpr, PADDING: tl.constexpr, CENTRED: tl.constexpr,

@@ -143,7 +143,8 @@ def train_together(
 
 
 def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFolder]:
-    if shared.compiled and shared.device.type == "cuda":
+    plain = any(not config.backbone for config, _ in runs)  # most other runs are not compiled
+    if plain and shared.compiled and shared.device.type == "cuda":
         warm_up_compiler()
     shared = shared._replace(load=lru_cache(maxsize=1)(shared.load))
     sessions = [Session(config, RunFolder(folder), shared) for config, folder in runs]
