@@ -4,26 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
+from foveate.cli import options
 from foveate.cli.console import OUTPUT, progress
-from foveate.cli.options import (
-    DATA,
-    DATA_SETS,
-    METHODS,
-    MODEL,
-    OUT_FOLDER,
-    PRECISION,
-    SCALES,
-    SPLIT,
-    AddressOption,
-    BadOption,
-    DeviceOption,
-    DryRunOption,
-    EngineOption,
-    shared,
-)
-from foveate.cli.reproduce import MAX_TOGETHER, SEEDS, TOGETHER
+from foveate.cli.reproduce import MAX_TOGETHER
 from foveate.cli.sweep import run_study
-from foveate.cli.training import SETTING, cached_loader, parse_pairs, parse_settings
+from foveate.cli.training import cached_loader, parse_pairs, parse_settings
 from foveate.files import check_folder
 
 if TYPE_CHECKING:
@@ -31,35 +16,23 @@ if TYPE_CHECKING:
     from foveate.sweeps.runner import Study
     from foveate.training.config import TrainConfig
 
-METHOD = shared(
-    "NAMES", "Methods to compare, such as fovmax,cnn; can be repeated.", MODEL, "--methods",
-    values=METHODS,
-)  # fmt: skip
-SETS = shared(
-    "NAMES", "Data sets, such as mnist,cifar10; can be repeated.", DATA, "--data", values=DATA_SETS
-)
-REPLACED = shared(
-    "NAME=SOURCE", "Source of a data set, such as mnist=idx:DIR; can be repeated.", DATA,
-    "--source",
-)  # fmt: skip
-
 
 def compare(
-    methods: Annotated[list[str] | None, METHOD("all methods")] = None,
-    data: Annotated[list[str] | None, SETS("all data sets that have a source")] = None,
-    source: Annotated[list[str] | None, REPLACED()] = None,
-    scales: Annotated[str | None, SCALES("training scales of each data set")] = None,
-    split: Annotated[str, SPLIT()] = "test",
-    bad: BadOption = "stop",
-    seeds: Annotated[int, SEEDS()] = 3,
-    precision: Annotated[str, PRECISION("auto: bf16 on a GPU, float32 on a CPU")] = "auto",
-    change: Annotated[list[str] | None, SETTING()] = None,
-    out: Annotated[Path, OUT_FOLDER()] = Path("compare"),
-    device: DeviceOption = "auto",
-    together: Annotated[int, TOGETHER(min=0, max=MAX_TOGETHER)] = 0,
-    engine: EngineOption = "local",
-    address: AddressOption = None,
-    dry_run: DryRunOption = False,
+    methods: Annotated[list[str] | None, options.METHOD("all methods")] = None,
+    data: Annotated[list[str] | None, options.SETS("all data sets that have a source")] = None,
+    source: Annotated[list[str] | None, options.REPLACED()] = None,
+    scales: Annotated[str | None, options.SCALES("training scales of each data set")] = None,
+    split: Annotated[str, options.SPLIT()] = "test",
+    bad: options.BadOption = "stop",
+    seeds: Annotated[int, options.SEEDS()] = 3,
+    precision: Annotated[str, options.PRECISION("auto: bf16 on a GPU, float32 on a CPU")] = "auto",
+    change: Annotated[list[str] | None, options.SETTING()] = None,
+    out: Annotated[Path, options.OUT_FOLDER()] = Path("compare"),
+    device: options.DeviceOption = "auto",
+    together: Annotated[int, options.TOGETHER(min=0, max=MAX_TOGETHER)] = 0,
+    engine: options.EngineOption = "local",
+    address: options.AddressOption = None,
+    dry_run: options.DryRunOption = False,
 ) -> None:
     """Compare methods that generalise over scale: train each on one scale, test it at many.
 

@@ -7,16 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foveate.cli import options
 from foveate.cli.console import ERRORS, OUTPUT, interruptible, print_message, print_table
-from foveate.cli.options import (
-    OUT_FOLDER,
-    AddressOption,
-    BadOption,
-    DeviceOption,
-    DryRunOption,
-    EngineOption,
-    TrustOption,
-)
 from foveate.cli.training import cached_loader, warn_of_skipped
 from foveate.files import check_folder
 
@@ -30,14 +22,14 @@ Labels = Mapping[tuple[str, str], str]
 
 
 def sweep(
-    study: Annotated[Path, typer.Argument(metavar="STUDY", help="TOML file that lists the runs.")],
-    bad: BadOption = "stop",
-    trust: TrustOption = False,
-    out: Annotated[Path | None, OUT_FOLDER("runs/NAME, the name of the study")] = None,
-    device: DeviceOption = "auto",
-    engine: EngineOption = "local",
-    address: AddressOption = None,
-    dry_run: DryRunOption = False,
+    study: Annotated[Path, options.STUDY],
+    bad: options.BadOption = "stop",
+    trust: options.TrustOption = False,
+    out: Annotated[Path | None, options.OUT_FOLDER("runs/NAME, the name of the study")] = None,
+    device: options.DeviceOption = "auto",
+    engine: options.EngineOption = "local",
+    address: options.AddressOption = None,
+    dry_run: options.DryRunOption = False,
 ) -> None:
     """Train and test the runs of a study: a list of runs, a grid of settings, or both.
 
