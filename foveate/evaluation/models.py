@@ -145,7 +145,8 @@ class Model:
 
         Empty if the number of classes is unknown.
         """
-        source, count = self.source, self.config.classes if self.config else 0
+        source, count = self.source, len(self.class_names)
+        count = self.config.classes if self.config else count
         if self.class_names and len(self.class_names) == count:
             return self.class_names
         known = {"mnist": DIGITS, "mnist-5k": DIGITS, "fashion-mnist": CLOTHES, "cifar10": CLASSES}
