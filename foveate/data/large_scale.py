@@ -199,11 +199,11 @@ def check_border(border: str) -> Border:
     return cast(Border, border)
 
 
-def keys_kernel(x: Tensor) -> Tensor:
-    """Evaluate Keys' cubic kernel with a = -1/2."""
+def keys_kernel(x: Tensor, a: float = -0.5) -> Tensor:
+    """Evaluate Keys' cubic kernel with the slope `a` at distance 1."""
     x = x.abs()
-    near = (1.5 * x - 2.5) * x * x + 1
-    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
 
 
