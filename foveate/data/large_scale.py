@@ -28,7 +28,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from foveate.checks import check_choice, check_memory
+from foveate.checks import check_choice, check_memory, check_range
 from foveate.errors import ConfigError, DataError
 from foveate.scale_space import discrete_gaussian, gaussian_radius
 from foveate.scales import check_scale
@@ -189,8 +189,7 @@ def check_rescaling(images: Tensor, scales: float | Tensor, size: int, copies: i
 
 def check_size(size: int) -> None:
     """Raise a ConfigError unless `size` is from 1 to `MAX_SIZE` pixels."""
-    if not 1 <= size <= MAX_SIZE:
-        raise ConfigError(f"size must be 1 to {MAX_SIZE:,} pixels, got {size}")
+    check_range("size", size, 1, MAX_SIZE, f"1 to {MAX_SIZE:,} pixels")
 
 
 def check_border(border: str) -> Border:

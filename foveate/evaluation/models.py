@@ -5,7 +5,6 @@ import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foveate.checks import check_names
+from foveate.checks import check_names, suggest
 from foveate.data.cifar import CLASSES
 from foveate.data.large_scale import Border, check_border
 from foveate.data.pictures import list_pictures
@@ -267,9 +266,8 @@ def _find(
         return _from_pretrained(ref)
     if ":" in ref:
         return Model(name=ref, net=load_factory(ref))
-    near = get_close_matches(ref, [*ZOO, *names], n=2)
-    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
-    raise ConfigError(f"no model {ref!r}{hint}; pass {ACCEPTED_REFERENCES}")
+    hint = suggest(ref, [*ZOO, *names], "", most=2)
+    raise ConfigError(f"no model {ref!r}{hint and f' ({hint})'}; pass {ACCEPTED_REFERENCES}")
 
 
 def _of_config(
