@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 from foveate.cli import options
 from foveate.cli.console import OUTPUT, progress
 from foveate.cli.reproduce import MAX_TOGETHER
-from foveate.cli.sweep import run_study
+from foveate.cli.sweep import open_study, run_study
 from foveate.cli.training import cached_loader, parse_pairs, parse_settings
-from foveate.files import check_folder
 
 if TYPE_CHECKING:
     from foveate.data.splits import SplitName
@@ -50,10 +49,7 @@ def compare(
     """
     from foveate.baselines.comparison import find_data_sets, find_methods, plan_jobs, row_label
     from foveate.scales import as_scales
-    from foveate.sweeps.runner import Study
-    from foveate.training.data import is_photo
     from foveate.training.loop import find_device
-    from foveate.training.skipped import check_bad
 
     place, load = str(find_device(device)), cached_loader()
     usual = "bf16" if place.startswith("cuda") else "float32"
@@ -72,9 +68,7 @@ def compare(
         split=cast("SplitName", split),
         change=changed,
     )
-    check_bad(bad, max((job.config for job in jobs), key=is_photo))
-    check_folder(out)
-    study = Study(jobs, out)
+    study = open_study(jobs, out, bad)
     labels = {row: row_label(*row) for job in jobs for _, rows in job.tests for row in rows}
     how = {"device": place, "together": together, "address": address, "load": load, "bad": bad}
     try:

@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 from foveate.cli import options
-from foveate.cli.sweep import run_study
-from foveate.files import check_folder
+from foveate.cli.sweep import open_study, run_study
 
 if TYPE_CHECKING:
     from foveate.training.config import Precision
@@ -38,15 +37,13 @@ def reproduce(
     command there to collect the results.
     """
     from foveate.paper.tables import TABLES, find_rows, paper_jobs
-    from foveate.sweeps.runner import Study
     from foveate.training.loop import find_device
 
     place = str(find_device(device))
     chosen = find_rows(TABLES if tables in (None, [], ["all"]) else tables, rows or ())
     usual = "bf16" if place.startswith("cuda") else "float32"
     numbers = cast("Precision", usual if precision == "auto" else precision)
-    check_folder(out)
-    study = Study(paper_jobs(chosen, seeds, numbers), out)
+    study = open_study(paper_jobs(chosen, seeds, numbers), out)
     labels = {(row.table, row.name): f"{row.table[-1]}  {row.label}" for row in chosen}
     run_study(
         study, labels, dry_run=dry_run,
