@@ -85,10 +85,11 @@ def _split(names: list[str] | None) -> list[str]:
 
 def _write(study: "Study", split: "SplitName", changes: Sequence[str]) -> None:
     """Write the table, the page and the figures of all results in the folder."""
-    from foveate.baselines.comparison import measurements, table_name, write_measurements
+    from foveate.baselines.comparison import Measurement, measurements, table_name
     from foveate.baselines.summary import comparison_views
     from foveate.report.comparison_page import About, comparison_figure, comparison_page
     from foveate.report.plots import save_figure
+    from foveate.sweeps.records import write_lines
 
     out, lines = study.folder, measurements(study.records, split)
     drawn = [(view, comparison_figure(view)) for view in comparison_views(lines)]
@@ -100,7 +101,8 @@ def _write(study: "Study", split: "SplitName", changes: Sequence[str]) -> None:
         "foveate version of the runs": ", ".join(sorted(made)),
     }
     about = About(split=split, missing=[job.folder for job in study.remaining], facts=facts)
-    table = write_measurements(out / table_name(split), lines)
+    table = out / table_name(split)
+    write_lines(table, Measurement, lines)
     page = comparison_page(lines, drawn, about).save(table.with_suffix(".html"))
     with progress("figures", len(drawn)) as advance:
         for view, figure in drawn:

@@ -266,8 +266,9 @@ def _find(
         return _from_pretrained(ref)
     if ":" in ref:
         return Model(name=ref, net=load_factory(ref))
-    hint = suggest(ref, [*ZOO, *names], "", most=2)
-    raise ConfigError(f"no model {ref!r}{hint and f' ({hint})'}; pass {ACCEPTED_REFERENCES}")
+    near = suggest(ref, [*ZOO, *names], "", most=2)
+    hint = f" ({near})" if near else ""
+    raise ConfigError(f"no model {ref!r}{hint}; pass {ACCEPTED_REFERENCES}")
 
 
 def _of_config(
@@ -294,12 +295,12 @@ def _from_run(path: Path, trust: bool) -> Model:
         source = generated_from(source) or source
     known: dict[str, Any] = {"source": source, "trained_on": config.scales}
     known |= {"border": config.border, "class_names": folder.classes()}
-    if is_mirrored(config):
+    if is_photo(config):
+        known["precision"] = config.precision
+    if is_photo(config) or is_mirrored(config):
         known["recipe"] = config.recipe
-    if not is_photo(config):
-        return _of_config(str(path), net, config.model, config.size, **known)
-    known |= {"recipe": config.recipe, "precision": config.precision}
-    return _of_config(str(path), net, config.model, None, **known)
+    size = None if is_photo(config) else config.size
+    return _of_config(str(path), net, config.model, size, **known)
 
 
 def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model:
