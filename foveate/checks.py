@@ -1,9 +1,10 @@
 """Validation shared by configurations and commands: field types, keys and available memory."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields
+from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -52,6 +53,19 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     """Raise a ConfigError unless `value` is one of the choices."""
     if value not in choices:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def suggest(name: str, known: Iterable[str], otherwise: str, most: int = 1) -> str:
+    """Return "did you mean ...?" with up to `most` similar names, or `otherwise` without any."""
+    near = get_close_matches(name, list(known), n=most)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
+
+
+def check_range(name: str, value: float, low: float, high: float, words: str) -> None:
+    """Raise a ConfigError unless `low` <= `value` <= `high`; `words` describe the range."""
+    if not low <= value <= high:
+        shown = f"{value:g}" if isinstance(value, float) else value
+        raise ConfigError(f"{name} must be {words}, got {shown}")
 
 
 def check_keys(what: str, values: object, known: set[str]) -> None:

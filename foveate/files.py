@@ -1,14 +1,15 @@
 """The cache folder, atomic writes, and reading files with clear errors."""
 
+import csv
 import errno
+import io
 import json
 import os
 import socket
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ SPECIAL = {
 }
 
 
-class NamedBytes(BytesIO):
+class NamedBytes(io.BytesIO):
     """The content of a file in memory; error messages show its name."""
 
     def __init__(self, content: bytes, name: str) -> None:
@@ -89,6 +90,13 @@ def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically."""
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write a table to `path` atomically."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    write_text(path, text.getvalue())
 
 
 def read_text(path: Path) -> str:

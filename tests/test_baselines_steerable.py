@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from baseline_checks import assert_one_graph, assert_runs_as_command, assert_trains, images
 
 from foveate.baselines.filter_bases import (
+    CUBIC,
     Filters,
-    _cubic,
     discrete_basis,
     hermite_basis,
     hermite_functions,
@@ -24,6 +24,7 @@ from foveate.baselines.steerable import (
     network,
     wide,
 )
+from foveate.data.large_scale import keys_kernel
 from foveate.errors import ConfigError
 
 FACTORIES = [network, wide, discrete, discrete_wide]
@@ -199,7 +200,7 @@ def test_downscaling_is_that_of_pytorch():
         impulses, scale_factor=(1 / factor, 1), mode="bicubic", recompute_scale_factor=False
     )[:, 0, :, 1].T  # (outputs, inputs)
     at = (torch.arange(len(rows), dtype=torch.float64) + 0.5) * factor - 0.5
-    expected = _cubic(torch.arange(side, dtype=torch.float64) - at[:, None])
+    expected = keys_kernel(torch.arange(side, dtype=torch.float64) - at[:, None], CUBIC)
     inside = slice(2, -2)  # PyTorch repeats the pixels at the border
     torch.testing.assert_close(rows[inside], expected[inside], atol=1e3 * EPS, rtol=0)
 

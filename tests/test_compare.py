@@ -16,7 +16,6 @@ from foveate.baselines.comparison import (
     find_methods,
     measurements,
     plan_jobs,
-    read_measurements,
 )
 from foveate.baselines.data_sets import ALL, DATA_SETS, DataSet
 from foveate.baselines.methods import METHODS
@@ -31,7 +30,7 @@ from foveate.resampling import foveate
 from foveate.scales import ScaleGrid
 from foveate.sweeps import runner
 from foveate.sweeps.jobs import Job, Variant, find_outcome, perform
-from foveate.sweeps.records import Record, read_records
+from foveate.sweeps.records import Record, read_lines, read_records
 from foveate.training import config
 from foveate.training.checkpoint import RunFolder
 from foveate.training.presets import preset
@@ -248,7 +247,7 @@ def test_the_table_is_tidy(folder):
         for scale in ("1.0", "2.0")
     } | {("cnn-expert", trained, "0", f"{trained}.0") for trained in ("1", "2")}
     assert set(keys) == expected and len(keys) == len(expected)
-    found = read_measurements(folder / "compare.csv")
+    found = read_lines(folder / "compare.csv", Measurement)
     assert {line.count for line in found} == {1000} and {line.data for line in found} == {"tiny"}
     assert [f.name for f in fields(Measurement)] == list(lines[0])
     cnn, averaged = ([m for m in found if m.method == n] for n in NAMES[:2])
@@ -270,14 +269,14 @@ def test_logits_are_averaged_over_five_sizes_of_the_frame(folder):
     right = float((logits.argmax(1) == test.labels).double().mean())
     (line,) = [
         m
-        for m in read_measurements(folder / "compare.csv")
+        for m in read_lines(folder / "compare.csv", Measurement)
         if (m.method, m.trained, m.seed, m.scale) == ("cnn-averaged", "2", 1, 1.0)
     ]
     assert line.accuracy == pytest.approx(right, abs=2.5 / len(test))  # two ties may break
 
 
 def test_an_expert_is_the_run_on_its_scale(folder):
-    found = read_measurements(folder / "compare.csv")
+    found = read_lines(folder / "compare.csv", Measurement)
     expert = {(m.trained, m.scale): m.accuracy for m in found if m.method == "cnn-expert"}
     cnn = {(m.trained, m.scale): m.accuracy for m in found if (m.method, m.seed) == ("cnn", 0)}
     assert expert == {key: cnn[key] for key in [("1", 1.0), ("2", 2.0)]}
@@ -289,7 +288,7 @@ def test_the_page_has_every_method_and_figure(folder):
         assert f"<th>{name}</th>" in page or f">{name}<" in page, name
         assert METHODS[name].paper in page
     assert TINY.title in page and "missing" not in page.split("</style>")[1]
-    found = read_measurements(folder / "compare.csv")
+    found = read_lines(folder / "compare.csv", Measurement)
     for trained in ("1", "2"):
         assert (folder / "figures" / f"tiny-{trained}.svg").stat().st_size
         at = [m for m in found if (m.method, m.trained, m.scale) == ("fovmax", trained, 2.0)]
@@ -302,7 +301,7 @@ def test_validation_images_need_no_new_run_and_leave_the_test_results_alone(fold
     assert compare(folder, "--split", "val", methods=("cnn", "fovmax")) == 0
     assert before == {path: path.stat().st_mtime_ns for path in before}
     assert (folder / "compare.csv").read_bytes() == table
-    found = read_measurements(folder / "compare-val.csv")
+    found = read_lines(folder / "compare-val.csv", Measurement)
     assert {line.count for line in found} == {500} and len(found) == 2 * 2 * 2 * 2
     assert "validation images" in (folder / "compare-val.html").read_text()
     run_folder = RunFolder(folder / "tiny-cnn-1-s0")

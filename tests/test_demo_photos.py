@@ -47,18 +47,18 @@ def predicted(reply):
 @pytest.mark.parametrize("scale", [0.25, 1.0, 2.7])
 def test_predictions_at_a_size_are_those_of_evaluate(page, photo_run, scale):
     test, network = open_test_set(RunFolder(Path(photo_run)), load_source), page.networks[1]
-    batches = list(test._photos(network.net, scale))
+    batches = list(test._photos(network.model.net, scale))
     patches = torch.cat([images.inputs[0] for images, _ in batches])
     right, labels = 0, torch.cat([labels for _, labels in batches]).tolist()
     for index, label in enumerate(labels):
         pixels, name = page._read(index)
-        _, prediction = predict_photo(page.networks, pixels, scale)
-        torch.testing.assert_close(prediction.patches, patches[index], rtol=0, atol=0)
-        assert name == network.classes[label]
+        _, view = predict_photo(page.networks, pixels, scale)
+        torch.testing.assert_close(view.patches, patches[index], rtol=0, atol=0)
+        assert name == network.model.classes[label]
         card = page.predict(index, scale, 0, 0)["cards"].partition('net1"')[2]
-        assert (prediction.label == label) == ('class="right"' in card)
-        right += prediction.label == label
-    (measured,) = test.measure(network.net, [scale])
+        assert (view.prediction.label == name) == ('class="right"' in card)
+        right += view.prediction.label == name
+    (measured,) = test.measure(network.model.net, [scale])
     assert right == round(measured.accuracy * len(labels))
 
 
@@ -74,14 +74,14 @@ def test_a_file_is_seen_as_the_same_picture_of_the_source(page):
 def test_one_run_is_compared_with_its_backbone_on_the_whole_frame(page, photo_run):
     whole, channels = page.networks
     assert (whole.title, channels.title) == ("clothes, whole frame", "clothes, 3 channels")
-    assert whole.net.backbone is channels.net.backbone
+    assert whole.model.net.backbone is channels.model.net.backbone
     assert page.frame == whole.windows[0] == channels.windows[-1] == 64
     pixels, _ = page._read(0)
-    image = replace(whole.recipe, base=24).transform()(pixels)[None]
+    image = replace(whole.model.recipe, base=24).transform()(pixels)[None]
     with torch.no_grad():
-        expected = channels.net.channels(image)[0, -1].softmax(0)
-    seen = predict_photo(page.networks, pixels, 0.5)
-    torch.testing.assert_close(seen[0].probabilities.float(), expected)
+        expected = channels.model.net.channels(image)[0, -1].softmax(0)
+    seen, _ = predict_photo(page.networks, pixels, 0.5)
+    torch.testing.assert_close(torch.tensor(seen.prediction.probabilities), expected)
 
 
 @pytest.mark.parametrize(("y", "x"), [(0.25, 0.0), (0.0, -0.25), (-0.125, 0.25)])
@@ -90,8 +90,8 @@ def test_the_place_moves_the_picture_under_the_windows(page, y, x):
     picture = torch.zeros(3, 48, 48, dtype=torch.uint8)
     picture[:, 20:28, 20:28] = 255
     shift = (y * page.frame, x * page.frame)
-    (prediction,) = predict_photo(page.networks[:1], picture, 1.0, shift)
-    light = prediction.patches[0, 0] - prediction.patches[0, 0].min()
+    (view,) = predict_photo(page.networks[:1], picture, 1.0, shift)
+    light = view.patches[0, 0] - view.patches[0, 0].min()
     places = torch.arange(16) + 0.5
     middle = [float((light.sum(d) * places).sum() / light.sum()) for d in (1, 0)]
     # 64 pixels of the frame are 16 of the patch; a symmetric filter keeps the middle of a square.
@@ -100,13 +100,16 @@ def test_the_place_moves_the_picture_under_the_windows(page, y, x):
 
 def test_the_winning_window_and_the_responses_are_those_of_the_network(page):
     reply, pixels = page.predict(2, 0.5, 0.1, 0.0), page._read(2)[0]
-    _, prediction = predict_photo(page.networks, pixels, 0.5, (0.1 * page.frame, 0.0))
+    _, view = predict_photo(page.networks, pixels, 0.5, (0.1 * page.frame, 0.0))
+    prediction = view.prediction
     side = (16, 32, 64)[prediction.channel]
     drawn = re.findall(r'class="net1".*?width="([\d.]+)"', reply["windows"])
     assert drawn == [f"{min(side, 0.995 * 64):.1f}"]
     shown = re.findall(r'title="window of (\d+) pixels: (-?[\d.]+)"', reply["channels"])
     assert [int(window) for window, _ in shown] == [16, 32, 64]
-    assert [float(s) for _, s in shown] == pytest.approx(prediction.strengths, abs=0.051)
+    label = view.network.model.classes.index(prediction.label)
+    strengths = [logits[label] for logits in prediction.channels]
+    assert [float(s) for _, s in shown] == pytest.approx(strengths, abs=0.051)
     assert f"--at:{prediction.channel};" in reply["channels"]
     shares = [float(share) for share in re.findall(r"<b>([\d.]+)</b>", reply["cards"])]
     assert shares[:3] == sorted(shares[:3], reverse=True) and sum(shares) == pytest.approx(
@@ -148,8 +151,7 @@ def test_samples_are_pictures_of_every_class_and_others_follow(page):
 
 
 def test_a_run_whose_pictures_are_gone_takes_files(photo_run):
-    network = replace(page_network(photo_run), source="folder:gone")
-    page = PhotoPage([network])
+    page = PhotoPage([changed(page_network(photo_run), source="folder:gone")])
     assert page.samples(0)["html"] == "" and 'class="more" hidden' in page.html()
     with pytest.raises(DataError, match="upload or pick one"):
         page.predict(0, 1, 0, 0)
@@ -160,12 +162,16 @@ def page_network(ref):
     return to_photo_networks([load_model(ref)])[1]
 
 
+def changed(network, **changes):
+    return replace(network, model=replace(network.model, **changes))
+
+
 def test_a_sample_that_cannot_be_read_is_left_out(photo_run, tmp_path):
     for path in PHOTOGRAPHS.rglob("*.jpg"):
         copy = tmp_path / path.relative_to(PHOTOGRAPHS)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(b"" if path == FILES[0] else path.read_bytes())
-    page = PhotoPage([replace(page_network(photo_run), source=f"folder:{tmp_path}")])
+    page = PhotoPage([changed(page_network(photo_run), source=f"folder:{tmp_path}")])
     assert page.samples(0)["html"].count("<button") == EXAMPLES_SHOWN - 1
 
 
@@ -181,7 +187,7 @@ def test_grey_pictures_and_transparency_are_seen_as_in_training(page):
 
 def test_class_names_and_titles_are_escaped(page):
     names = ("<script>a", "<script>b", "<script>c")
-    odd = [replace(n, title="<script>", classes=names) for n in page.networks]
+    odd = [replace(changed(n, class_names=names), title="<script>") for n in page.networks]
     reply = PhotoPage(odd).predict(0, 1, 0, 0)
     assert "<script>" not in "".join(reply.values())
     assert "&lt;script&gt;a" in reply["cards"]
@@ -189,7 +195,7 @@ def test_class_names_and_titles_are_escaped(page):
 
 
 def test_non_finite_logits_are_refused(page):
-    broken = replace(page.networks[1], net=ScaleChannels(NotFinite(), (1.0,), 16))
+    broken = changed(page.networks[1], net=ScaleChannels(NotFinite(), (1.0,), 16))
     with pytest.raises(DataError, match="returns non-finite logits"):
         predict_photo([broken], page._read(0)[0], 1.0)
 
@@ -210,17 +216,18 @@ def test_a_model_of_timm_is_wrapped_with_the_names_of_its_classes(monkeypatch):
     page = open_page(["timm:lcnet_035"], pretrained=True)
     whole, channels = page.networks
     assert channels.title == "lcnet_035, 7 channels"
-    assert channels.net.pool == "logsumexp" and channels.net.antialias
+    assert channels.model.net.pool == "logsumexp" and channels.model.net.antialias
     assert [round(side) for side in channels.windows] == [56, 79, 112, 158, 224, 317, 448]
     assert whole.windows == (pytest.approx(448),)
-    assert (len(channels.classes), channels.classes[1]) == (1000, "goldfish")
+    names = channels.model.classes
+    assert (len(names), names[1]) == (1000, "goldfish")
     reply = page.predict(base64_of(FILES[0].read_bytes()), 0.5, 0, 0)
     assert reply["cards"].count("<li>") == 10  # five classes for each of the two
     few = Model(
         name="timm:lcnet_035", net=create("lcnet_035", num_classes=7), shape=(None, 3, 224, 224)
     )
     few = replace(few, mean=(0.5,) * 3, std=(0.5,) * 3)
-    assert to_photo_networks([few])[1].classes == tuple("0123456")
+    assert to_photo_networks([few])[1].model.classes == tuple("0123456")
     bare = replace(few, net=create("lcnet_035", num_classes=0))
     with pytest.raises(ConfigError, match="is not a classifier of RGB images"):
         to_photo_networks([bare])

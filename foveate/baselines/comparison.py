@@ -2,17 +2,16 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
-from pathlib import Path
 from typing import TypeVar
 
 from foveate.baselines.data_sets import DATA_SETS, DataSet
 from foveate.baselines.methods import METHODS, Method
+from foveate.checks import check_range, suggest
 from foveate.data.sources import Load
 from foveate.data.splits import SplitName
 from foveate.errors import ConfigError
 from foveate.sweeps.jobs import MAX_SEEDS, Job, Rows, Variant
-from foveate.sweeps.records import Record, read_lines, write_lines
+from foveate.sweeps.records import Record
 from foveate.training.config import TrainConfig
 
 EXPERT_SEEDS = 1  # an expert per test scale and method: 34 runs for a data set of 17 scales
@@ -135,8 +134,7 @@ def plan_jobs(
         >>> jobs[0].rows, jobs[0].variants[0].rows
         ((('mnist', 'cnn@1'),), (('mnist', 'cnn-averaged@1'),))
     """
-    if not 1 <= seeds <= MAX_SEEDS:
-        raise ConfigError(f"seeds must be 1 to {MAX_SEEDS}, got {seeds}")
+    check_range("seeds", seeds, 1, MAX_SEEDS, f"1 to {MAX_SEEDS}")
     if split not in ("val", "test"):
         raise ConfigError(f"split must be val or test, got {split!r}")
     jobs: dict[str, Job] = {}
@@ -190,17 +188,6 @@ def table_name(split: SplitName) -> str:
     return "compare.csv" if split == "test" else f"compare-{split}.csv"
 
 
-def write_measurements(path: Path, found: Sequence[Measurement]) -> Path:
-    """Write compare.csv."""
-    write_lines(path, Measurement, found)
-    return path
-
-
-def read_measurements(path: Path) -> list[Measurement]:
-    """Read the output of `write_measurements`."""
-    return read_lines(path, Measurement)
-
-
 def _trainings(
     methods: list[Method], data_sets: list[DataSet], scales: Sequence[float]
 ) -> Iterator[tuple[DataSet, Method, str]]:
@@ -251,7 +238,6 @@ def _order(line: Measurement) -> tuple[int, int, tuple[float, str], int, float]:
 def _find(known: Mapping[str, Named], names: Sequence[str], what: str) -> list[Named]:
     for name in names:
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(known)}"
+            hint = suggest(name, known, f"choose from {', '.join(known)}")
             raise ConfigError(f"no {what} {name!r}; {hint}")
     return [found for name, found in known.items() if not names or name in names]

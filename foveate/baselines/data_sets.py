@@ -145,20 +145,20 @@ def scale_text(scale: float) -> str:
     return f"{scale:g}" if float(f"{scale:g}") == scale else repr(scale)
 
 
+_MNIST = DataSet(
+    name="mnist",
+    title="MNIST Large Scale",
+    source="mnist",
+    scales=PAPER_SCALES,
+    trained=("1", "2", "4"),
+)
 _SETS = (
-    DataSet(
-        name="mnist",
-        title="MNIST Large Scale",
-        source="mnist",
-        scales=PAPER_SCALES,
-        trained=("1", "2", "4"),
-    ),
-    DataSet(
+    _MNIST,
+    replace(
+        _MNIST,
         name="fashion-mnist",
         title="Fashion-MNIST, rescaled like MNIST Large Scale",
         source="fashion-mnist",
-        scales=PAPER_SCALES,
-        trained=("1", "2", "4"),
     ),
     DataSet(
         name="cifar10",

@@ -14,6 +14,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from foveate.data.large_scale import keys_kernel
+
+ORDER = 4  # highest total order of the Hermite polynomials, as in both papers
+RATIO = 1.5  # of the standard deviations of functions of the same order (SESN)
+WIDTH = 7  # width and height in pixels of the filters at scale 1 (DISCO)
+SIGMA = 1.9  # standard deviation of the widest Gaussian at scale 1, and their ratio (DISCO)
+CUBIC = -0.75  # slope of the kernel with which PyTorch interpolates
 PHASES = 64  # positions of an output pixel between two input pixels; 256 change filters by 3e-8
 
 
@@ -69,9 +76,7 @@ def _hermite_gaussians(x: Tensor, order: int) -> Tensor:
     return torch.stack(values[: order + 1]) * torch.exp(-x.square() / 2)
 
 
-def hermite_basis(
-    sigmas: Sequence[float], size: int, *, count: int = 49, ratio: float = 1.5, order: int = 4
-) -> list[Filters]:
+def hermite_basis(sigmas: Sequence[float], size: int, *, count: int = 49) -> list[Filters]:
     """Build the basis of SESN: the same Hermite functions at every scale.
 
     A function at scale s is s^-2 f(x / s), so that convolutions of an image and of its rescaled
@@ -85,8 +90,6 @@ def hermite_basis(
         sigmas: Standard deviations of the widest Gaussians, increasing: the scales.
         size: Odd width and height in pixels of the filters at the largest scale.
         count: Number F of functions; SESN takes as many as a filter of 7 × 7 pixels has.
-        ratio: Ratio of the standard deviations of functions of the same order.
-        order: Highest total order of the Hermite polynomials.
 
     Returns:
         The filters of each scale; their size grows with the scale.
@@ -98,43 +101,32 @@ def hermite_basis(
     largest = sigmas[-1]
     sides = [max(3, int(size * sigma / largest) // 2 * 2 + 1) for sigma in sigmas]
     found = [
-        hermite_functions(side, sigma, ratio, order, count)
+        hermite_functions(side, sigma, RATIO, ORDER, count)
         for sigma, side in zip(sigmas, sides, strict=True)
     ]
     norm = _norm(found[-1]) * largest / sigmas[0]
     return [Filters(values / norm) for values in found]
 
 
-def discrete_basis(
-    scales: Sequence[float],
-    *,
-    width: int = 7,
-    sigma: float = 1.9,
-    ratio: float = 1.9,
-    order: int = 4,
-) -> list[Filters]:
+def discrete_basis(scales: Sequence[float]) -> list[Filters]:
     """Build the basis of DISCO: Hermite functions on a small grid, transferred to every scale.
 
-    At scale 1, the functions are those of `hermite_functions` on ``width * width`` pixels, with
-    unit norm. At integer scales they are dilated; `transfer` finds the filters of other scales.
+    At scale 1, the functions are those of `hermite_functions` on 7 × 7 pixels, with unit norm.
+    At integer scales they are dilated; `transfer` finds the filters of other scales.
 
     Args:
         scales: Scales, increasing from 1.
-        width: Odd width and height in pixels of the filters at scale 1.
-        sigma: Standard deviation of the widest Gaussian at scale 1.
-        ratio: Ratio of the standard deviations of functions of the same order.
-        order: Highest total order of the Hermite polynomials.
 
     Returns:
-        The filters of each scale, with F = ``width * width`` functions.
+        The filters of each scale, with F = 49 functions.
 
     Examples:
         >>> [(f.values.shape[-1], f.step) for f in discrete_basis([1.0, 1.5, 2.0])]
         [(7, 1), (15, 1), (7, 2)]
     """
-    functions = hermite_functions(width, sigma, ratio, order, width * width)
+    functions = hermite_functions(WIDTH, SIGMA, SIGMA, ORDER, WIDTH * WIDTH)
     functions = functions / _norm(functions)
-    between = iter(transfer(scales, width))
+    between = iter(transfer(scales, WIDTH))
     return [
         Filters(functions, int(scale))
         if float(scale).is_integer()
@@ -219,16 +211,8 @@ def _responses(factor: float, small: int, large: int) -> tuple[Tensor, Tensor]:
     reach = int(max(factor * small, large)) // 2 + 4
     pixel = torch.arange(-reach, reach + 1, dtype=torch.float64)[:, None]
     taps = [torch.arange(side, dtype=torch.float64) - side // 2 for side in (small, large)]
-    before = _cubic(pixel - phase - factor * taps[0])
-    return before, _cubic(pixel - phase - taps[1])
-
-
-def _cubic(x: Tensor) -> Tensor:
-    """Evaluate the cubic convolution kernel that PyTorch interpolates with (Keys, a = -3/4)."""
-    a, x = -0.75, x.abs()
-    near = ((a + 2) * x - (a + 3)) * x.square() + 1
-    far = ((x - 5) * x + 8) * x * a - 4 * a
-    return torch.where(x <= 1, near, torch.where(x < 2, far, 0.0))
+    before = keys_kernel(pixel - phase - factor * taps[0], CUBIC)
+    return before, keys_kernel(pixel - phase - taps[1], CUBIC)
 
 
 def _norm(functions: Tensor) -> Tensor:

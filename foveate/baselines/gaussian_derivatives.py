@@ -94,7 +94,6 @@ class GaussianDerivativeNet(nn.Module):
         classes: Number of classes K.
         size: Width and height of the frame in pixels.
         features: Number of features of each layer but the last, which has K.
-        ratio: Ratio r of sigma between a layer and the layer before it.
         pool: Pooling of the logits over channels, ``"max"`` or ``"avg"``.
 
     Shape:
@@ -120,15 +119,14 @@ class GaussianDerivativeNet(nn.Module):
         classes: int,
         size: int,
         features: Sequence[int] = FEATURES,
-        ratio: float = RATIO,
         pool: Literal["max", "avg"] = "max",
     ) -> None:
         super().__init__()
         self.size, self.pool = size, pool
-        grids = sampling_grids(len(features) + 1, ratio)
+        grids = sampling_grids(len(features) + 1, RATIO)
         self.register_buffer("first", pixel_jets(sigmas, grids[0], size), persistent=False)
         for layer, (before, after) in enumerate(pairwise(grids), start=1):
-            jets = grid_jets(before, after, ratio**layer)
+            jets = grid_jets(before, after, RATIO**layer)
             self.register_buffer(f"jets{layer}", jets, persistent=False)
         self.layers = nn.ModuleList(
             DerivativeLayer(before, after)

@@ -21,6 +21,7 @@ from foveate.errors import ConfigError
 
 WIDTHS = (32, 63, 95)
 HIDDEN = 256
+DROPOUT = 0.7  # probability for each hidden unit
 SMALLEST = 16  # side of the smallest image that leaves four pixels along each axis
 
 
@@ -92,7 +93,6 @@ class SteerableNet(nn.Module):
         size: Width and height of the images in pixels.
         smooth: Whether blocks of 2 × 2 features are averaged, as in DISCO, instead of their maximum
             being taken. The last maximum is then taken over overlapping windows.
-        dropout: Dropout probability of the hidden units.
 
     Shape:
         - Input: ``(N, C, size, size)``.
@@ -115,7 +115,6 @@ class SteerableNet(nn.Module):
         classes: int,
         size: int,
         smooth: bool = False,
-        dropout: float = 0.7,
     ) -> None:
         super().__init__()
         if size < SMALLEST:
@@ -130,7 +129,7 @@ class SteerableNet(nn.Module):
         )
         self.norms = nn.ModuleList(nn.BatchNorm1d(width) for width in (*WIDTHS, HIDDEN))
         self.hidden = nn.Linear(4 * WIDTHS[-1], HIDDEN, bias=False)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = nn.Dropout(DROPOUT)
         self.head = nn.Linear(HIDDEN, classes)
 
     def features(self, images: Tensor) -> Tensor:

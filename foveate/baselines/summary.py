@@ -147,7 +147,7 @@ def _over_scale(lines: Iterable[Measurement]) -> dict[str, Curve]:
     for name, own in _by_method(lines).items():
         scales = sorted({line.scale for line in own})
         values = [[line.accuracy for line in own if line.scale == scale] for scale in scales]
-        found[name] = _curve(name, scales, values)
+        found[name] = Curve.of(name, "", scales, values)
     return found
 
 
@@ -156,17 +156,5 @@ def _over_samples(lines: Iterable[Measurement]) -> dict[str, Curve]:
     for name, own in _by_method(lines).items():
         counts = sorted({int(line.trained) for line in own})
         values = [_averages([m for m in own if int(m.trained) == count]) for count in counts]
-        found[name] = _curve(name, counts, values)
+        found[name] = Curve.of(name, "", counts, values)
     return found
-
-
-def _curve(name: str, places: Sequence[float], values: Sequence[Sequence[float]]) -> Curve:
-    runs = min(map(len, values))
-    return Curve(
-        label=name,
-        trained_on="",
-        runs=runs,
-        scales=tuple(places),
-        mean=tuple(map(mean, values)),
-        spread=tuple(map(stdev, values)) if runs > 1 else (),
-    )

@@ -4,28 +4,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 from foveate.checks import check_choice
+from foveate.cli import options
 from foveate.cli.console import OUTPUT, print_message, print_table, progress
-from foveate.cli.options import (
-    BATCH,
-    DATA,
-    EVALUATION,
-    EXECUTION,
-    OUT_FOLDER,
-    POOL,
-    POOLS,
-    RECIPE,
-    SAMPLES,
-    SCALES,
-    SIZE,
-    SOURCE,
-    SPLIT,
-    ChangedDataOption,
-    DeviceOption,
-    ModelArgument,
-    PretrainedOption,
-    TrustOption,
-    shared,
-)
 from foveate.cli.training import cached_loader
 from foveate.errors import ConfigError
 from foveate.files import check_folder
@@ -39,66 +19,48 @@ if TYPE_CHECKING:
 MAX_SAMPLES = 2**31
 RECIPES = {name: name for name in ("frame", "mirrored", "mnist-large-scale", "photo")}
 RECIPES["mnist-large-scale"] = "large-scale"  # as saved
-CLASSES = shared(
-    "NAMES", "Classes in the order of the logits: a,b,c, or a file with one per line.", DATA
-)
-NATIVE = shared("SCALE", "Scale that the others are compared with.", EVALUATION)
-VIEW = shared(
-    "VIEW", "Meaning of scale s. zoom: objects are s times as large. resolution: the same scene "
-    "with s times the pixels along each axis, s at most 1.", EVALUATION, "--view",
-    values=("zoom", "resolution"),
-)  # fmt: skip
-FIT = shared(
-    "FIT", "At scale 1 the image fills the input and is cropped (fill), or is shown as a whole "
-    "(inside).", EVALUATION, "--fit", values=("fill", "inside"),
-)  # fmt: skip
-BORDER = shared(
-    "BORDER", "Fill outside the image: replicate, reflect, a value (0.5) or a colour "
-    "(0.5,0.4,0.4).", EVALUATION, "--border", values=("replicate", "reflect"),
-)  # fmt: skip
-MEAN = shared("VALUES", "Mean used for normalisation, one value or one per channel.", EVALUATION)
-STD = shared(
-    "VALUES", "Standard deviation used for normalisation, one value or one per channel.", EVALUATION
-)
-PATCH = shared("PIXELS", "Patch size of the scale channels in pixels.", EVALUATION)
 
 
 def audit(
-    model: ModelArgument,
-    source: Annotated[str, SOURCE()],
-    split: Annotated[str | None, SPLIT("test, or all images of a folder without splits")] = None,
-    samples: Annotated[int | None, SAMPLES("all images", min=1, max=MAX_SAMPLES)] = None,
-    classes: Annotated[str | None, CLASSES("the names of the source")] = None,
-    changed_data: ChangedDataOption = False,
+    model: options.ModelArgument,
+    source: Annotated[str, options.SOURCE()],
+    split: Annotated[
+        str | None, options.SPLIT("test, or all images of a folder without splits")
+    ] = None,
+    samples: Annotated[int | None, options.SAMPLES("all images", min=1, max=MAX_SAMPLES)] = None,
+    classes: Annotated[str | None, options.CLASSES("the names of the source")] = None,
+    changed_data: options.ChangedDataOption = False,
     scales: Annotated[
         str | None,
-        SCALES(
+        options.SCALES(
             "0.25:4:2, or 0.125:1:2 with --view resolution, 0.5:2:4 for cifar10, all for digits",
-            panel=EVALUATION,
+            panel=options.EVALUATION,
         ),
     ] = None,
-    native: Annotated[float | None, NATIVE("1, or the training scale of a run")] = None,
-    view: Annotated[str, VIEW()] = "zoom",
+    native: Annotated[float | None, options.NATIVE("1, or the training scale of a run")] = None,
+    view: Annotated[str, options.VIEW()] = "zoom",
     recipe: Annotated[
         str | None,
-        RECIPE(
+        options.RECIPE(
             "that of a run; otherwise frame for folder:DIR, mirrored for cifar10, else "
             "mnist-large-scale",
-            panel=EVALUATION,
+            panel=options.EVALUATION,
         ),
     ] = None,
-    fit: Annotated[str | None, FIT("fill")] = None,
-    size: Annotated[int | None, SIZE("the model's input size", min=1, panel=EVALUATION)] = None,
-    border: Annotated[str | None, BORDER("replicate, or that of a run")] = None,
-    mean: Annotated[str | None, MEAN("that of a timm model; otherwise 0")] = None,
-    std: Annotated[str | None, STD("that of a timm model; otherwise 1")] = None,
-    pool: Annotated[str, POOL(panel=EVALUATION)] = "logsumexp",
-    patch: Annotated[int | None, PATCH("the input size", min=1)] = None,
-    pretrained: PretrainedOption = False,
-    trust: TrustOption = False,
-    out: Annotated[Path, OUT_FOLDER()] = Path("audit"),
-    batch: Annotated[int, BATCH(min=1, panel=EXECUTION)] = 32,
-    device: DeviceOption = "auto",
+    fit: Annotated[str | None, options.FIT("fill")] = None,
+    size: Annotated[
+        int | None, options.SIZE("the model's input size", min=1, panel=options.EVALUATION)
+    ] = None,
+    border: Annotated[str | None, options.BORDER("replicate, or that of a run")] = None,
+    mean: Annotated[str | None, options.MEAN("that of a timm model; otherwise 0")] = None,
+    std: Annotated[str | None, options.STD("that of a timm model; otherwise 1")] = None,
+    pool: Annotated[str, options.POOL(panel=options.EVALUATION)] = "logsumexp",
+    patch: Annotated[int | None, options.PATCH("the input size", min=1)] = None,
+    pretrained: options.PretrainedOption = False,
+    trust: options.TrustOption = False,
+    out: Annotated[Path, options.OUT_FOLDER()] = Path("audit"),
+    batch: Annotated[int, options.BATCH(min=1, panel=options.EXECUTION)] = 32,
+    device: options.DeviceOption = "auto",
 ) -> None:
     """Measure how a classifier behaves when objects change size.
 
@@ -132,7 +94,7 @@ def audit(
     from foveate.training.loop import find_device
     from foveate.training.unchanged import check_unchanged
 
-    check_choice("pool", pool, (*POOLS, "none"))
+    check_choice("pool", pool, (*options.POOLS, "none"))
     if recipe is not None:
         check_choice("recipe", recipe, RECIPES)
     grid, place = None if scales is None else as_scales(scales), find_device(device)

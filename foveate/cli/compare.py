@@ -4,62 +4,34 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
+from foveate.cli import options
 from foveate.cli.console import OUTPUT, progress
-from foveate.cli.options import (
-    DATA,
-    DATA_SETS,
-    METHODS,
-    MODEL,
-    OUT_FOLDER,
-    PRECISION,
-    SCALES,
-    SPLIT,
-    AddressOption,
-    BadOption,
-    DeviceOption,
-    DryRunOption,
-    EngineOption,
-    shared,
-)
-from foveate.cli.reproduce import MAX_TOGETHER, SEEDS, TOGETHER
-from foveate.cli.sweep import run_study
-from foveate.cli.training import SETTING, cached_loader, parse_pairs, parse_settings
-from foveate.files import check_folder
+from foveate.cli.reproduce import MAX_TOGETHER
+from foveate.cli.sweep import open_study, run_study
+from foveate.cli.training import cached_loader, parse_pairs, parse_settings
 
 if TYPE_CHECKING:
     from foveate.data.splits import SplitName
     from foveate.sweeps.runner import Study
     from foveate.training.config import TrainConfig
 
-METHOD = shared(
-    "NAMES", "Methods to compare, such as fovmax,cnn; can be repeated.", MODEL, "--methods",
-    values=METHODS,
-)  # fmt: skip
-SETS = shared(
-    "NAMES", "Data sets, such as mnist,cifar10; can be repeated.", DATA, "--data", values=DATA_SETS
-)
-REPLACED = shared(
-    "NAME=SOURCE", "Source of a data set, such as mnist=idx:DIR; can be repeated.", DATA,
-    "--source",
-)  # fmt: skip
-
 
 def compare(
-    methods: Annotated[list[str] | None, METHOD("all methods")] = None,
-    data: Annotated[list[str] | None, SETS("all data sets that have a source")] = None,
-    source: Annotated[list[str] | None, REPLACED()] = None,
-    scales: Annotated[str | None, SCALES("training scales of each data set")] = None,
-    split: Annotated[str, SPLIT()] = "test",
-    bad: BadOption = "stop",
-    seeds: Annotated[int, SEEDS()] = 3,
-    precision: Annotated[str, PRECISION("auto: bf16 on a GPU, float32 on a CPU")] = "auto",
-    change: Annotated[list[str] | None, SETTING()] = None,
-    out: Annotated[Path, OUT_FOLDER()] = Path("compare"),
-    device: DeviceOption = "auto",
-    together: Annotated[int, TOGETHER(min=0, max=MAX_TOGETHER)] = 0,
-    engine: EngineOption = "local",
-    address: AddressOption = None,
-    dry_run: DryRunOption = False,
+    methods: Annotated[list[str] | None, options.METHOD("all methods")] = None,
+    data: Annotated[list[str] | None, options.SETS("all data sets that have a source")] = None,
+    source: Annotated[list[str] | None, options.REPLACED()] = None,
+    scales: Annotated[str | None, options.SCALES("training scales of each data set")] = None,
+    split: Annotated[str, options.SPLIT()] = "test",
+    bad: options.BadOption = "stop",
+    seeds: Annotated[int, options.SEEDS()] = 3,
+    precision: Annotated[str, options.PRECISION("auto: bf16 on a GPU, float32 on a CPU")] = "auto",
+    change: Annotated[list[str] | None, options.SETTING()] = None,
+    out: Annotated[Path, options.OUT_FOLDER()] = Path("compare"),
+    device: options.DeviceOption = "auto",
+    together: Annotated[int, options.TOGETHER(min=0, max=MAX_TOGETHER)] = 0,
+    engine: options.EngineOption = "local",
+    address: options.AddressOption = None,
+    dry_run: options.DryRunOption = False,
 ) -> None:
     """Compare methods that generalise over scale: train each on one scale, test it at many.
 
@@ -77,10 +49,7 @@ def compare(
     """
     from foveate.baselines.comparison import find_data_sets, find_methods, plan_jobs, row_label
     from foveate.scales import as_scales
-    from foveate.sweeps.runner import Study
-    from foveate.training.data import is_photo
     from foveate.training.loop import find_device
-    from foveate.training.skipped import check_bad
 
     place, load = str(find_device(device)), cached_loader()
     usual = "bf16" if place.startswith("cuda") else "float32"
@@ -99,9 +68,7 @@ def compare(
         split=cast("SplitName", split),
         change=changed,
     )
-    check_bad(bad, max((job.config for job in jobs), key=is_photo))
-    check_folder(out)
-    study = Study(jobs, out)
+    study = open_study(jobs, out, bad)
     labels = {row: row_label(*row) for job in jobs for _, rows in job.tests for row in rows}
     how = {"device": place, "together": together, "address": address, "load": load, "bad": bad}
     try:
@@ -118,10 +85,11 @@ def _split(names: list[str] | None) -> list[str]:
 
 def _write(study: "Study", split: "SplitName", changes: Sequence[str]) -> None:
     """Write the table, the page and the figures of all results in the folder."""
-    from foveate.baselines.comparison import measurements, table_name, write_measurements
+    from foveate.baselines.comparison import Measurement, measurements, table_name
     from foveate.baselines.summary import comparison_views
     from foveate.report.comparison_page import About, comparison_figure, comparison_page
     from foveate.report.plots import save_figure
+    from foveate.sweeps.records import write_lines
 
     out, lines = study.folder, measurements(study.records, split)
     drawn = [(view, comparison_figure(view)) for view in comparison_views(lines)]
@@ -133,7 +101,8 @@ def _write(study: "Study", split: "SplitName", changes: Sequence[str]) -> None:
         "foveate version of the runs": ", ".join(sorted(made)),
     }
     about = About(split=split, missing=[job.folder for job in study.remaining], facts=facts)
-    table = write_measurements(out / table_name(split), lines)
+    table = out / table_name(split)
+    write_lines(table, Measurement, lines)
     page = comparison_page(lines, drawn, about).save(table.with_suffix(".html"))
     with progress("figures", len(drawn)) as advance:
         for view, figure in drawn:

@@ -3,25 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from foveate.cli import options
 from foveate.cli.console import OUTPUT, print_message, progress, status
-from foveate.cli.options import (
-    DATA,
-    OUT_FILE,
-    OUT_FOLDER,
-    SAMPLES,
-    SCALE_GRAMMAR,
-    SCALES,
-    SEED,
-    SIZE,
-    SOURCE,
-    SOURCE_HELP,
-    SOURCES,
-    WORKERS,
-    completing,
-    shared,
-)
 from foveate.errors import ConfigError, DataError
 from foveate.files import check_folder
 from foveate.scales import ScaleRange, as_scales, parse_scales
@@ -34,34 +17,19 @@ if TYPE_CHECKING:
 
 MAX_WORKERS = 256
 RECIPE = "mnist-large-scale"
-TRAIN_SCALES = shared("SCALES", f"Training scales, one file each, or none: {SCALE_GRAMMAR}.", DATA)
-TEST_SCALES = shared("SCALES", f"Test scales, one file each, or none: {SCALE_GRAMMAR}.", DATA)
-BorderOption = Annotated[
-    str,
-    shared(
-        "BORDER", "Fill outside the frame when smoothing: replicate, reflect, zero or whole.", DATA,
-        "--border", values=("replicate", "reflect", "zero", "whole"),
-    )(),
-]  # fmt: skip
+DATA_SET = options.argument("RECIPE", f"Data set to generate: {RECIPE}.", RECIPE)
 
 
 def generate(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE",
-            help=f"Data set to generate: {RECIPE}.",
-            autocompletion=completing(RECIPE),
-        ),
-    ],
-    out: Annotated[Path, OUT_FOLDER()],
-    source: Annotated[str, SOURCE()] = "mnist",
-    train_scales: Annotated[str, TRAIN_SCALES()] = "1,2,4,1-4",
-    test_scales: Annotated[str, TEST_SCALES()] = "all",
-    size: Annotated[int, SIZE()] = 112,
-    border: BorderOption = "replicate",
-    seed: Annotated[int, SEED(min=0, panel=DATA)] = 0,
-    workers: Annotated[int, WORKERS(min=1, max=MAX_WORKERS)] = 2,
+    recipe: Annotated[str, DATA_SET],
+    out: Annotated[Path, options.OUT_FOLDER()],
+    source: Annotated[str, options.SOURCE()] = "mnist",
+    train_scales: Annotated[str, options.TRAIN_SCALES()] = "1,2,4,1-4",
+    test_scales: Annotated[str, options.TEST_SCALES()] = "all",
+    size: Annotated[int, options.SIZE()] = 112,
+    border: options.BorderOption = "replicate",
+    seed: Annotated[int, options.SEED(min=0, panel=options.DATA)] = 0,
+    workers: Annotated[int, options.WORKERS(min=1, max=MAX_WORKERS)] = 2,
 ) -> None:
     """Generate MNIST Large Scale, the data set of the paper, as HDF5 files.
 
@@ -90,15 +58,12 @@ def generate(
 
 
 def show(
-    source: Annotated[
-        str,
-        typer.Argument(metavar="SOURCE", help=SOURCE_HELP, autocompletion=completing(*SOURCES)),
-    ],
-    samples: Annotated[int, SAMPLES(min=1, max=50)] = 4,
-    scales: Annotated[str, SCALES()] = "all",
-    size: Annotated[int | None, SIZE("112, or 64 for cifar10")] = None,
-    border: BorderOption = "replicate",
-    out: Annotated[Path, OUT_FILE()] = Path("samples.png"),
+    source: Annotated[str, options.SHOWN_SOURCE],
+    samples: Annotated[int, options.SAMPLES(min=1, max=50)] = 4,
+    scales: Annotated[str, options.SCALES()] = "all",
+    size: Annotated[int | None, options.SIZE("112, or 64 for cifar10")] = None,
+    border: options.BorderOption = "replicate",
+    out: Annotated[Path, options.OUT_FILE()] = Path("samples.png"),
 ) -> None:
     """Draw the images of a source, one row per image and one column per scale.
 

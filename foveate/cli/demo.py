@@ -2,34 +2,16 @@
 
 from typing import Annotated
 
-import typer
-
+from foveate.cli import options
 from foveate.cli.console import OUTPUT, status
-from foveate.cli.options import MODEL_REF, PretrainedOption, TrustOption
 
 
 def demo(
-    model: Annotated[list[str] | None, MODEL_REF("trained digit networks")] = None,
-    host: Annotated[
-        str,
-        typer.Option(
-            "--host",
-            metavar="HOST",
-            help="Address to listen on; 0.0.0.0 admits other machines.",
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[
-        int,
-        typer.Option(
-            "--port",
-            metavar="PORT",
-            min=0,
-            max=65535,
-            help="Port to listen on; 0 for any free port.",
-        ),
-    ] = 7860,
-    pretrained: PretrainedOption = False,
-    trust: TrustOption = False,
+    model: Annotated[list[str] | None, options.MODEL_REF("trained digit networks")] = None,
+    host: Annotated[str, options.HOST()] = "127.0.0.1",
+    port: Annotated[int, options.PORT(min=0, max=65535)] = 7860,
+    pretrained: options.PretrainedOption = False,
+    trust: options.TrustOption = False,
 ) -> None:
     """Open a web page that compares networks while you change the size of an object.
 

@@ -4,22 +4,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
-
+from foveate.cli import options
 from foveate.cli.console import OUTPUT, print_table, progress
-from foveate.cli.options import (
-    LAZY,
-    OUT_FOLDER,
-    POOL,
-    SCALES,
-    SOURCE,
-    SPLIT,
-    WINDOWS,
-    BadOption,
-    ChangedDataOption,
-    DeviceOption,
-    TrustOption,
-)
 from foveate.cli.training import cached_loader, warn_of_skipped
 from foveate.errors import ConfigError
 from foveate.files import check_folder
@@ -31,20 +17,20 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN", help="Folders of finished training runs.")
-    ],
-    source: Annotated[str | None, SOURCE("the source of the run")] = None,
-    split: Annotated[str, SPLIT()] = "test",
-    scales: Annotated[str, SCALES()] = "all",
-    bad: BadOption = "stop",
-    changed_data: ChangedDataOption = False,
-    windows: Annotated[str | None, WINDOWS("as in training")] = None,
-    pool: Annotated[str | None, POOL("as in training")] = None,
-    lazy: Annotated[float | None, LAZY("all channels")] = None,
-    trust: TrustOption = False,
-    out: Annotated[Path | None, OUT_FOLDER("the folder of the run, if there is one run")] = None,
-    device: DeviceOption = "auto",
+    runs: Annotated[list[Path], options.RUNS],
+    source: Annotated[str | None, options.SOURCE("the source of the run")] = None,
+    split: Annotated[str, options.SPLIT()] = "test",
+    scales: Annotated[str, options.SCALES()] = "all",
+    bad: options.BadOption = "stop",
+    changed_data: options.ChangedDataOption = False,
+    windows: Annotated[str | None, options.WINDOWS("as in training")] = None,
+    pool: Annotated[str | None, options.POOL("as in training")] = None,
+    lazy: Annotated[float | None, options.LAZY("all channels")] = None,
+    trust: options.TrustOption = False,
+    out: Annotated[
+        Path | None, options.OUT_FOLDER("the folder of the run, if there is one run")
+    ] = None,
+    device: options.DeviceOption = "auto",
 ) -> None:
     """Measure the accuracy of finished runs over scale.
 

@@ -3,38 +3,20 @@
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import typer
-
+from foveate.cli import options
 from foveate.cli.console import OUTPUT, status
-from foveate.cli.options import (
-    OUT_FILE,
-    SIZE,
-    ModelArgument,
-    PretrainedOption,
-    TrustOption,
-    completing,
-)
 from foveate.errors import ConfigError
 
 
 def export(
-    model: ModelArgument,
-    out: Annotated[Path, OUT_FILE()],
-    format: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="FORMAT",
-            help="Format: onnx or torch (torch.export).",
-            autocompletion=completing("onnx", "torch"),
-            show_default="from the file name",
-        ),
-    ] = None,
+    model: options.ModelArgument,
+    out: Annotated[Path, options.OUT_FILE()],
+    format: Annotated[str | None, options.FORMAT("from the file name")] = None,
     size: Annotated[
-        int | None, SIZE("as trained; for photographs, the largest window", min=1)
+        int | None, options.SIZE("as trained; for photographs, the largest window", min=1)
     ] = None,
-    pretrained: PretrainedOption = False,
-    trust: TrustOption = False,
+    pretrained: options.PretrainedOption = False,
+    trust: options.TrustOption = False,
 ) -> None:
     """Export a network to ONNX (.onnx) or torch.export (.pt2), for any batch size.
 

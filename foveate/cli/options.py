@@ -1,4 +1,4 @@
-"""The options that several commands share, each defined once, and the names that shells complete.
+"""The options of all commands, each defined once, and the names that shells complete.
 
 `shared` defines an option. Each command calls the result, with a description of its own default.
 """
@@ -75,7 +75,7 @@ def complete_model(incomplete: str) -> list[str]:
 def shared(
     metavar: str, help: str, panel: str, *names: str, values: Iterable[str] = (), **how: Any
 ) -> Callable[..., Any]:
-    """Define an option that several commands can share.
+    """Define an option, which several commands can share.
 
     Args:
         metavar: Placeholder of the value; empty for a flag.
@@ -100,6 +100,13 @@ def shared(
         return make(*names, **how, **shown, **limits)
 
     return option
+
+
+def argument(metavar: str, help: str, *values: str, default: str | None = None) -> Any:
+    """Define an argument; shells complete `values`, and `default` describes a computed default."""
+    complete = completing(*values) if values else None
+    make: Any = typer.Argument
+    return make(metavar=metavar, help=help, show_default=default or True, autocompletion=complete)
 
 
 MODEL_REF = shared("MODEL", MODEL_HELP, MODEL, "--model", autocompletion=complete_model)
@@ -146,6 +153,100 @@ SEED = shared("N", "Random seed.", TRAINING)
 OUT_FOLDER = shared("DIR", "Output folder.", OUTPUT)
 OUT_FILE = shared("FILE", "Output file.", OUTPUT)
 
+# Options of one command or of two.
+CLASSES = shared(
+    "NAMES", "Classes in the order of the logits: a,b,c, or a file with one per line.", DATA
+)
+NATIVE = shared("SCALE", "Scale that the others are compared with.", EVALUATION)
+VIEW = shared(
+    "VIEW", "Meaning of scale s. zoom: objects are s times as large. resolution: the same scene "
+    "with s times the pixels along each axis, s at most 1.", EVALUATION, "--view",
+    values=("zoom", "resolution"),
+)  # fmt: skip
+FIT = shared(
+    "FIT", "At scale 1 the image fills the input and is cropped (fill), or is shown as a whole "
+    "(inside).", EVALUATION, "--fit", values=("fill", "inside"),
+)  # fmt: skip
+BORDER = shared(
+    "BORDER", "Fill outside the image: replicate, reflect, a value (0.5) or a colour "
+    "(0.5,0.4,0.4).", EVALUATION, "--border", values=("replicate", "reflect"),
+)  # fmt: skip
+MEAN = shared("VALUES", "Mean used for normalisation, one value or one per channel.", EVALUATION)
+STD = shared(
+    "VALUES", "Standard deviation used for normalisation, one value or one per channel.", EVALUATION
+)
+PATCH = shared("PIXELS", "Patch size of the scale channels in pixels.", EVALUATION)
+METHOD = shared(
+    "NAMES", "Methods to compare, such as fovmax,cnn; can be repeated.", MODEL, "--methods",
+    values=METHODS,
+)  # fmt: skip
+SETS = shared(
+    "NAMES", "Data sets, such as mnist,cifar10; can be repeated.", DATA, "--data", values=DATA_SETS
+)
+REPLACED = shared(
+    "NAME=SOURCE", "Source of a data set, such as mnist=idx:DIR; can be repeated.", DATA,
+    "--source",
+)  # fmt: skip
+TRAIN_SCALES = shared("SCALES", f"Training scales, one file each, or none: {SCALE_GRAMMAR}.", DATA)
+TEST_SCALES = shared("SCALES", f"Test scales, one file each, or none: {SCALE_GRAMMAR}.", DATA)
+BorderOption = Annotated[
+    str,
+    shared(
+        "BORDER", "Fill outside the frame when smoothing: replicate, reflect, zero or whole.", DATA,
+        "--border", values=("replicate", "reflect", "zero", "whole"),
+    )(),
+]  # fmt: skip
+INVERT = shared("", "Always or never invert the intensities.", DATA, "--invert/--no-invert")
+SCALE = shared(
+    "SCALE", "Magnification of the image in the input frame; for a run on photographs, a factor of "
+    "its base size.", DATA, "--scale",
+)  # fmt: skip
+SEARCH = shared("", "Search each image for an off-centre object.", EVALUATION, "--search")
+STEP = shared("PIXELS", "Distance of the centres that --search tries, in pixels.", EVALUATION)
+PICTURE = shared("PNG", "Draw the winning window and the class into a copy of the image.", OUTPUT)
+ROWS_OPTION = shared(
+    "ROW", "Only this row of the tables, such as fovavg or cnn-tr4; can be repeated.", DATA,
+    "--rows", values=ROWS,
+)  # fmt: skip
+SEEDS = shared("N", "Runs per row, with the seeds 0 to N - 1; at most 1,000.", TRAINING)
+TOGETHER = shared("N", "Runs trained in parallel; 0 means 3 on a GPU and 1 on a CPU.", EXECUTION)
+EPOCHS = shared("N", "Number of training epochs.", TRAINING)
+SETTING = shared("KEY=VALUE", "Any other setting, such as model.dropout=0.", TRAINING, "--set")
+BACKBONE = shared(
+    "NAME", "Network in each scale channel: timm:NAME, torchvision:NAME or package.module:factory.",
+    MODEL, values=("timm:", "torchvision:"),
+)  # fmt: skip
+WEIGHTS = shared("FILE", "Initial weights of the backbone, a .safetensors file.", MODEL)
+STREAM = shared("", "Read FILE.h5 or folder:DIR batch by batch, not into memory.", DATA, "--stream")
+RECOMPUTE = shared("N", "Scale channels trained at a time, to save memory; 0 for all.", EXECUTION)
+NORMS = shared(
+    "MODE", "Batch-norm statistics under torchrun: shared by all processes, or local to each.",
+    EXECUTION, values=("shared", "local"),
+)  # fmt: skip
+DETERMINISTIC = shared(
+    "", "Allow non-deterministic GPU kernels, which are faster for some backbones.",
+    EXECUTION, "--no-deterministic",
+)  # fmt: skip
+
+HOST = shared("HOST", "Address to listen on; 0.0.0.0 admits other machines.", EXECUTION, "--host")
+PORT = shared("PORT", "Port to listen on; 0 for any free port.", EXECUTION, "--port")
+FORMAT = shared(
+    "FORMAT", "Format: onnx or torch (torch.export).", OUTPUT, "--format", values=("onnx", "torch")
+)
+
+IMAGES = argument("IMAGE", "Image files.")
+NETWORK = argument(
+    "NETWORK",
+    "cnn, fovmax, fovavg, fovconc, swmax, or a preset such as fovavg-tr2 or finetune.",
+    *PRESETS,
+)
+RUNS = argument("RUN", "Folders of finished training runs.")
+RESULTS = argument(
+    "RESULTS", "Output folder of 'foveate reproduce'.", default="the published results"
+)
+STUDY = argument("STUDY", "TOML file that lists the runs.")
+SHOWN_SOURCE = argument("SOURCE", SOURCE_HELP, *SOURCES)
+TABLE = argument("TABLE", "table1, table2 or table3.", *TABLES, default="all")
 ModelArgument = Annotated[
     str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model)
 ]

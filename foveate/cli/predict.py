@@ -5,18 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foveate.cli import options
 from foveate.cli.console import OUTPUT, print_error
-from foveate.cli.options import (
-    DATA,
-    EVALUATION,
-    MODEL_REF,
-    DeviceOption,
-    JsonOption,
-    PretrainedOption,
-    TrustOption,
-    shared,
-)
-from foveate.cli.options import OUTPUT as OUTPUT_PANEL
 from foveate.errors import ConfigError, DataError
 from foveate.files import replacing
 
@@ -25,30 +15,20 @@ if TYPE_CHECKING:
     from foveate.evaluation.predict import Prediction
 
 DEFAULT = "fovmax-mnist-tr2"
-INVERT = shared("", "Always or never invert the intensities.", DATA, "--invert/--no-invert")
-SCALE = shared(
-    "SCALE", "Magnification of the image in the input frame; for a run on photographs, a factor of "
-    "its base size.", DATA, "--scale",
-)  # fmt: skip
-SEARCH = shared("", "Search each image for an off-centre object.", EVALUATION, "--search")
-STEP = shared("PIXELS", "Distance of the centres that --search tries, in pixels.", EVALUATION)
-PICTURE = shared(
-    "PNG", "Draw the winning window and the class into a copy of the image.", OUTPUT_PANEL
-)
 
 
 def predict(
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE", help="Image files.")],
-    model: Annotated[str, MODEL_REF()] = DEFAULT,
-    pretrained: PretrainedOption = False,
-    trust: TrustOption = False,
-    invert: Annotated[bool | None, INVERT("detect dark on light")] = None,
-    scale: Annotated[float | None, SCALE("the image fills the frame")] = None,
-    search: Annotated[bool, SEARCH()] = False,
-    step: Annotated[float | None, STEP("the smallest window")] = None,
-    picture: Annotated[Path | None, PICTURE()] = None,
-    json: JsonOption = False,
-    device: DeviceOption = "auto",
+    images: Annotated[list[Path], options.IMAGES],
+    model: Annotated[str, options.MODEL_REF()] = DEFAULT,
+    pretrained: options.PretrainedOption = False,
+    trust: options.TrustOption = False,
+    invert: Annotated[bool | None, options.INVERT("detect dark on light")] = None,
+    scale: Annotated[float | None, options.SCALE("the image fills the frame")] = None,
+    search: Annotated[bool, options.SEARCH()] = False,
+    step: Annotated[float | None, options.STEP("the smallest window")] = None,
+    picture: Annotated[Path | None, options.PICTURE()] = None,
+    json: options.JsonOption = False,
+    device: options.DeviceOption = "auto",
 ) -> None:
     """Predict the class of images, its probability and the scale of the object.
 

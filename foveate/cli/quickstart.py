@@ -5,9 +5,9 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated
 
+from foveate.cli import options
 from foveate.cli.console import OUTPUT, progress
 from foveate.cli.display import epoch_line
-from foveate.cli.options import OUT_FOLDER, SEED
 
 if TYPE_CHECKING:
     from foveate.evaluation.results import RunResult
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def quickstart(
-    out: Annotated[Path, OUT_FOLDER()] = Path("quickstart"),
-    seed: Annotated[int, SEED(min=0)] = 0,
+    out: Annotated[Path, options.OUT_FOLDER()] = Path("quickstart"),
+    seed: Annotated[int, options.SEED(min=0)] = 0,
 ) -> None:
     """Train three networks on digits of one size and test them at 17 scales, in minutes.
 

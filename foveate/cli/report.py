@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from foveate.cli import options
 from foveate.cli.console import OUTPUT, print_table, progress
-from foveate.cli.options import OUT_FOLDER
 from foveate.errors import DataError
 from foveate.files import check_folder
 
@@ -17,15 +15,8 @@ COLOURS = {"holds": "green", "fails": "bold red", "undecided": "yellow"}
 
 
 def report(
-    results: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RESULTS",
-            help="Output folder of 'foveate reproduce'.",
-            show_default="the published results",
-        ),
-    ] = None,
-    out: Annotated[Path, OUT_FOLDER()] = Path("report"),
+    results: Annotated[Path | None, options.RESULTS] = None,
+    out: Annotated[Path, options.OUT_FOLDER()] = Path("report"),
 ) -> None:
     """Write the reproduction of the paper as one page: claims, figures, tables, provenance.
 

@@ -3,25 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
-import typer
-
-from foveate.cli.options import (
-    DATA,
-    EXECUTION,
-    OUT_FOLDER,
-    PRECISION,
-    ROWS,
-    TABLES,
-    TRAINING,
-    AddressOption,
-    DeviceOption,
-    DryRunOption,
-    EngineOption,
-    completing,
-    shared,
-)
-from foveate.cli.sweep import run_study
-from foveate.files import check_folder
+from foveate.cli import options
+from foveate.cli.sweep import open_study, run_study
 
 if TYPE_CHECKING:
     from foveate.training.config import Precision
@@ -29,33 +12,17 @@ if TYPE_CHECKING:
 MAX_TOGETHER = 64
 
 
-ROWS_OPTION = shared(
-    "ROW", "Only this row of the tables, such as fovavg or cnn-tr4; can be repeated.", DATA,
-    "--rows", values=ROWS,
-)  # fmt: skip
-SEEDS = shared("N", "Runs per row, with the seeds 0 to N - 1; at most 1,000.", TRAINING)
-TOGETHER = shared("N", "Runs trained in parallel; 0 means 3 on a GPU and 1 on a CPU.", EXECUTION)
-
-
 def reproduce(
-    tables: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="TABLE",
-            help="table1, table2 or table3.",
-            show_default="all",
-            autocompletion=completing(*TABLES),
-        ),
-    ] = None,
-    rows: Annotated[list[str] | None, ROWS_OPTION("all rows")] = None,
-    seeds: Annotated[int, SEEDS()] = 3,
-    precision: Annotated[str, PRECISION("auto: bf16 on a GPU, float32 on a CPU")] = "auto",
-    out: Annotated[Path, OUT_FOLDER()] = Path("paper"),
-    device: DeviceOption = "auto",
-    together: Annotated[int, TOGETHER(min=0, max=MAX_TOGETHER)] = 0,
-    engine: EngineOption = "local",
-    address: AddressOption = None,
-    dry_run: DryRunOption = False,
+    tables: Annotated[list[str] | None, options.TABLE] = None,
+    rows: Annotated[list[str] | None, options.ROWS_OPTION("all rows")] = None,
+    seeds: Annotated[int, options.SEEDS()] = 3,
+    precision: Annotated[str, options.PRECISION("auto: bf16 on a GPU, float32 on a CPU")] = "auto",
+    out: Annotated[Path, options.OUT_FOLDER()] = Path("paper"),
+    device: options.DeviceOption = "auto",
+    together: Annotated[int, options.TOGETHER(min=0, max=MAX_TOGETHER)] = 0,
+    engine: options.EngineOption = "local",
+    address: options.AddressOption = None,
+    dry_run: options.DryRunOption = False,
 ) -> None:
     """Repeat the tables of the paper: train every row with several seeds, test at all scales.
 
@@ -70,15 +37,13 @@ def reproduce(
     command there to collect the results.
     """
     from foveate.paper.tables import TABLES, find_rows, paper_jobs
-    from foveate.sweeps.runner import Study
     from foveate.training.loop import find_device
 
     place = str(find_device(device))
     chosen = find_rows(TABLES if tables in (None, [], ["all"]) else tables, rows or ())
     usual = "bf16" if place.startswith("cuda") else "float32"
     numbers = cast("Precision", usual if precision == "auto" else precision)
-    check_folder(out)
-    study = Study(paper_jobs(chosen, seeds, numbers), out)
+    study = open_study(paper_jobs(chosen, seeds, numbers), out)
     labels = {(row.table, row.name): f"{row.table[-1]}  {row.label}" for row in chosen}
     run_study(
         study, labels, dry_run=dry_run,

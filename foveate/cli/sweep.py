@@ -1,26 +1,19 @@
 """The command sweep, and the functions that it shares with reproduce."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foveate.cli import options
 from foveate.cli.console import ERRORS, OUTPUT, interruptible, print_message, print_table
-from foveate.cli.options import (
-    OUT_FOLDER,
-    AddressOption,
-    BadOption,
-    DeviceOption,
-    DryRunOption,
-    EngineOption,
-    TrustOption,
-)
 from foveate.cli.training import cached_loader, warn_of_skipped
 from foveate.files import check_folder
 
 if TYPE_CHECKING:
+    from foveate.sweeps.jobs import Job
     from foveate.sweeps.runner import Failure, JobResult, Study
     from foveate.training.checkpoint import Progress
     from foveate.training.config import TrainConfig
@@ -30,14 +23,14 @@ Labels = Mapping[tuple[str, str], str]
 
 
 def sweep(
-    study: Annotated[Path, typer.Argument(metavar="STUDY", help="TOML file that lists the runs.")],
-    bad: BadOption = "stop",
-    trust: TrustOption = False,
-    out: Annotated[Path | None, OUT_FOLDER("runs/NAME, the name of the study")] = None,
-    device: DeviceOption = "auto",
-    engine: EngineOption = "local",
-    address: AddressOption = None,
-    dry_run: DryRunOption = False,
+    study: Annotated[Path, options.STUDY],
+    bad: options.BadOption = "stop",
+    trust: options.TrustOption = False,
+    out: Annotated[Path | None, options.OUT_FOLDER("runs/NAME, the name of the study")] = None,
+    device: options.DeviceOption = "auto",
+    engine: options.EngineOption = "local",
+    address: options.AddressOption = None,
+    dry_run: options.DryRunOption = False,
 ) -> None:
     """Train and test the runs of a study: a list of runs, a grid of settings, or both.
 
@@ -52,28 +45,34 @@ def sweep(
     decide between CPU and GPU. If interrupted, the same command resumes; finished runs are not
     repeated.
     """
-    from foveate.sweeps.runner import Study
     from foveate.sweeps.study import read_study
-    from foveate.training.data import is_photo
     from foveate.training.loop import find_device
-    from foveate.training.skipped import check_bad
 
     load = cached_loader()
     plan = read_study(study, load, trust=trust, dry_run=dry_run)
-    check_bad(bad, max((job.config for job in plan.jobs), key=is_photo))  # skip needs photographs
-    folder = out or Path("runs") / plan.name
-    check_folder(folder)
+    runs = open_study(plan.jobs, out or Path("runs") / plan.name, bad)
     if device == "auto" and plan.gpus is not None:
         device = "cuda" if plan.gpus else "cpu"
     else:
         device = str(find_device(device))
     run_study(
-        Study(plan.jobs, folder),
+        runs,
         {row: row[1] for job in plan.jobs for row in job.rows},
         dry_run=dry_run,
         name=engine, device=device, address=address, cpus=plan.cpus, gpus=plan.gpus or 0.0,
         load=load, bad=bad,
     )  # fmt: skip
+
+
+def open_study(jobs: "Sequence[Job]", folder: Path, bad: str = "stop") -> "Study":
+    """Return the study of these jobs, after checking its folder and the option --bad."""
+    from foveate.sweeps.runner import Study
+    from foveate.training.data import is_photo
+    from foveate.training.skipped import check_bad
+
+    check_bad(bad, max((job.config for job in jobs), key=is_photo))  # skip needs photographs
+    check_folder(folder)
+    return Study(jobs, folder)
 
 
 def run_study(study: "Study", labels: Labels, *, dry_run: bool, **engine: Any) -> None:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foveate.cli import options
 from foveate.cli.console import OUTPUT, print_table, progress
-from foveate.cli.options import SEED, JsonOption
 
 if TYPE_CHECKING:
     from foveate.evaluation.theory import Finding
@@ -15,8 +15,8 @@ LARGEST_SEED = 2**32 - 1
 
 
 def verify(
-    seed: Annotated[int, SEED(min=0, max=LARGEST_SEED)] = 0,
-    json: JsonOption = False,
+    seed: Annotated[int, options.SEED(min=0, max=LARGEST_SEED)] = 0,
+    json: options.JsonOption = False,
 ) -> None:
     """Measure scale covariance and invariance, and compare each error with its bound.
 

@@ -9,30 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foveate.cli import options
 from foveate.cli.console import OUTPUT, interruptible, print_error, print_message
-from foveate.cli.options import (
-    BATCH,
-    DATA,
-    EXECUTION,
-    MODEL,
-    OUT_FOLDER,
-    PRECISION,
-    PRESETS,
-    RECIPE,
-    SAMPLES,
-    SCALES,
-    SEED,
-    SOURCE,
-    TRAINING,
-    WINDOWS,
-    WORKERS,
-    BadOption,
-    ChangedDataOption,
-    DeviceOption,
-    PretrainedOption,
-    completing,
-    shared,
-)
 from foveate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,59 +20,43 @@ if TYPE_CHECKING:
     from foveate.training.distributed import Team
     from foveate.training.session import Callback
 
-NETWORK_HELP = "cnn, fovmax, fovavg, fovconc, swmax, or a preset such as fovavg-tr2 or finetune."
-EPOCHS = shared("N", "Number of training epochs.", TRAINING)
-SETTING = shared("KEY=VALUE", "Any other setting, such as model.dropout=0.", TRAINING, "--set")
-BACKBONE = shared(
-    "NAME", "Network in each scale channel: timm:NAME, torchvision:NAME or package.module:factory.",
-    MODEL, values=("timm:", "torchvision:"),
-)  # fmt: skip
-WEIGHTS = shared("FILE", "Initial weights of the backbone, a .safetensors file.", MODEL)
-STREAM = shared("", "Read FILE.h5 or folder:DIR batch by batch, not into memory.", DATA, "--stream")
-RECOMPUTE = shared("N", "Scale channels trained at a time, to save memory; 0 for all.", EXECUTION)
-NORMS = shared(
-    "MODE", "Batch-norm statistics under torchrun: shared by all processes, or local to each.",
-    EXECUTION, values=("shared", "local"),
-)  # fmt: skip
-DETERMINISTIC = shared(
-    "", "Allow non-deterministic GPU kernels, which are faster for some backbones.",
-    EXECUTION, "--no-deterministic",
-)  # fmt: skip
-
 
 def train(
-    model: Annotated[
-        str,
-        typer.Argument(metavar="NETWORK", help=NETWORK_HELP, autocompletion=completing(*PRESETS)),
-    ],
-    source: Annotated[str | None, SOURCE("mnist")] = None,
-    scales: Annotated[str | None, SCALES("2, or as in the preset")] = None,
-    samples: Annotated[int | None, SAMPLES("all images, or as in the preset")] = None,
+    model: Annotated[str, options.NETWORK],
+    source: Annotated[str | None, options.SOURCE("mnist")] = None,
+    scales: Annotated[str | None, options.SCALES("2, or as in the preset")] = None,
+    samples: Annotated[int | None, options.SAMPLES("all images, or as in the preset")] = None,
     recipe: Annotated[
-        str | None, RECIPE("photo for photographs, mirrored for cifar10, else mnist-large-scale")
+        str | None,
+        options.RECIPE("photo for photographs, mirrored for cifar10, else mnist-large-scale"),
     ] = None,
-    stream: Annotated[bool, STREAM()] = False,
+    stream: Annotated[bool, options.STREAM()] = False,
     workers: Annotated[
-        int | None, WORKERS("one process per CPU core, at most 8", min=0, max=99)
+        int | None, options.WORKERS("one process per CPU core, at most 8", min=0, max=99)
     ] = None,
-    bad: BadOption = "stop",
-    changed_data: ChangedDataOption = False,
-    backbone: Annotated[str | None, BACKBONE("as in the preset")] = None,
-    pretrained: PretrainedOption = False,
-    weights: Annotated[str | None, WEIGHTS("random")] = None,
+    bad: options.BadOption = "stop",
+    changed_data: options.ChangedDataOption = False,
+    backbone: Annotated[str | None, options.BACKBONE("as in the preset")] = None,
+    pretrained: options.PretrainedOption = False,
+    weights: Annotated[str | None, options.WEIGHTS("random")] = None,
     windows: Annotated[
-        str | None, WINDOWS("as in the preset; for a backbone on photographs, from the image sizes")
+        str | None,
+        options.WINDOWS("as in the preset; for a backbone on photographs, from the image sizes"),
     ] = None,
-    epochs: Annotated[int | None, EPOCHS("20 epochs, or as in the preset")] = None,
-    batch: Annotated[int | None, BATCH("32 images, or 16 for fovavg and fovmax")] = None,
-    seed: Annotated[int | None, SEED("0", min=0)] = None,
-    precision: Annotated[str | None, PRECISION("float32; on a GPU as in the preset")] = None,
-    change: Annotated[list[str] | None, SETTING()] = None,
-    out: Annotated[Path | None, OUT_FOLDER("runs/NETWORK-DIGEST, per configuration")] = None,
-    device: DeviceOption = "auto",
-    recompute: Annotated[int, RECOMPUTE()] = 0,
-    norms: Annotated[str, NORMS()] = "shared",
-    no_deterministic: Annotated[bool, DETERMINISTIC()] = False,
+    epochs: Annotated[int | None, options.EPOCHS("20 epochs, or as in the preset")] = None,
+    batch: Annotated[int | None, options.BATCH("32 images, or 16 for fovavg and fovmax")] = None,
+    seed: Annotated[int | None, options.SEED("0", min=0)] = None,
+    precision: Annotated[
+        str | None, options.PRECISION("float32; on a GPU as in the preset")
+    ] = None,
+    change: Annotated[list[str] | None, options.SETTING()] = None,
+    out: Annotated[
+        Path | None, options.OUT_FOLDER("runs/NETWORK-DIGEST, per configuration")
+    ] = None,
+    device: options.DeviceOption = "auto",
+    recompute: Annotated[int, options.RECOMPUTE()] = 0,
+    norms: Annotated[str, options.NORMS()] = "shared",
+    no_deterministic: Annotated[bool, options.DETERMINISTIC()] = False,
 ) -> None:
     """Train a network, or resume an interrupted run.
 
@@ -125,12 +87,12 @@ def train(
         "windows": windows,
     }
     given = {key: str(value) for key, value in changes.items() if value is not None}
-    options = {"device": device, "stream": stream, "recompute": recompute, "bad": bad}
-    options |= {"changed_data": changed_data, "workers": workers}
-    options |= {"deterministic": not no_deterministic}
+    how = {"device": device, "stream": stream, "recompute": recompute, "bad": bad}
+    how |= {"changed_data": changed_data, "workers": workers}
+    how |= {"deterministic": not no_deterministic}
     with join_processes(device, norms) as team:
         try:
-            _train(model, given | parse_settings(change or []), out, options, team)
+            _train(model, given | parse_settings(change or []), out, how, team)
         except typer.Exit:
             raise
         except LostProcessError as error:
@@ -149,7 +111,7 @@ def _train(
     model: str,
     given: dict[str, str],
     out: Path | None,
-    options: dict[str, Any],
+    how: dict[str, Any],
     team: "Team",
 ) -> None:
     from foveate.training.checkpoint import RunFolder
@@ -161,20 +123,20 @@ def _train(
 
     keep_freed_memory()
     load = cached_loader()
-    given = {"precision": _precision(model, out, options["device"]), **given}
-    config = team.in_turn(lambda: _configure(model, given, load, options["stream"]))
-    check_bad(options["bad"], config, team.count)
+    given = {"precision": _precision(model, out, how["device"]), **given}
+    config = team.in_turn(lambda: _configure(model, given, load, how["stream"]))
+    check_bad(how["bad"], config, team.count)
     path = out or Path("runs") / f"{model}-{config.digest()}"
     folder = RunFolder(path)
     state = "was already finished" if folder.finished else "is finished"
-    device = "cpu" if folder.finished else team.device(options["device"])
+    device = "cpu" if folder.finished else team.device(how["device"])
     if is_photo(config) and team.is_main and not folder.finished:
         print_message(describe_photos(config))
     with (
         interruptible(lambda: _saved(folder) if team.may_print() else ""),
         _shown(f"training {model} in {path}", team) as callback,
     ):
-        run(config, path, load=load, callback=callback, team=team, **{**options, "device": device})
+        run(config, path, load=load, callback=callback, team=team, **{**how, "device": device})
     if team.is_main:
         OUTPUT.print(f"{path} {state}: {_score(folder)}")
         warn_of_skipped(len(read_skipped(path)), path / TABLE)

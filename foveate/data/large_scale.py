@@ -28,7 +28,7 @@ from typing import Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from foveate.checks import check_choice, check_memory
+from foveate.checks import check_choice, check_memory, check_range
 from foveate.errors import ConfigError, DataError
 from foveate.scale_space import discrete_gaussian, gaussian_radius
 from foveate.scales import check_scale
@@ -189,8 +189,7 @@ def check_rescaling(images: Tensor, scales: float | Tensor, size: int, copies: i
 
 def check_size(size: int) -> None:
     """Raise a ConfigError unless `size` is from 1 to `MAX_SIZE` pixels."""
-    if not 1 <= size <= MAX_SIZE:
-        raise ConfigError(f"size must be 1 to {MAX_SIZE:,} pixels, got {size}")
+    check_range("size", size, 1, MAX_SIZE, f"1 to {MAX_SIZE:,} pixels")
 
 
 def check_border(border: str) -> Border:
@@ -199,11 +198,11 @@ def check_border(border: str) -> Border:
     return cast(Border, border)
 
 
-def keys_kernel(x: Tensor) -> Tensor:
-    """Evaluate Keys' cubic kernel with a = -1/2."""
+def keys_kernel(x: Tensor, a: float = -0.5) -> Tensor:
+    """Evaluate Keys' cubic kernel with the slope `a` at distance 1."""
     x = x.abs()
-    near = (1.5 * x - 2.5) * x * x + 1
-    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 from torch import Tensor
 
-from foveate.checks import check_fields, check_keys
+from foveate.checks import check_fields, check_keys, check_range
 from foveate.data.large_scale import Border, rescale
 from foveate.data.mirrored import rescale_mirrored
 from foveate.errors import ConfigError, DataError
@@ -88,10 +88,8 @@ class Recipe:
             if isinstance(getattr(self, key), list):
                 object.__setattr__(self, key, tuple(getattr(self, key)))
         check_fields(self)
-        if not 1 <= self.base <= MAX_BASE:
-            raise ConfigError(f"recipe.base must be 1 to {MAX_BASE} pixels, got {self.base}")
-        if not 0 <= self.shift <= MAX_BASE:
-            raise ConfigError(f"recipe.shift must be 0 to {MAX_BASE} pixels, got {self.shift:g}")
+        check_range("recipe.base", self.base, 1, MAX_BASE, f"1 to {MAX_BASE} pixels")
+        check_range("recipe.shift", self.shift, 0, MAX_BASE, f"0 to {MAX_BASE} pixels")
         if self.name == "mirrored" and self.shift % 1:
             raise ConfigError(
                 f"recipe.shift must be a whole number for the recipe mirrored, got {self.shift:g}"
@@ -104,10 +102,8 @@ class Recipe:
                 )
         if min(self.std) <= 0:
             raise ConfigError(f"recipe.std must be above 0, got {min(self.std):g}")
-        if not 1 / 64 <= self.resolution <= 1:
-            raise ConfigError(f"recipe.resolution must be 1/64 to 1, got {self.resolution:g}")
-        if not 0 <= self.colour <= 1:
-            raise ConfigError(f"recipe.colour must be 0 to 1, got {self.colour:g}")
+        check_range("recipe.resolution", self.resolution, 1 / 64, 1, "1/64 to 1")
+        check_range("recipe.colour", self.colour, 0, 1, "0 to 1")
         if len(self.sizes) != 2 or not 1 / 64 <= self.sizes[0] <= self.sizes[1] <= 64:
             raise ConfigError(
                 f"recipe.sizes must be two factors from 1/64 to 64 in ascending order, "

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foveate import __version__
+from foveate.checks import check_range
 from foveate.data.large_scale import RECIPE, Border, check_border, check_size, rescale
 from foveate.data.splits import (
     NUMBERS,
@@ -88,8 +89,7 @@ class FileSpec:
 
     def __post_init__(self) -> None:
         check_size(self.size)
-        if not 0 <= self.seed <= MAX_SEED:
-            raise ConfigError(f"seed must be 0 to 2^32 - 1, got {self.seed}")
+        check_range("seed", self.seed, 0, MAX_SEED, "0 to 2^32 - 1")
         check_border(self.border)
 
     def splits(self) -> tuple[SplitName, ...]:

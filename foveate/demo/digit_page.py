@@ -12,7 +12,7 @@ from torch import Tensor
 from foveate.data.sources import Split
 from foveate.demo import panels, scenes
 from foveate.demo.fields import check_integer, check_number
-from foveate.demo.networks import DigitNetwork, predict_digit
+from foveate.demo.networks import PageNetwork, predict_digit
 from foveate.demo.uploads import MAX_FILE_BYTES, decode_digit, encode_digit, read_upload
 from foveate.errors import ConfigError, DataError
 from foveate.models.channels import ScaleChannels
@@ -41,7 +41,7 @@ class DigitPage:
 
     files = ("page.css", "page.js", "digit.js", "scene.js")
 
-    def __init__(self, networks: Sequence[DigitNetwork], digits: Split) -> None:
+    def __init__(self, networks: Sequence[PageNetwork], digits: Split) -> None:
         self.networks, self.digits = networks, digits
         self.channel_networks = [n for n in networks if isinstance(n.model.net, ScaleChannels)]
 

@@ -1,10 +1,11 @@
-"""Digit networks that the demo compares, each with its stored accuracy over scale."""
+"""Networks that the demo compares, and the predictions of digit networks."""
 # Shape letters: S scale channel, P patch pixels, K classes.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,22 +24,31 @@ from foveate.training.presets import model_name
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DigitNetwork:
-    """A digit network of the demo.
+class PageNetwork:
+    """A network of the demo.
 
     Attributes:
         title: Name shown on the page.
         model: The loaded model.
-        window: Window of the channel with scale 1, in pixels of the frame.
         accuracy: Accuracy by test scale; empty for a run that was not evaluated.
         tested: Description of the images that `accuracy` was measured on.
     """
 
     title: str
     model: Model
-    window: int
-    accuracy: Mapping[float, float]
-    tested: str
+    accuracy: Mapping[float, float] = field(default_factory=dict)
+    tested: str = ""
+
+    @property
+    def window(self) -> int:
+        """Window of the channel with scale 1, in pixels of the input."""
+        net: Any = self.model.net
+        return int(getattr(net, "size", None) or net.backbone.size)
+
+    @property
+    def windows(self) -> tuple[float, ...]:
+        """Windows of the channels in pixels of the input."""
+        return tuple(self.window * scale for scale in self.model.scales)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,12 +60,12 @@ class DigitView:
 
     zoom: float
     frame: Tensor
-    predictions: tuple[tuple[DigitNetwork, Prediction], ...]
+    predictions: tuple[tuple[PageNetwork, Prediction], ...]
     patches: Tensor | None = None
     scales: tuple[float, ...] = ()
 
 
-def to_digit_networks(models: Sequence[Model]) -> list[DigitNetwork]:
+def to_digit_networks(models: Sequence[Model]) -> list[PageNetwork]:
     """Check that all models classify digits in the same frames; give them distinct titles."""
     found = [_digit_network(model) for model in models]
     first, titles = models[0], [network.title for network in found]
@@ -71,7 +81,7 @@ def to_digit_networks(models: Sequence[Model]) -> list[DigitNetwork]:
     ]
 
 
-def _digit_network(model: Model) -> DigitNetwork:
+def _digit_network(model: Model) -> PageNetwork:
     """Prepare a digit model, with its accuracy if results are stored with it."""
     config, trained = model.config, model.source or Path(model.name).is_file()
     if not (trained and config and config.channels == 1 and model.classes == DIGITS):
@@ -80,8 +90,8 @@ def _digit_network(model: Model) -> DigitNetwork:
             "with the recipe photo, or timm:NAME with --pretrained"
         )
     accuracy, tested = _evaluated(model.name)
-    title, window = network_title(model_name(TrainConfig(model=config))), config.size
-    return DigitNetwork(title=title, model=model, window=window, accuracy=accuracy, tested=tested)
+    title = network_title(model_name(TrainConfig(model=config)))
+    return PageNetwork(title=title, model=model, accuracy=accuracy, tested=tested)
 
 
 def _evaluated(name: str) -> tuple[Mapping[float, float], str]:
@@ -101,7 +111,7 @@ def _evaluated(name: str) -> tuple[Mapping[float, float], str]:
 
 
 @torch.no_grad()
-def predict_digit(networks: Sequence[DigitNetwork], digit: Tensor, zoom: float) -> DigitView:
+def predict_digit(networks: Sequence[PageNetwork], digit: Tensor, zoom: float) -> DigitView:
     """Classify a digit (1, 1, 28, 28), values 0 to 255, with all networks at the scale `zoom`."""
     first = networks[0].model
     frame = rescale(digit, zoom, size=first.size, border=first.border)

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from foveate.data.large_scale import BACKGROUND
-from foveate.demo.networks import DigitNetwork, DigitView
+from foveate.demo.networks import DigitView, PageNetwork
 from foveate.evaluation.predict import Prediction
 
 MIN_ZOOM, MAX_ZOOM = 0.5, 8.0  # range of the zoom and of the scale axis
@@ -41,7 +41,7 @@ def image(drawn: Image.Image, alt: str, kind: Literal["png", "jpeg"] = "png") ->
 def frame(view: DigitView) -> str:
     """Render the digit in its frame, with the window of each network's strongest channel."""
     sides = {
-        k: network.window * network.model.scales[prediction.channel]
+        k: network.windows[prediction.channel]
         for k, (network, prediction) in enumerate(view.predictions)
         if prediction.channel is not None
     }
@@ -67,7 +67,7 @@ def cards(view: DigitView, label: int | None) -> str:
     return "".join(_card(k, *pair, label) for k, pair in enumerate(view.predictions))
 
 
-def _card(k: int, network: DigitNetwork, prediction: Prediction, label: int | None) -> str:
+def _card(k: int, network: PageNetwork, prediction: Prediction, label: int | None) -> str:
     right = None if label is None else prediction.label == str(label)
     bars = "".join(
         f'<i class="{"best" if str(n) == prediction.label else ""}" '
@@ -109,16 +109,16 @@ def channels(view: DigitView) -> str:
     pairs = enumerate(view.predictions)
     alike = {k: (c, p) for k, (c, p) in pairs if c.model.scales == view.scales}
     names = [f"scale {scale:.3g}" for scale in view.scales]
-    responses = [_responses(k, *pair, names) for k, pair in alike.items()]
+    bars = [responses(k, c, p, names, name_best=True) for k, (c, p) in alike.items()]
     won = {k: p.channel for k, (_, p) in alike.items()}
     strip = view.patches.movedim(0, 1).flatten(1)  # one image is faster than 17
     listed = ", ".join(f"{scale:.2g}" for scale in view.scales)
     shown = image(to_greyscale(strip), f"patches of the channels with scales {listed}")
-    return channel_panel(shown, won, responses, [TICKS.get(scale, "") for scale in view.scales])
+    return channel_panel(shown, won, bars, [TICKS.get(scale, "") for scale in view.scales])
 
 
 def channel_panel(
-    shown: str, won: Mapping[int, int | None], responses: Sequence[str], ticks: Sequence[str]
+    shown: str, won: Mapping[int, int | None], bars: Sequence[str], ticks: Sequence[str]
 ) -> str:
     """Render the patches with marks at the channels `won`, the responses, and the axis below."""
     marks = "".join(
@@ -127,23 +127,23 @@ def channel_panel(
     )
     axis = "".join(f"<span>{tick}</span>" for tick in ticks)
     return (
-        f'<div class="strip" style="--s:{len(ticks)}">{shown}{marks}</div>{"".join(responses)}'
+        f'<div class="strip" style="--s:{len(ticks)}">{shown}{marks}</div>{"".join(bars)}'
         f'<div class="line axis" style="--s:{len(ticks)}">{axis}</div>'
     )
 
 
-def _responses(k: int, network: DigitNetwork, prediction: Prediction, names: Sequence[str]) -> str:
-    strengths = [logits[int(prediction.label)] for logits in prediction.channels]
-    assert prediction.channel is not None
-    caption = f"logit of “{prediction.label}” in each channel, strongest at "
-    caption = f"{network.title}: {caption}{names[prediction.channel]}"
-    return response_bars(k, caption, strengths, prediction.channel, names)
-
-
-def response_bars(
-    k: int, caption: str, strengths: Sequence[float], best: int, names: Sequence[str]
+def responses(
+    k: int, network: PageNetwork, prediction: Prediction, names: Sequence[str], name_best: bool
 ) -> str:
-    """Render the logit of a network in each channel as bars, and mark the `best` channel."""
+    """Render the logit of the predicted class in each channel as bars, and mark the strongest.
+
+    `names` are those of the channels; with `name_best`, the caption names the strongest.
+    """
+    best, label = prediction.channel, prediction.probabilities.index(prediction.confidence)
+    assert best is not None
+    strengths = [logits[label] for logits in prediction.channels]
+    caption = f"{network.title}: logit of “{prediction.label}” in each channel"
+    caption += f", strongest at {names[best]}" if name_best else ""
     low = min(strengths)
     span = max(max(strengths) - low, 1e-9)
     bars = "".join(
@@ -157,7 +157,7 @@ def response_bars(
     )
 
 
-def accuracy(zoom: float, networks: Sequence[DigitNetwork]) -> str:
+def accuracy(zoom: float, networks: Sequence[PageNetwork]) -> str:
     """Render the accuracy of all networks over scale, with a cursor at the zoom."""
     if not any(network.accuracy for network in networks):
         return (
@@ -181,7 +181,7 @@ def accuracy(zoom: float, networks: Sequence[DigitNetwork]) -> str:
     )
 
 
-def _curves(networks: Sequence[DigitNetwork]) -> str:
+def _curves(networks: Sequence[PageNetwork]) -> str:
     width, height = CURVE
     lines = []
     for k, network in enumerate(networks):
@@ -194,7 +194,7 @@ def _curves(networks: Sequence[DigitNetwork]) -> str:
     return f'<svg {size} aria-hidden="true">{"".join(lines)}</svg>'
 
 
-def _value(k: int, network: DigitNetwork, zoom: float) -> str:
+def _value(k: int, network: PageNetwork, zoom: float) -> str:
     """Render the accuracy at the tested scale nearest to the zoom."""
     title = f'<li class="net{k}"><b>{escape(network.title)}</b>'
     if not network.accuracy:

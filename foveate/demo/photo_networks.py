@@ -2,103 +2,64 @@
 # Shape letters: S scale channel, C image channel, H W pixels, P patch pixels, K classes.
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from foveate.data.recipes import Recipe
+from foveate.demo.networks import PageNetwork
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.models import TIMM, Model
+from foveate.evaluation.predict import Prediction, to_prediction
 from foveate.execution import patches
 from foveate.models.channels import ScaleChannels
-from foveate.models.outputs import strongest_channel
 from foveate.models.wrap import wrap
 from foveate.training.backbones import fixed_size
 
 SIZE = 160  # patch size in pixels for timm models that accept any size
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PhotoNetwork:
-    """A network of the photograph page.
+class PhotoView(NamedTuple):
+    """The prediction of a network for a photograph, and the patches (S, C, P, P) that it saw."""
 
-    Attributes:
-        title: Name shown on the page.
-        net: The network.
-        recipe: Preprocessing of the images.
-        classes: Class names.
-        source: Data source of the run; empty for a network without a run.
-    """
-
-    title: str
-    net: ScaleChannels
-    recipe: Recipe
-    classes: tuple[str, ...]
-    source: str = ""
-
-    @property
-    def windows(self) -> tuple[float, ...]:
-        """Window sides in pixels of the resized image."""
-        return tuple(self.net.size * scale for scale in self.net.scales)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PhotoPrediction:
-    """Prediction of one network for a photograph.
-
-    Attributes:
-        network: The network.
-        probabilities: Class probabilities, ``(K,)``.
-        strengths: Logit of the predicted class in each channel.
-        channel: Index of the strongest channel.
-        patches: Input patches of the channels, ``(S, C, P, P)``.
-    """
-
-    network: PhotoNetwork
-    probabilities: Tensor
-    strengths: tuple[float, ...]
-    channel: int
+    network: PageNetwork
+    prediction: Prediction
     patches: Tensor
 
-    @property
-    def label(self) -> int:
-        """Predicted class index."""
-        return int(self.probabilities.argmax())
 
-
-def to_photo_networks(models: Sequence[Model]) -> list[PhotoNetwork]:
+def to_photo_networks(models: Sequence[Model]) -> list[PageNetwork]:
     """Prepare models for the page; add a whole-frame baseline if there is only one."""
     found = [_network(model) for model in models]
+    base = recipe_of(found[0]).base
     for model, network in zip(models, found, strict=True):
-        if network.recipe.base != found[0].recipe.base:
+        if recipe_of(network).base != base:
             raise ConfigError(
                 f"{models[0].name} and {model.name} need images with short sides of "
-                f"{found[0].recipe.base} and {network.recipe.base} pixels; choose matching networks"
+                f"{base} and {recipe_of(network).base} pixels; choose matching networks"
             )
-    if len(found) > 1 or len(found[0].net.scales) == 1:
+    network, count = found[0], len(found[0].windows)
+    if len(found) > 1 or count == 1:
         titles = [network.title for network in found]
-        return [
-            n if titles.count(n.title) == 1 else replace(n, title=model.name)
-            for n, model in zip(found, models, strict=True)
-        ]
-    network, count = found[0], len(found[0].net.scales)
+        return [n if titles.count(n.title) == 1 else replace(n, title=n.model.name) for n in found]
     return [_on_whole_frame(network), replace(network, title=f"{network.title}, {count} channels")]
 
 
-def _network(model: Model) -> PhotoNetwork:
+def recipe_of(network: PageNetwork) -> Recipe:
+    """Return the preprocessing of a network for photographs."""
+    assert network.model.photo is not None
+    return network.model.photo
+
+
+def _network(model: Model) -> PageNetwork:
     if model.name.startswith(TIMM):
         return _of_timm(model)
-    assert model.photo is not None and isinstance(model.net, ScaleChannels)
-    return PhotoNetwork(
-        title=Path(model.name).name or model.name, net=model.net, recipe=model.photo,
-        classes=model.classes, source=model.source,
-    )  # fmt: skip
+    return PageNetwork(title=Path(model.name).name or model.name, model=model)
 
 
-def _of_timm(model: Model) -> PhotoNetwork:
+def _of_timm(model: Model) -> PageNetwork:
     """Wrap a timm model in scale channels without changing its weights."""
     net: Any = model.net
     if model.shape[1] != 3 or net.num_classes < 1:
@@ -106,8 +67,9 @@ def _of_timm(model: Model) -> PhotoNetwork:
     recipe = Recipe(name="photo", mean=model.mean, std=model.std)
     name = model.name.removeprefix(TIMM)
     size = model.size if fixed_size(name) else SIZE
-    wrapped = wrap(net, recipe.base / 4, 2 * recipe.base, size=size, pool="logsumexp")
-    return PhotoNetwork(title=name, net=wrapped.eval(), recipe=recipe, classes=_class_names(net))
+    wrapped = wrap(net, recipe.base / 4, 2 * recipe.base, size=size, pool="logsumexp").eval()
+    inside = replace(model, net=wrapped, recipe=recipe, class_names=_class_names(net))
+    return PageNetwork(title=name, model=inside)
 
 
 def _class_names(net: Any) -> tuple[str, ...]:
@@ -121,22 +83,24 @@ def _class_names(net: Any) -> tuple[str, ...]:
     return tuple(name.partition(",")[0] for name in names)
 
 
-def _on_whole_frame(network: PhotoNetwork) -> PhotoNetwork:
+def _on_whole_frame(network: PageNetwork) -> PageNetwork:
     """Build a baseline: the backbone with the same weights on the largest window only."""
-    net = network.net
+    net = network.model.net
+    assert isinstance(net, ScaleChannels)
     plain = ScaleChannels(
         net.backbone, net.scales[-1:], net.size, padding=net.padding, antialias=net.antialias
     )
-    return replace(network, title=f"{network.title}, whole frame", net=plain.eval())
+    model = replace(network.model, net=plain.eval())
+    return PageNetwork(title=f"{network.title}, whole frame", model=model)
 
 
 @torch.no_grad()
 def predict_photo(
-    networks: Sequence[PhotoNetwork],
+    networks: Sequence[PageNetwork],
     picture: Tensor,
     scale: float,
     shift: tuple[float, float] = (0.0, 0.0),
-) -> list[PhotoPrediction]:
+) -> list[PhotoView]:
     """Classify an image with all networks, preprocessed as in `foveate evaluate`.
 
     Args:
@@ -151,9 +115,9 @@ def predict_photo(
     Raises:
         DataError: If the image is too narrow, or a network returns non-finite logits.
     """
-    recipes = {network.recipe for network in networks}
+    recipes = {recipe_of(network) for network in networks}
     images = {recipe: _resized(picture, recipe, scale) for recipe in recipes}
-    return [_predict(network, images[network.recipe], shift) for network in networks]
+    return [_predict(network, images[recipe_of(network)], shift) for network in networks]
 
 
 def _resized(picture: Tensor, recipe: Recipe, scale: float) -> Tensor:
@@ -163,20 +127,12 @@ def _resized(picture: Tensor, recipe: Recipe, scale: float) -> Tensor:
         raise DataError(f"the image {error}") from None
 
 
-def _predict(network: PhotoNetwork, image: Tensor, shift: tuple[float, float]) -> PhotoPrediction:
-    net, centres = network.net, None
+def _predict(network: PageNetwork, image: Tensor, shift: tuple[float, float]) -> PhotoView:
+    net, centres = network.model.net, None
+    assert isinstance(net, ScaleChannels)
     if any(shift):
         middle = torch.tensor(image.shape[-2:], dtype=torch.float64) / 2
         centres = (middle - torch.tensor(shift, dtype=torch.float64)).unsqueeze(0)
     cut = net.patches(image, centres)
-    outputs = patches.outputs(net, (cut,))
-    if outputs.channels is None or not outputs.logits.isfinite().all():
-        raise DataError(f"{network.title} returns non-finite logits; check its weights")
-    label = int(outputs.logits.argmax())
-    return PhotoPrediction(
-        network=network,
-        probabilities=outputs.logits[0].double().softmax(0),
-        strengths=tuple(outputs.channels[0, :, label].tolist()),
-        channel=int(strongest_channel(outputs)),
-        patches=cut[0],
-    )
+    prediction = to_prediction(network.model, patches.outputs(net, (cut,)))
+    return PhotoView(network, prediction, cut[0])

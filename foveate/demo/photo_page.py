@@ -17,8 +17,9 @@ from torch import Tensor
 from foveate.data.shards import Shards
 from foveate.demo import photo_panels
 from foveate.demo.fields import check_integer, check_number
+from foveate.demo.networks import PageNetwork
 from foveate.demo.panels import image
-from foveate.demo.photo_networks import PhotoNetwork, predict_photo
+from foveate.demo.photo_networks import predict_photo, recipe_of
 from foveate.demo.uploads import decode
 from foveate.errors import DataError, FoveateError
 from foveate.training.data import open_pictures
@@ -40,7 +41,7 @@ class PhotoPage:
 
     files = ("page.css", "page.js", "photo.css", "photo.js")
 
-    def __init__(self, networks: Sequence[PhotoNetwork]) -> None:
+    def __init__(self, networks: Sequence[PageNetwork]) -> None:
         self.networks = networks
         self.frame = max(network.windows[-1] for network in networks)
         self.pictures, self.labels = _open_samples(networks)
@@ -61,12 +62,12 @@ class PhotoPage:
         shift = tuple(self.frame * check_number(n, at, -1, 1) for n, at in (("y", y), ("x", x)))
         pixels, truth, note = self._pixels(picture)
         begun = time.perf_counter()
-        predictions = predict_photo(self.networks, pixels, scale, (shift[0], shift[1]))
+        views = predict_photo(self.networks, pixels, scale, (shift[0], shift[1]))
         return {
             "took": f"{1000 * (time.perf_counter() - begun):.0f} ms",
-            "windows": photo_panels.windows(predictions, self.frame),
-            "cards": photo_panels.cards(predictions, truth),
-            "channels": photo_panels.channels(predictions),
+            "windows": photo_panels.windows(views, self.frame),
+            "cards": photo_panels.cards(views, truth),
+            "channels": photo_panels.channels(views),
             "note": note,
         }
 
@@ -82,7 +83,7 @@ class PhotoPage:
         page = Path(__file__).with_name("photo.html").read_text("utf-8")
         return Template(page).substitute(
             samples=self.samples(0)["html"], hidden="" if self.count else "hidden",
-            base=self.networks[0].recipe.base, frame=f"{self.frame:g}",
+            base=recipe_of(self.networks[0]).base, frame=f"{self.frame:g}",
             shown=f"{self.frame:.0f}",
         )  # fmt: skip
 
@@ -113,12 +114,12 @@ class PhotoPage:
         )
 
 
-def _open_samples(networks: Sequence[PhotoNetwork]) -> tuple[Shards | None, list[str]]:
+def _open_samples(networks: Sequence[PageNetwork]) -> tuple[Shards | None, list[str]]:
     """Open the test images of the first run whose source exists, with their class names."""
-    for network in networks:
+    for model in (network.model for network in networks):
         with suppress(FoveateError):  # the folder may have been moved
-            pictures = open_pictures(network.source)
-            if pictures.num_classes == len(network.classes):
+            pictures = open_pictures(model.source)
+            if pictures.num_classes == len(model.classes):
                 labels = pictures.labels("test").tolist()
-                return pictures, [network.classes[label] for label in labels]
+                return pictures, [model.classes[label] for label in labels]
     return None, []

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foveate.data.large_scale import BACKGROUND, rescale
 from foveate.data.sources import Split
-from foveate.demo.networks import DigitNetwork
+from foveate.demo.networks import PageNetwork
 from foveate.demo.panels import TICKS, image, to_greyscale
 from foveate.errors import ConfigError
 from foveate.execution.plan import local_maps
@@ -84,7 +84,7 @@ def _places(count: int, chance: np.random.Generator) -> list[tuple[int, int, flo
     return found
 
 
-def draw(network: DigitNetwork, scene: Tensor, placed: Sequence[PlacedDigit]) -> str:
+def draw(network: PageNetwork, scene: Tensor, placed: Sequence[PlacedDigit]) -> str:
     """Render the scene with its predictions, the class map and the scale map."""
     assert isinstance(network.model.net, ScaleChannels)
     maps = local_maps(network.model.net, scene, STEP)

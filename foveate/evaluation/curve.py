@@ -1,6 +1,7 @@
 """Accuracy over scale: evaluate a network on the same images at many scales."""
 # Shape letters: N images, S scale channel, K classes.
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -61,9 +62,10 @@ class AtScale:
         """Convert the counts to a dictionary that can be serialised as JSON.
 
         Returns:
-            The fields, plus ``accuracy`` and ``per_class``.
+            The fields, plus ``accuracy`` and ``per_class``, which has None for NaN.
         """
-        return {**asdict(self), "accuracy": self.accuracy, "per_class": self.per_class}
+        per_class = [None if math.isnan(share) else share for share in self.per_class]
+        return {**asdict(self), "accuracy": self.accuracy, "per_class": per_class}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "AtScale":

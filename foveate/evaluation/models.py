@@ -5,7 +5,6 @@ import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foveate.checks import check_names
+from foveate.checks import check_names, suggest
 from foveate.data.cifar import CLASSES
 from foveate.data.large_scale import Border, check_border
 from foveate.data.pictures import list_pictures
@@ -145,7 +144,8 @@ class Model:
 
         Empty if the number of classes is unknown.
         """
-        source, count = self.source, self.config.classes if self.config else 0
+        source, count = self.source, len(self.class_names)
+        count = self.config.classes if self.config else count
         if self.class_names and len(self.class_names) == count:
             return self.class_names
         known = {"mnist": DIGITS, "mnist-5k": DIGITS, "fashion-mnist": CLOTHES, "cifar10": CLASSES}
@@ -266,8 +266,8 @@ def _find(
         return _from_pretrained(ref)
     if ":" in ref:
         return Model(name=ref, net=load_factory(ref))
-    near = get_close_matches(ref, [*ZOO, *names], n=2)
-    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+    near = suggest(ref, [*ZOO, *names], "", most=2)
+    hint = f" ({near})" if near else ""
     raise ConfigError(f"no model {ref!r}{hint}; pass {ACCEPTED_REFERENCES}")
 
 
@@ -295,12 +295,12 @@ def _from_run(path: Path, trust: bool) -> Model:
         source = generated_from(source) or source
     known: dict[str, Any] = {"source": source, "trained_on": config.scales}
     known |= {"border": config.border, "class_names": folder.classes()}
-    if is_mirrored(config):
+    if is_photo(config):
+        known["precision"] = config.precision
+    if is_photo(config) or is_mirrored(config):
         known["recipe"] = config.recipe
-    if not is_photo(config):
-        return _of_config(str(path), net, config.model, config.size, **known)
-    known |= {"recipe": config.recipe, "precision": config.precision}
-    return _of_config(str(path), net, config.model, None, **known)
+    size = None if is_photo(config) else config.size
+    return _of_config(str(path), net, config.model, size, **known)
 
 
 def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model:

@@ -160,7 +160,7 @@ def predict(
     y, x = (apart / torch.tensor(zooms)).tolist()
     with torch.no_grad():
         channels = model.net.channels(image, found.centres)
-        prediction = _prediction(model, Outputs(model.net.combine(channels), channels), inverted)
+        prediction = to_prediction(model, Outputs(model.net.combine(channels), channels), inverted)
     return _in_picture(model, prediction, (height / 2 + y, width / 2 + x), zooms)
 
 
@@ -301,10 +301,11 @@ def classify(model: Model, image: Tensor, inverted: bool = False) -> Prediction:
     """Predict the class of an input (1, C, H, W) from `prepare` or from a dataset."""
     # The outputs of third-party models are checked; a foveate network always returns logits.
     net = cast(nn.Module, model.net) if model.config else classifier(model)
-    return _prediction(model, run(net, image.to(model.device)), inverted)
+    return to_prediction(model, run(net, image.to(model.device)), inverted)
 
 
-def _prediction(model: Model, outputs: Outputs, inverted: bool) -> Prediction:
+def to_prediction(model: Model, outputs: Outputs, inverted: bool = False) -> Prediction:
+    """Convert the outputs of a model for one image to a prediction."""
     if not outputs.logits.isfinite().all():
         raise DataError(f"{model.name} returns non-finite logits; check its weights")
     shares = outputs.logits[0].double().softmax(0)

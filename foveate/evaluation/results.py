@@ -1,9 +1,6 @@
 """Save, read and average the accuracy of runs over scale."""
 
-import csv
-import io
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -13,7 +10,7 @@ from typing import Any
 from foveate import __version__
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.curve import AtScale
-from foveate.files import parse_json, read_text, wrap_write_errors, write_text
+from foveate.files import parse_json, read_text, wrap_write_errors, write_csv, write_text
 from foveate.provenance import commit
 from foveate.training.config import TrainConfig
 from foveate.training.data import is_photo
@@ -56,7 +53,7 @@ class RunResult:
             The fields, plus the network name, training scales and seed.
         """
         names = {"run": self.run, "model": self.model, "trained_on": self.config.scales}
-        scales = [_without_nan(at.to_dict()) for at in self.scales]
+        scales = [at.to_dict() for at in self.scales]
         rest = {"config": self.config.to_dict(), "made_with": self.made_with, "scales": scales}
         return {**names, "seed": self.config.seed, **rest}
 
@@ -101,6 +98,33 @@ class Curve:
     scales: tuple[float, ...]
     mean: tuple[float, ...]
     spread: tuple[float, ...] = ()
+
+    @classmethod
+    def of(
+        cls, label: str, trained_on: str, scales: Sequence[float], values: Sequence[Sequence[float]]
+    ) -> "Curve":
+        """Average the accuracies of runs.
+
+        Args:
+            label: Network and training scales, for legends and tables.
+            trained_on: Training scales.
+            scales: Test scales.
+            values: Accuracy of each run, for each scale.
+
+        Returns:
+            The curve; the number of runs is that of the scale with the fewest.
+        """
+        runs = min(map(len, values))
+        spread = tuple(map(stdev, values)) if runs > 1 else ()
+        means = tuple(map(mean, values))
+        return cls(
+            label=label,
+            trained_on=trained_on,
+            runs=runs,
+            scales=tuple(scales),
+            mean=means,
+            spread=spread,
+        )
 
     @property
     def title(self) -> str:
@@ -182,10 +206,9 @@ def write_tables(
     content: Any,
 ) -> tuple[Path, Path]:
     """Write `rows` to the CSV file `table` and `content` to the JSON file `json_path`."""
-    lines, text = io.StringIO(), json.dumps(content, allow_nan=False, indent=1)
-    csv.writer(lines, lineterminator="\n").writerows([columns, *rows])
+    text = json.dumps(content, allow_nan=False, indent=1)
     with wrap_write_errors(table):
-        write_text(table, lines.getvalue())
+        write_csv(table, columns, rows)
         write_text(json_path, text + "\n")
     return table, json_path
 
@@ -225,14 +248,7 @@ def _curve(label: str, group: list[RunResult]) -> Curve:
             f"the runs of {label} were tested at different scales; evaluate them at the same scales"
         )
     columns = list(zip(*([at.accuracy for at in r.scales] for r in group), strict=True))
-    return Curve(
-        label=label,
-        trained_on=group[0].config.scales,
-        runs=len(group),
-        scales=scales,
-        mean=tuple(mean(column) for column in columns),
-        spread=tuple(stdev(column) for column in columns) if len(group) > 1 else (),
-    )
+    return Curve.of(label, group[0].config.scales, scales, columns)
 
 
 def _labels(firsts: list[RunResult]) -> list[str]:
@@ -248,9 +264,3 @@ def _labels(firsts: list[RunResult]) -> list[str]:
         name if names.count(name) == 1 else f"{name} ({result.run})"
         for name, result in zip(names, firsts, strict=True)
     ]
-
-
-def _without_nan(values: dict[str, Any]) -> dict[str, Any]:
-    """Replace the NaN accuracy of a class without images by None: JSON has no NaN."""
-    per_class = [None if math.isnan(share) else share for share in values["per_class"]]
-    return {**values, "per_class": per_class}

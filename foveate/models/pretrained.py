@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from foveate.checks import check_fields
+from foveate.checks import check_fields, suggest
 from foveate.errors import ConfigError, DataError
 from foveate.files import check_regular, parse_json, read_text
 from foveate.models.zoo import ModelConfig
@@ -140,8 +139,7 @@ def pretrained_info(name: str, folder: Path = WEIGHTS) -> PretrainedInfo:
     """
     index = read_index(folder)
     if name not in index:
-        near = get_close_matches(name, index, n=3)
-        known = f"did you mean {' or '.join(near)}?" if near else f"available: {', '.join(index)}"
+        known = suggest(name, index, f"available: {', '.join(index)}", most=3)
         remedy = known if index else f"{folder} contains none"
         raise ConfigError(f"no pretrained network {name!r}; {remedy}")
     return index[name]

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from foveate.checks import check_fields, check_keys
+from foveate.checks import check_fields, check_keys, check_range
 from foveate.errors import ConfigError
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import PAPER_SCALES, ScaleChannels
@@ -76,8 +76,7 @@ class ModelConfig:
                 f"got {str(self.features)[:100]}"
             )
         for name, most in LIMITS.items():
-            if not 1 <= getattr(self, name) <= most:
-                raise ConfigError(f"{name} must be 1 to {most:,}, got {getattr(self, name)}")
+            check_range(name, getattr(self, name), 1, most, f"1 to {most:,}")
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must be at least 0 and below 1, got {self.dropout:g}")
         if (count := self._weights()) > MAX_WEIGHTS:

@@ -5,13 +5,13 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from statistics import mean, stdev
 from typing import cast, get_args
 
+from foveate.checks import check_range, suggest
 from foveate.errors import ConfigError
 from foveate.models.channels import PAPER_SCALES
 from foveate.sweeps.jobs import MAX_SEEDS, Job
@@ -180,10 +180,8 @@ def find_rows(tables: Sequence[str] = TABLES, names: Sequence[str] = ()) -> list
     there = [row for row in paper_rows() if row.table in tables]
     for name in names:
         if not any(_goes_by(row, name) for row in there):
-            near = get_close_matches(name, [row.name for row in there], n=1)
-            hint = (
-                f"did you mean {near[0]}?" if near else "list them with foveate reproduce --dry-run"
-            )
+            names_there = (row.name for row in there)
+            hint = suggest(name, names_there, "list them with foveate reproduce --dry-run")
             raise ConfigError(f"no row {name!r} in {', '.join(tables)}; {hint}")
     return [row for row in there if not names or any(_goes_by(row, name) for name in names)]
 
@@ -197,8 +195,7 @@ def paper_jobs(rows: Iterable[Row], seeds: int, precision: Precision) -> list[Jo
 
     Table II of the paper repeats two rows of Table I with other runs; here both tables share them.
     """
-    if not 1 <= seeds <= MAX_SEEDS:
-        raise ConfigError(f"seeds must be 1 to {MAX_SEEDS}, got {seeds}")
+    check_range("seeds", seeds, 1, MAX_SEEDS, f"1 to {MAX_SEEDS}")
     jobs: dict[str, Job] = {}
     for row in rows:
         for seed in range(seeds):

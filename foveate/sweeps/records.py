@@ -1,7 +1,6 @@
 """Result tables of a study in tidy form: one line per row, seed and test scale."""
 
 import csv
-import io
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from foveate.errors import DataError
-from foveate.files import check_regular, wrap_write_errors, write_text
+from foveate.files import check_regular, wrap_write_errors, write_csv
 
 RESULTS, WINNERS = "results.csv", "winners.csv"
 
@@ -119,13 +118,9 @@ def merge_records(parts: Sequence[Sequence[Record]]) -> list[Record]:
 
 def write_lines(path: Path, kind: type[Line], lines: Iterable[Line]) -> None:
     """Write a CSV file atomically, with one column per field of the dataclass `kind`."""
-    text = io.StringIO()
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(map(vars, lines))
     with wrap_write_errors(path):
-        write_text(path, text.getvalue())
+        write_csv(path, names, ([getattr(line, name) for name in names] for line in lines))
 
 
 def read_lines(path: Path, kind: type[Line]) -> list[Line]:

@@ -19,9 +19,8 @@ import torch
 
 from foveate.checks import check_type, is_number
 from foveate.data.recipes import MAX_BASE, Recipe
-from foveate.data.shards import is_shards, open_shards
-from foveate.data.sources import load_source
-from foveate.data.store import ScaledFile
+from foveate.data.shards import Shards
+from foveate.data.sources import Source, load_source, open_source
 from foveate.errors import ConfigError, FoveateError
 from foveate.evaluation.test_sets import find_test_source
 from foveate.files import read_text
@@ -33,7 +32,6 @@ from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import (
     Load,
     adapt_to_source,
-    is_file,
     is_generated,
     is_photo,
     open_pictures,
@@ -329,15 +327,14 @@ def _set(config: TrainConfig, key: str, value: Any) -> TrainConfig:
 
 def _training_images(config: TrainConfig, load: Load) -> int:
     """Return the number of training images, after checking that there are test images."""
-    source = config.source
+    images: Source | Shards
     if is_photo(config):
-        images = open_pictures(source)
+        images = open_pictures(config.source)
         images.labels("test")
-        return len(images.labels("train"))
-    load(find_test_source(config))
-    if is_shards(source):
-        return open_shards(source).counts["train"]
-    return ScaledFile(Path(source)).counts["train"] if is_file(source) else len(load(source).train)
+    else:
+        load(find_test_source(config))
+        images = open_source(config.source, load)
+    return len(images.labels("train"))
 
 
 def _table(values: dict[str, Any], key: str) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """Create backbones for scale channels from timm, torchvision or a factory function."""
 
 from collections.abc import Callable, Iterable
-from difflib import get_close_matches
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from foveate.checks import suggest
 from foveate.data.recipes import install_remedy
 from foveate.errors import ConfigError
 from foveate.models.pretrained import find_non_finite
@@ -172,8 +172,7 @@ def _of_torchvision(
 
 
 def _unknown(library: str, name: str, names: list[str]) -> ConfigError:
-    near = get_close_matches(name, names, n=2)
-    hint = f"did you mean {' or '.join(near)}?" if near else f"see {library}'s list of models"
+    hint = suggest(name, names, f"see {library}'s list of models", most=2)
     return ConfigError(f"{library} has no model {name!r}; {hint}")
 
 

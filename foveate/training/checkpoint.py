@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from filelock import FileLock, Timeout
@@ -66,6 +66,14 @@ class Progress:
     def position(self) -> str:
         """Current epoch and step as text."""
         return f"epoch {self.epoch + 1}, step {self.step}"
+
+
+class _Record(NamedTuple):
+    """The content of config.json: the configuration, the history of starts and the data."""
+
+    config: TrainConfig
+    history: list[dict[str, str]]
+    data: dict[str, Any]
 
 
 class RunFolder:
@@ -172,13 +180,13 @@ class RunFolder:
             self._write_record(new)
             return
         record = self._record()
-        if differing := _differences(record["config"].to_dict(), config.to_dict()):
+        if differing := _differences(record.config.to_dict(), config.to_dict()):
             others = ", ".join(differing)
             raise ConfigError(
                 f"{self.path} has a run with other settings ({others}); choose another --out"
             )
-        if not self.finished and record["history"][-1:] != [how]:
-            self._update_record(history=[*record["history"], how])
+        if not self.finished and record.history[-1:] != [how]:
+            self._update_record(history=[*record.history, how])
 
     def config(self) -> TrainConfig:
         """Read the configuration of the run.
@@ -189,8 +197,7 @@ class RunFolder:
         Raises:
             DataError: If the folder is not a run, or its config.json is damaged.
         """
-        config: TrainConfig = self._record()["config"]
-        return config
+        return self._record().config
 
     def provenance(self) -> dict[str, Any]:
         """Read the version, commit and hardware with which the run was trained.
@@ -209,8 +216,7 @@ class RunFolder:
         Returns:
             A dictionary with ``version``, ``commit`` and ``hardware`` per start.
         """
-        history: list[dict[str, str]] = self._record()["history"]
-        return history
+        return self._record().history
 
     def data(self) -> dict[str, Any]:
         """Read the description of the training data.
@@ -219,8 +225,7 @@ class RunFolder:
             ``source``, ``checksum`` and ``classes`` of the data; empty for a run of a version that
             did not store them.
         """
-        data: dict[str, Any] = self._record()["data"]
-        return data
+        return self._record().data
 
     def classes(self) -> tuple[str, ...]:
         """Read the names of the classes.
@@ -239,7 +244,7 @@ class RunFolder:
         """
         self._update_record(data=data)
 
-    def _record(self) -> dict[str, Any]:
+    def _record(self) -> "_Record":
         """Read config.json: the configuration, the history of starts and the training data."""
         path = self.path / CONFIG
         try:
@@ -261,7 +266,7 @@ class RunFolder:
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             raise DataError(f"{path} is damaged ({error}); remove the folder") from None
-        return {"config": config, "history": history, "data": data}
+        return _Record(config, history, data)
 
     def _update_record(self, **changes: Any) -> None:
         self._write_record({**parse_json(read_text(self.path / CONFIG)), **changes})

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from foveate.checks import check_fields, check_keys, is_number
+from foveate.checks import check_fields, check_keys, check_range, is_number
 from foveate.data.large_scale import Border, check_size
 from foveate.data.recipes import Recipe, find_recipe
 from foveate.data.store import MAX_SEED
@@ -127,11 +127,9 @@ class TrainConfig:
         check_fields(self)
         check_size(self.size)
         for name, most in (("epochs", MAX_EPOCHS), ("batch", MAX_BATCH)):
-            if not 1 <= getattr(self, name) <= most:
-                raise ConfigError(f"{name} must be 1 to {most:,}, got {getattr(self, name)}")
+            check_range(name, getattr(self, name), 1, most, f"1 to {most:,}")
         for name in ("samples", "seed", "data_seed"):
-            if not 0 <= getattr(self, name) <= MAX_SEED:
-                raise ConfigError(f"{name} must be 0 to 2^32 - 1, got {getattr(self, name)}")
+            check_range(name, getattr(self, name), 0, MAX_SEED, "0 to 2^32 - 1")
         for name in ("learning_rate", "smallest_rate", "epochs_per_decay"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name):g}")
@@ -146,10 +144,7 @@ class TrainConfig:
         parse_scales(self.scales)
         if self.zooms != NO_ZOOMS:
             self._check_zooms()
-        if not 0 <= self.distortions <= MAX_STRENGTH:
-            raise ConfigError(
-                f"distortions must be 0 to {MAX_STRENGTH:g}, got {self.distortions:g}"
-            )
+        check_range("distortions", self.distortions, 0, MAX_STRENGTH, f"0 to {MAX_STRENGTH:g}")
         if self.distortions:
             self._check_recipe("distortions", remedy="leave them out")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias, cast, get_args
 
 from foveate.errors import ConfigError
-from foveate.files import read_text, wrap_read_errors, write_text
+from foveate.files import read_text, wrap_read_errors, write_csv
 from foveate.training.config import TrainConfig
 from foveate.training.data import is_photo
 
@@ -52,7 +52,5 @@ def add_skipped(folder: Path, found: Skipped) -> None:
     known = read_skipped(folder)
     if found.keys() <= known.keys():
         return
-    text = io.StringIO()
     rows = sorted((*key, reason) for key, reason in {**found, **known}.items())
-    csv.writer(text, lineterminator="\n").writerows([COLUMNS, *rows])
-    write_text(folder / TABLE, text.getvalue())
+    write_csv(folder / TABLE, COLUMNS, rows)
