@@ -362,3 +362,12 @@ def test_the_command_with_nothing_to_answer(folder, tmp_path, capsys):
     assert capsys.readouterr().out == ""
     assert run(["predict", "x.png", "--model", str(tmp_path)]) == 2
     assert "is not a run" in capsys.readouterr().err
+
+
+def test_a_run_among_the_images_is_a_mistake(folder, digit, tmp_path, capsys):
+    good = save(tmp_path / "good.png", digit)
+    assert run(["predict", str(folder), str(good)]) == 2
+    assert capsys.readouterr() == (
+        "",
+        f"error: {folder} is a run, not an image; pass it as --model {folder}\n",
+    )

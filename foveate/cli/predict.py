@@ -74,6 +74,9 @@ def predict(
 
 
 def _check(images: list[Path], search: bool, step: float | None, picture: Path | None) -> None:
+    for path in images:
+        if (path / "config.json").is_file():
+            raise ConfigError(f"{path} is a run, not an image; pass it as --model {path}")
     if step is not None and not search:
         raise ConfigError(f"--step {step:g} requires --search; add it, or leave out --step")
     if picture is None:
