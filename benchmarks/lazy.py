@@ -2,11 +2,13 @@
 
 python benchmarks/lazy.py mnist [--count 1000]                   four trained FovMax, 17 channels
 python benchmarks/lazy.py mnist --photos FOLDER --weights FILE   also photographs, 8 windows
+python benchmarks/lazy.py mnist --photos FOLDER --tuned FILE     also photographs, 17 windows
 
-The first argument is the source of the digits. FOLDER has the subfolders validation and test, each
-with one subfolder per class; FILE contains the weights of timm's tf_efficientnet_lite0, which is
-used without training. The tolerance is calibrated on validation images, for half of the
-disagreement that is allowed on the test images, which are used once.
+The first argument is the source of the digits; none measures photographs only. FOLDER has the
+subfolders train, validation and test, each with one subfolder per class. The weights are those of
+timm's tf_efficientnet_lite0, which is used without training, or those of a run of
+`foveate train finetune --source folder:FOLDER`. The tolerance is calibrated on validation images,
+for half of the disagreement that is allowed on the test images, which are used once.
 
 Both evaluations go through `execution.plan.predict` on one thread, alternating batch by batch. The
 ratio is that of their CPU times. The results are written to results/benchmarks/lazy.json.
@@ -33,6 +35,9 @@ from foveate.data.recipes import Recipe
 from foveate.evaluation.calibration import calibrate
 from foveate.execution.plan import predict
 from foveate.models.lazy import evaluate
+from foveate.training.config import build_net
+from foveate.training.data import adapt_to_source
+from foveate.training.presets import preset
 
 ALLOWED = 0.001
 BATCH = 250
@@ -101,7 +106,7 @@ def photographs(folder: Path, recipe: Recipe, count: int) -> Batches:
         place = folder / {"val": "validation"}.get(split, split)
         paths = sorted(path for path in place.rglob("*") if path.is_file())
         order = torch.randperm(len(paths), generator=torch.Generator().manual_seed(0))[:count]
-        transform = replace(recipe, base=round(recipe.base * scale)).transform()
+        transform = recipe.at_scale(scale).transform()
         for index in order.tolist():
             pixels = torch.tensor(read_picture(paths[index], "black"))
             yield transform(pixels.permute(2, 0, 1)).unsqueeze(0)
@@ -109,12 +114,23 @@ def photographs(folder: Path, recipe: Recipe, count: int) -> Batches:
     return batches
 
 
+def fine_tuned(folder: Path, weights: Path) -> tuple[ScaleChannels, Recipe]:
+    """Return the network of the preset finetune in 17 windows of 56 to 896 pixels."""
+    _declare_torchvision()
+    from safetensors.torch import load_file
+
+    preset_here = replace(preset("finetune"), source=f"folder:{folder}", precision="float32")
+    config = adapt_to_source(preset_here, load_source, ())
+    net = build_net(config)
+    assert isinstance(net, ScaleChannels) and config.recipe is not None
+    net.load_state_dict(load_file(weights))
+    net.scales = ScaleGrid.windows(56, 896, net.size, per_octave=4)
+    return net.eval(), config.recipe
+
+
 def zero_shot(weights: Path) -> tuple[ScaleChannels, Recipe]:
     """Return EfficientNet-Lite0 in eight windows of 40 to 448 pixels, and its preprocessing."""
-    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-    import torchvision_ops  # type: ignore[import-not-found]
-
-    torchvision_ops.declare_missing()
+    _declare_torchvision()
     import timm
     from safetensors.torch import load_file
 
@@ -125,14 +141,22 @@ def zero_shot(weights: Path) -> tuple[ScaleChannels, Recipe]:
     return wrap(backbone, 40, 448, size=160, pool="logsumexp").eval(), recipe
 
 
+def _declare_torchvision() -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    import torchvision_ops  # type: ignore[import-not-found]
+
+    torchvision_ops.declare_missing()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else "")
-    parser.add_argument("source", help="source of the digits, such as mnist")
+    parser.add_argument("source", help="source of the digits, such as mnist, or none")
     parser.add_argument("--count", type=int, default=1000, help="test digits per scale")
     parser.add_argument("--calibration", type=int, default=2000, help="the same for calibration")
-    parser.add_argument("--tolerance", type=float, help="of the digits, instead of calibration")
+    parser.add_argument("--tolerance", type=float, help="instead of calibration")
     parser.add_argument("--photos", type=Path, help="folder of photographs")
     parser.add_argument("--weights", type=Path, help="weights of tf_efficientnet_lite0")
+    parser.add_argument("--tuned", type=Path, help="weights of a run of the preset finetune")
     parser.add_argument("--pictures", type=int, default=100, help="photographs per split")
     parser.add_argument("--out", type=Path, default=OUT, help="JSON file of the results")
     options = parser.parse_args()
@@ -140,16 +164,20 @@ def main() -> None:
     found = []
     counts = {"val": options.calibration, "test": options.count}
     scales = tuple(ScaleGrid(0.5, 8, per_octave=4))
-    for name in NETWORKS:
+    for name in NETWORKS if options.source != "none" else ():
         net = create_model(name, pretrained=True)
         assert isinstance(net, ScaleChannels)
         shown = digits(options.source, counts)
         found.append(measure(name, net, shown, scales, options.tolerance))
         print_row(found[-1])
-    if options.photos:
-        net, recipe = zero_shot(options.weights)
+    made = []
+    if options.weights:
+        made.append(("EfficientNet-Lite0, zero-shot", *zero_shot(options.weights)))
+    if options.tuned:
+        made.append(("EfficientNet-Lite0, fine-tuned", *fine_tuned(options.photos, options.tuned)))
+    for name, net, recipe in made:
         shown = photographs(options.photos, recipe, options.pictures)
-        found.append(measure("EfficientNet-Lite0, zero-shot", net, shown, SIZES))
+        found.append(measure(name, net, shown, SIZES, options.tolerance))
         print_row(found[-1])
     about = {
         "command": "python benchmarks/lazy.py",

@@ -279,12 +279,13 @@ def parse_scales(text: str) -> tuple[ScaleRange, ...]:
 
 
 def parse_windows(text: str, size: int, per_octave: float = 2) -> ScaleGrid:
-    """Parse windows in pixels, ``56-448`` or a single window ``112``, into a grid of scales.
+    """Parse windows in pixels into a grid of scales.
 
     Args:
-        text: The smallest and the largest window in image pixels, or one window.
+        text: The smallest and the largest window in image pixels, ``56-448``; the same with the
+            number of windows per factor of 2, ``56:448:4``; or one window, ``112``.
         size: Side of the patches that the backbone receives, in pixels.
-        per_octave: Number of windows per factor of 2.
+        per_octave: Number of windows per factor of 2, unless the text states it.
 
     Returns:
         The grid that `ScaleGrid.windows` builds.
@@ -295,16 +296,18 @@ def parse_windows(text: str, size: int, per_octave: float = 2) -> ScaleGrid:
     Examples:
         >>> parse_windows("40-160", size=160, per_octave=1).values
         (0.25, 0.5, 1.0)
+        >>> parse_windows("40:160:1", size=160).values
+        (0.25, 0.5, 1.0)
     """
     number = r"([0-9]+(?:\.[0-9]+)?)"
-    found = re.fullmatch(rf"{number}(?:-{number})?", text.strip())
+    found = re.fullmatch(rf"{number}(?:-{number}|:{number}:{number})?", text.strip())
     if found is None:
         raise ConfigError(
-            "windows must look like 56-448 (the smallest and the largest window in pixels), "
-            f"got {text!r}"
+            "windows must look like 56-448 (the smallest and the largest window in pixels) or "
+            f"56:448:4 (four per octave), got {text!r}"
         )
-    smallest, largest = found[1], found[2] or found[1]
-    return ScaleGrid.windows(float(smallest), float(largest), size, per_octave)
+    smallest, largest = float(found[1]), float(found[2] or found[3] or found[1])
+    return ScaleGrid.windows(smallest, largest, size, float(found[4] or per_octave))
 
 
 def _numbers(item: str) -> tuple[float, ...]:

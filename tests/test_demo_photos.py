@@ -47,7 +47,7 @@ def predicted(reply):
 @pytest.mark.parametrize("scale", [0.25, 1.0, 2.7])
 def test_predictions_at_a_size_are_those_of_evaluate(page, photo_run, scale):
     test, network = open_test_set(RunFolder(Path(photo_run)), load_source), page.networks[1]
-    batches = list(test._photos(network.model.net, scale))
+    batches = list(test.batches(network.model.net, scale))
     patches = torch.cat([images.inputs[0] for images, _ in batches])
     right, labels = 0, torch.cat([labels for _, labels in batches]).tolist()
     for index, label in enumerate(labels):

@@ -1,31 +1,24 @@
 """Lazy evaluation of scale channels: which channels are evaluated, and when all of them are."""
 
 import copy
-import json
 import math
-from dataclasses import replace
 from itertools import chain
 
 import pytest
 import torch
 from channel_nets import one_line, small_net
-from tiny_runs import MODEL, tiny
 from torch import nn
 
-from foveate.cli.app import run
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.calibration import calibrate, required_tolerance
-from foveate.evaluation.test_sets import make_lazy
+from foveate.evaluation.calibration import calibrate, choose_tolerance, required_tolerance
 from foveate.execution import convnet, definition, patches, windows
 from foveate.execution.plan import choose, predict, search
 from foveate.models import channels, lazy
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
-from foveate.models.lazy import ROUNDS, UncutPatches, evaluate
+from foveate.models.lazy import ROUNDS, UncutPatches, evaluate, leads
 from foveate.models.pooling import pool_scales
 from foveate.resampling import foveate
-from foveate.scales import ScaleGrid
-from foveate.training.loop import train
 
 MANY = tuple(2 ** (k / 4) for k in range(-4, 13))
 POOLS = ["max", "logsumexp"]
@@ -323,15 +316,20 @@ def test_the_calibrated_tolerance_is_the_smallest_that_suffices(pool, disagreeme
     logits = 3 * torch.randn(400, 17, 4, generator=torch.Generator().manual_seed(1))
     label = pool_scales(logits, pool).argmax(1)
 
-    def differing(tolerance):
+    def result(tolerance):
         found = evaluate(logits, lambda values: values, pool, tolerance)
-        return int((pool_scales(found, pool).argmax(1) != label).sum())
+        other = pool_scales(found, pool).argmax(1) != label
+        return float((found[..., 0] > -math.inf).sum(1).double().mean()), int(other.sum())
 
     net = ScaleChannels(_Known(logits), MANY, 1, pool).eval()
     allowed = math.floor(disagreement * len(logits))
     tolerance = calibrate(net, torch.arange(400.0).reshape(-1, 1, 1, 1).split(100), disagreement)
-    assert differing(tolerance) <= allowed
-    needed = required_tolerance(logits, pool)
+    assert result(tolerance)[1] <= allowed
+    found, lead, _ = map(torch.stack, zip(*leads(logits, pool), strict=True))
+    needed = required_tolerance(found != label, lead)
+    chosen = choose_tolerance(logits.split(90), pool, disagreement)
+    assert chosen.tolerance == tolerance
+    assert (chosen.channels, chosen.disagreement * 400) == pytest.approx(result(tolerance))
     assert (needed > tolerance).sum() <= allowed < (needed >= tolerance).sum()
     for one in torch.randperm(400, generator=torch.Generator().manual_seed(2))[:40]:
         label_of, own = label[one], logits[one][None]
@@ -373,28 +371,3 @@ def test_calibration_keeps_the_setting_of_the_network():
     assert calibrate(net, [images()]) >= 0
     assert net.lazy == 0.5
     assert choose(net, images()) is not definition
-
-
-def test_evaluate_measures_a_lazy_run(tmp_path):
-    model = replace(MODEL, pool="max", scales=ScaleGrid(1, 2, per_octave=4))
-    train(tiny(model=model, epochs=1), tmp_path / "run")
-
-    def measured(*options):
-        folder = tmp_path / "-".join(("out", *options))
-        command = ["evaluate", str(tmp_path / "run"), "--scales", "2", "--out", str(folder)]
-        command += options
-        assert run(command) == 0
-        content = json.loads((folder / "results.json").read_text())
-        return content.get("lazy"), content["runs"][0]["scales"][0]
-
-    (_, plain), (_, infinite) = measured(), measured("--lazy", "inf")
-    assert infinite == {**plain, "winners": []}
-    tolerance, lazy = measured("--lazy", "0")
-    assert tolerance == 0
-    assert lazy["confusion"] != plain["confusion"]
-    assert [*map(sum, lazy["confusion"])] == [*map(sum, plain["confusion"])]
-
-
-def test_evaluate_refuses_lazy_where_there_are_no_channels():
-    with pytest.raises(ConfigError, match="requires ScaleChannels, got ConvNet"):
-        make_lazy(ConvNet((16, 16), 16), 1.0)

@@ -35,7 +35,7 @@ def model(trained):
 @pytest.mark.parametrize("scale", [None, 1.0, 0.5, 2.0])
 def test_predictions_are_those_of_evaluate(trained, model, scale):
     tests = open_test_set(trained, load_source)
-    batches = tests._photos(model.net, scale or 1.0)
+    batches = tests.batches(model.net, scale or 1.0)
     with torch.no_grad():
         found = [outputs(model.net, images) for images, _ in batches]
     logits, channels = (torch.cat(part) for part in zip(*found, strict=True))

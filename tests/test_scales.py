@@ -209,6 +209,8 @@ def test_windows_as_numbers_and_as_text():
     assert grid == ScaleGrid(0.5, 4, per_octave=2)
     assert parse_windows("56-448", 112) == parse_windows(" 56.0-448 ", 112, per_octave=2) == grid
     assert parse_windows("112", 112).values == (1.0,)
+    assert parse_windows("56:896:4", 160) == ScaleGrid.windows(56, 896, size=160, per_octave=4)
+    assert parse_windows("56:448:2", 112, per_octave=7) == grid
     assert ScaleGrid.windows(10, 25, size=10, per_octave=1).values == (1.0, 2.0, 4.0)
 
 
@@ -230,7 +232,9 @@ def test_windows_that_cannot_be(arguments, words):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "56-", "-56", "56:448", "a-b", "56-448-2", "1e3-1e4", "٣-٤"])
+@pytest.mark.parametrize(
+    "text", ["", "56-", "-56", "56:448", "56:448:", "56-448:4", "a-b", "56-448-2", "1e3-1e4", "٣-٤"]
+)
 def test_windows_as_text_that_cannot_be(text):
     with pytest.raises(ConfigError, match="windows must look like 56-448"):
         parse_windows(text, 112)

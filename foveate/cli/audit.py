@@ -56,6 +56,7 @@ def audit(
     std: Annotated[str | None, options.STD("that of a timm model; otherwise 1")] = None,
     pool: Annotated[str, options.POOL(panel=options.EVALUATION)] = "logsumexp",
     patch: Annotated[int | None, options.PATCH("the input size", min=1)] = None,
+    lazy: Annotated[float | None, options.LAZY("all channels")] = None,
     pretrained: options.PretrainedOption = False,
     trust: options.TrustOption = False,
     out: Annotated[Path, options.OUT_FOLDER()] = Path("audit"),
@@ -82,6 +83,8 @@ def audit(
     audit.png and audit.svg. Images that cannot be read are skipped and listed. TorchScript and .pt2
     files, and runs with a custom backbone, can run code and require --trust. Pickle files are never
     opened.
+
+    With --lazy, for networks with scale channels, confidences are those of the evaluated channels.
     """
     from foveate.data.large_scale import check_size
     from foveate.evaluation.audit.audited_images import open_images
@@ -89,6 +92,7 @@ def audit(
     from foveate.evaluation.audit.report import audit_with_channels, default_scales
     from foveate.evaluation.audit.transforms import choose_transform
     from foveate.evaluation.models import load_model
+    from foveate.evaluation.test_sets import lazy_channels
     from foveate.training.checkpoint import RunFolder
     from foveate.training.config import MAX_BATCH
     from foveate.training.loop import find_device
@@ -107,6 +111,8 @@ def audit(
     if batch > MAX_BATCH:
         raise ConfigError(f"batch must be at most {MAX_BATCH:,} images, got {batch}")
     found = load_model(model, trust=trust, device=place, pretrained=pretrained)
+    if lazy is not None:
+        lazy_channels(found.net).lazy = lazy
     load = cached_loader()
     if recipe == "photo" and found.photo is None:
         raise ConfigError(

@@ -1,6 +1,8 @@
 """The command that measures the accuracy of runs: evaluate."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -12,8 +14,11 @@ from foveate.files import check_folder
 from foveate.scales import as_scales
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from foveate.data.splits import SplitName
     from foveate.evaluation.results import Curve, RunResult
+    from foveate.evaluation.test_sets import TestSet
 
 
 def evaluate(
@@ -25,7 +30,7 @@ def evaluate(
     changed_data: options.ChangedDataOption = False,
     windows: Annotated[str | None, options.WINDOWS("as in training")] = None,
     pool: Annotated[str | None, options.POOL("as in training")] = None,
-    lazy: Annotated[float | None, options.LAZY("all channels")] = None,
+    lazy: Annotated[str | None, options.LAZY("all channels")] = None,
     trust: options.TrustOption = False,
     out: Annotated[
         Path | None, options.OUT_FOLDER("the folder of the run, if there is one run")
@@ -42,11 +47,14 @@ def evaluate(
 
     Writes accuracy.csv (one line per run and scale), results.json (also the accuracy per class, the
     confusion matrix and the winning scale channels), accuracy.png and accuracy.svg. For runs that
-    differ only in their seed, the table shows mean and standard deviation. With --lazy, the winning
-    channels are unknown.
+    differ only in their seed, the table shows mean and standard deviation.
+
+    With --lazy, the winning channels are unknown. --lazy auto chooses the tolerance from the
+    validation images at the same scales: the class of at most 0.02 % of them differs from that of
+    all channels. It prints the tolerance and the mean number of channels evaluated.
     """
     from foveate.evaluation.results import RunResult
-    from foveate.evaluation.test_sets import make_lazy, open_test_set, with_channels
+    from foveate.evaluation.test_sets import open_test_set, with_channels
     from foveate.training.checkpoint import RunFolder, hardware
     from foveate.training.loop import find_device
 
@@ -57,14 +65,18 @@ def evaluate(
             f"--out is required to evaluate {len(runs)} runs; name a folder for the results"
         )
     target, place, factors = out or runs[0], find_device(device), as_scales(scales)
+    tolerance = _tolerance(lazy)
     load = cached_loader()
     check_folder(target)
     folders = [RunFolder(path) for path in dict.fromkeys(runs)]
     made = [with_channels(f.net(trust), f.config(), windows, pool) for f in folders]
-    for net, _ in made:
-        make_lazy(net, lazy)
-    shown: dict[str, Any] = {"split": cast("SplitName", split), "source": source, "bad": bad}
-    tests = [open_test_set(folder, load, changed_data=changed_data, **shown) for folder in folders]
+    shown: dict[str, Any] = {"source": source, "bad": bad, "changed_data": changed_data}
+    part = cast("SplitName", split)
+    tests = [open_test_set(folder, load, split=part, **shown) for folder in folders]
+    tolerances = [
+        _make_lazy(net.to(place), tolerance, factors, partial(open_test_set, folder, load, **shown))
+        for folder, (net, _) in zip(folders, made, strict=True)
+    ]
     with progress("images", len(factors) * sum(map(len, tests))) as advance:
         results = [
             RunResult(
@@ -81,13 +93,47 @@ def evaluate(
         "sources": [{"name": n, "checksum": c} for n, c in sorted(checksums.items())],
         "hardware": hardware(place),
     }
-    if lazy is not None and math.isfinite(lazy):  # infinity means all channels
-        about["lazy"] = lazy
+    if tolerance not in (None, math.inf):  # infinity means all channels
+        about["lazy"] = tolerances if tolerance == "auto" else tolerance
     skipped = {name: reason for test in tests for (_, name), reason in test.skipped.items()}
     if skipped:
         about["skipped"] = dict(sorted(skipped.items()))
     _write(results, target, about)
     warn_of_skipped(len(skipped), target / "results.json")
+
+
+def _make_lazy(
+    net: "nn.Module",
+    lazy: float | str | None,
+    scales: tuple[float, ...],
+    open_split: "Callable[..., TestSet]",
+) -> float | None:
+    """Set the tolerance of a network, for "auto" from validation images; return it."""
+    from foveate.evaluation.test_sets import lazy_channels
+
+    if lazy is None or isinstance(lazy, float):
+        if lazy is not None:
+            lazy_channels(net).lazy = lazy
+        return lazy
+    channels, images = lazy_channels(net), open_split(split="val")
+    count = len(scales) * len(images)
+    with progress("calibration images", count) as advance:
+        found = images.calibrate(channels, scales, advance=advance)
+    if math.isfinite(up := found.tolerance):
+        up = math.ceil(1000 * up) / 1000  # as printed
+    channels.lazy = up
+    OUTPUT.print(
+        f"tolerance {channels.lazy:.3f}: {found.channels:.1f} of {len(channels.scales)} channels; "
+        f"another class for {100 * found.disagreement:.2f} % of {count:,} validation images"
+    )
+    return channels.lazy
+
+
+def _tolerance(text: str | None) -> float | str | None:
+    try:
+        return text if text in (None, "auto") else float(text)
+    except ValueError:
+        raise ConfigError(f"lazy must be a tolerance in logits or auto, got {text!r}") from None
 
 
 def _write(results: "list[RunResult]", target: Path, about: dict[str, Any]) -> None:

@@ -131,7 +131,9 @@ RECIPE = shared(
 SIZE = shared("PIXELS", "Width and height of the images in pixels.", DATA)
 WORKERS = shared("N", "Parallel workers that prepare images; results do not depend on it.", DATA)
 WINDOWS = shared(
-    "LOW-HIGH", "Windows of the channels in pixels, two per octave, such as 56-448.", MODEL
+    "LOW-HIGH",
+    "Windows of the channels in pixels: 56-448, two per octave, or 56:448:4, four.",
+    MODEL,
 )
 POOL = shared(
     "POOL",
@@ -142,7 +144,7 @@ POOL = shared(
 )
 LAZY = shared(
     "TOLERANCE", "Evaluate only the scale channels that decide the class; lead in logits that "
-    "decides.", EVALUATION,
+    "decides. evaluate also accepts auto.", EVALUATION, "--lazy",
 )  # fmt: skip
 BATCH = shared("N", "Images per batch.", TRAINING)
 PRECISION = shared(

@@ -26,6 +26,7 @@ def predict(
     scale: Annotated[float | None, options.SCALE("the image fills the frame")] = None,
     search: Annotated[bool, options.SEARCH()] = False,
     step: Annotated[float | None, options.STEP("the smallest window")] = None,
+    lazy: Annotated[float | None, options.LAZY("all channels")] = None,
     picture: Annotated[Path | None, options.PICTURE()] = None,
     json: options.JsonOption = False,
     device: options.DeviceOption = "auto",
@@ -47,13 +48,18 @@ def predict(
     large as the largest window. The class, the centre (y, x) and the window are those of the
     strongest response, in pixels of the image. Images that cannot be read are reported, and the
     exit code is then 1.
+
+    With --lazy, the scale is unknown, and the probability is that of the evaluated channels.
     """
     from foveate.evaluation.models import load_model
     from foveate.evaluation.predict import predict as classify
+    from foveate.evaluation.test_sets import lazy_channels
     from foveate.training.loop import find_device
 
-    _check(images, search, step, picture)
+    _check(images, search, step, picture, lazy)
     loaded = load_model(model, trust=trust, device=find_device(device), pretrained=pretrained)
+    if lazy is not None:
+        lazy_channels(loaded.net).lazy = lazy
     found: dict[int, Prediction] = {}
     errors: dict[int, str] = {}
     for i, path in enumerate(images):
@@ -73,12 +79,17 @@ def predict(
         raise typer.Exit(1)
 
 
-def _check(images: list[Path], search: bool, step: float | None, picture: Path | None) -> None:
+def _check(
+    images: list[Path], search: bool, step: float | None, picture: Path | None, lazy: float | None
+) -> None:
     for path in images:
         if (path / "config.json").is_file():
             raise ConfigError(f"{path} is a run, not an image; pass it as --model {path}")
     if step is not None and not search:
         raise ConfigError(f"--step {step:g} requires --search; add it, or leave out --step")
+    if lazy is not None and (search or picture is not None):
+        given = "--search" if search else "--picture"
+        raise ConfigError(f"{given} requires all channels; leave out --lazy {lazy:g} or {given}")
     if picture is None:
         return
     if len(images) > 1:

@@ -3,6 +3,7 @@
 
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,22 @@ from foveate.execution.plan import predict
 from foveate.models.channels import ScaleChannels
 from foveate.models.lazy import check_lazy, leads
 from foveate.models.pooling import Pool, pool_scales
+
+# For the option --lazy auto. Estimates of rare events are noisy: with tolerances calibrated for
+# 0.05 % on 6,800 digits, up to 0.10 % of other digits differed.
+DISAGREEMENT = 0.0002
+
+
+class Calibration(NamedTuple):
+    """A tolerance, and what lazy evaluation does with it on the images of the calibration.
+
+    `channels` is the mean number of channels evaluated, `disagreement` the share of images whose
+    class differs from that of all channels.
+    """
+
+    tolerance: float
+    channels: float
+    disagreement: float
 
 
 def calibrate(net: ScaleChannels, batches: Iterable[Tensor], disagreement: float = 0.001) -> float:
@@ -53,30 +70,58 @@ def calibrate(net: ScaleChannels, batches: Iterable[Tensor], disagreement: float
         raise ConfigError(f"disagreement must be a share from 0 to 1, got {disagreement!r}")
     previous, net.lazy = net.lazy, None
     try:
-        needed = [required_tolerance(_all_channels(net, images), net.pool) for images in batches]
+        outputs = (_all_channels(net, images) for images in batches)
+        return choose_tolerance(outputs, net.pool, disagreement).tolerance
     finally:
         net.lazy = previous
-    if not sum(map(len, needed)):
+
+
+def choose_tolerance(outputs: Iterable[Tensor], pool: Pool, disagreement: float) -> Calibration:
+    """Choose the tolerance from the logits (B, S, K) of all channels, see `calibrate`."""
+    rounds = [_rounds(channels, pool) for channels in outputs]
+    if not sum(part.shape[2] for part in rounds):
         raise DataError("there are no images to calibrate with; pass batches of images")
-    ordered = torch.cat(needed).sort(descending=True).values
+    differs, lead, count = torch.cat(rounds, 2)
+    ordered = required_tolerance(differs > 0, lead).sort(descending=True).values
     allowed = math.floor(disagreement * len(ordered))
-    return max(0.0, float(ordered[min(allowed, len(ordered) - 1)]))
+    tolerance = max(0.0, float(ordered[min(allowed, len(ordered) - 1)]))
+    decided = lead > tolerance
+    decided[-1] = True  # all channels
+    stops = decided & (decided.cumsum(0) == 1)
+    shares = ((stops * values).sum(0).mean() for values in (count, differs))
+    return Calibration(tolerance, *map(float, shares))
 
 
-def required_tolerance(channels: Tensor, pool: Pool) -> Tensor:
+def required_tolerance(differs: Tensor, lead: Tensor) -> Tensor:
     """Return the tolerance (B,) from which lazy evaluation finds the class of all channels.
 
-    `channels` are the logits (B, S, K) of all channels. The tolerance is minus infinity if every
-    round has this class.
+    It is minus infinity if every round has this class.
+
+    Args:
+        differs: Whether the class after each round differs from that of all channels, ``(R, B)``.
+        lead: Largest tolerance that decides for it, ``(R, B)``.
+    """
+    needed = lead.new_full(lead.shape[1:], -math.inf)
+    largest = needed.clone()  # an image is decided in a round only if its lead exceeds the earlier
+    for other, own in zip(differs, lead, strict=True):
+        needed = torch.where(other & (own > largest), own, needed)
+        largest = torch.fmax(largest, own)
+    return needed
+
+
+def _rounds(channels: Tensor, pool: Pool) -> Tensor:
+    """Return (3, R, B): per round, whether the class differs, its lead, the channels evaluated.
+
+    The last round has all channels.
     """
     label = pool_scales(channels, pool).argmax(1)
-    needed = channels.new_full(label.shape, -math.inf)
-    largest = needed.clone()  # an image is decided in a round only if its lead exceeds the earlier
-    for found, lead in leads(channels, pool):
-        stops = (found != label) & (lead > largest)
-        needed = torch.where(stops, lead, needed)
-        largest = torch.fmax(largest, lead)
-    return needed
+    found = [
+        torch.stack([(best != label).double(), lead.double(), count.double()])
+        for best, lead, count in leads(channels, pool)
+    ]
+    last = torch.zeros_like(found[0])
+    last[2] = channels.shape[1]
+    return torch.stack([*found, last], 1).cpu()
 
 
 def _all_channels(net: ScaleChannels, images: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -131,17 +132,29 @@ def accuracy_over_scale(
         >>> [at.accuracy for at in accuracy_over_scale(net, digits, [1, 4])]
         [1.0, 1.0]
     """
+    how: dict[str, Any] = {"size": size, "border": border, "recipe": recipe, "precision": precision}
+    at = partial(rescaled_batches, net, data, **how)
+    return measure_accuracy(net, at, scales, precision, advance)
+
+
+def rescaled_batches(
+    net: nn.Module,
+    data: Split,
+    scale: float,
+    *,
+    size: int,
+    border: Border,
+    recipe: Recipe | None,
+    precision: Precision,
+) -> Iterator[tuple[Prepared, Tensor]]:
+    """Yield batches of a split at a scale, prepared for a network on its device, with labels."""
     if not len(data):
         raise DataError("the split has no images; choose another split or source")
     device, made_by = next(net.parameters()).device, recipe or Recipe()
-
-    def at(scale: float) -> Iterator[tuple[Prepared, Tensor]]:
-        for chosen in torch.arange(len(data)).split(CHUNK):
-            images = data.images[chosen].to(device)
-            made = made_by.rescale(images, scale, size=size, border=border)
-            yield prepare(net, made, precision), data.labels[chosen]
-
-    return measure_accuracy(net, at, scales, precision, advance)
+    for chosen in torch.arange(len(data)).split(CHUNK):
+        images = data.images[chosen].to(device)
+        made = made_by.rescale(images, scale, size=size, border=border)
+        yield prepare(net, made, precision), data.labels[chosen]
 
 
 def measure_accuracy(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -12,9 +13,12 @@ from foveate.data.shards import Shards, is_shards
 from foveate.data.sources import Load
 from foveate.data.splits import Source, Split, SplitName
 from foveate.errors import ConfigError
-from foveate.evaluation.curve import AtScale, accuracy_over_scale, measure_accuracy
-from foveate.execution.plan import Prepared
+from foveate.evaluation.calibration import DISAGREEMENT, Calibration, choose_tolerance
+from foveate.evaluation.curve import AtScale, eval_mode, measure_accuracy, rescaled_batches
+from foveate.execution.plan import Prepared, outputs
+from foveate.execution.precision import cast as cast_to
 from foveate.models.channels import ScaleChannels
+from foveate.models.lazy import check_lazy
 from foveate.models.pooling import Pool
 from foveate.scales import ScaleGrid, parse_windows
 from foveate.training.checkpoint import RunFolder
@@ -54,26 +58,50 @@ class TestSet:
         advance: Callable[[int], None] = lambda count: None,
     ) -> tuple[AtScale, ...]:
         """Measure the accuracy of the network at each scale, on its device."""
-        config, images = self.config, self.images
-        if isinstance(images, Shards):
-            at = partial(self._photos, net)
-            return tuple(measure_accuracy(net, at, scales, config.precision, advance))
-        data: Split = getattr(images, self.split)
-        found = accuracy_over_scale(
-            net,
-            data,
-            scales,
-            size=config.size,
-            border=config.border,
-            recipe=config.recipe,
-            precision=config.precision,
-            advance=advance,
-        )
-        return tuple(found)
+        at = partial(self.batches, net)
+        return tuple(measure_accuracy(net, at, scales, self.config.precision, advance))
 
-    def _photos(self, net: nn.Module, scale: float) -> Iterator[tuple[Prepared, Tensor]]:
+    def calibrate(
+        self,
+        net: ScaleChannels,
+        scales: Sequence[float],
+        disagreement: float = DISAGREEMENT,
+        advance: Callable[[int], None] = lambda count: None,
+    ) -> Calibration:
+        """Choose the tolerance of lazy evaluation from the images at all scales together.
+
+        The tolerance of the network itself is not changed.
+        """
+        check_lazy(0.0, net.pool)
+        previous, net.lazy = net.lazy, None
+        try:
+            with eval_mode(net):
+                found = self._channels(net, scales, advance)
+                return choose_tolerance(found, net.pool, disagreement)
+        finally:
+            net.lazy = previous
+
+    def _channels(
+        self, net: ScaleChannels, scales: Sequence[float], advance: Callable[[int], None]
+    ) -> Iterator[Tensor]:
+        """Yield the logits (B, S, K) of all channels, batch by batch."""
+        device = next(net.parameters()).device
+        for images, labels in chain.from_iterable(self.batches(net, scale) for scale in scales):
+            with cast_to(self.config.precision, device):
+                channels = outputs(net, images).channels
+            assert channels is not None  # the networks of runs are plain scale channels
+            yield channels
+            advance(len(labels))
+
+    def batches(self, net: nn.Module, scale: float) -> Iterator[tuple[Prepared, Tensor]]:
+        """Yield batches at a scale, prepared for a network on its device, with their labels."""
         recipe, config = self.config.recipe, self.config
-        assert recipe is not None and isinstance(self.images, Shards)
+        if not isinstance(self.images, Shards):
+            data: Split = getattr(self.images, self.split)
+            how: dict[str, Any] = {"size": config.size, "border": config.border, "recipe": recipe}
+            yield from rescaled_batches(net, data, scale, precision=config.precision, **how)
+            return
+        assert recipe is not None
         batches = PhotoBatches(
             self.images,
             self.split,
@@ -135,15 +163,14 @@ def with_channels(
     return changed.train(net.training), replace(config, model=model)
 
 
-def make_lazy(net: nn.Module, tolerance: float | None) -> None:
-    """Set the tolerance of lazy evaluation of a network (`ScaleChannels.lazy`), if not None."""
-    if tolerance is None:
-        return
+def lazy_channels(net: object) -> ScaleChannels:
+    """Return the network if it has channels that can be evaluated lazily, else raise an error."""
     if not isinstance(net, ScaleChannels):
         raise ConfigError(
             f"lazy evaluation requires ScaleChannels, got {type(net).__name__}; leave out --lazy"
         )
-    net.lazy = tolerance
+    check_lazy(0.0, net.pool)
+    return net
 
 
 def open_test_set(

@@ -49,7 +49,7 @@ def check_lazy(tolerance: float | None, pool: Pool) -> None:
         raise ConfigError(f"lazy must be a tolerance of at least 0 or None, got {tolerance!r}")
     if pool not in POOLS:
         raise ConfigError(
-            f"pool={pool!r} depends on all channels; lazy={tolerance:g} requires pool='max' or "
+            f"pool={pool!r} depends on all channels; lazy evaluation requires pool='max' or "
             "pool='logsumexp'"
         )
 
@@ -168,16 +168,17 @@ def evaluate(
     return logits
 
 
-def leads(channels: Tensor, pool: Pool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the class (B,) after each round, and the largest tolerance (B,) that decides for it.
+def leads(channels: Tensor, pool: Pool) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield the class (B,) after each round, its lead (B,) and the evaluated channels (B,).
 
-    `channels` are the logits (B, S, K) of all channels. No image is decided in an earlier round.
+    The lead is the largest tolerance that decides for the class. `channels` are the logits
+    (B, S, K) of all channels. No image is decided in an earlier round.
     """
     evaluated = _every(COARSE, channels)
     for share, distance in ROUNDS:
         logits = channels.masked_fill(~evaluated[..., None], -math.inf)
         pooled = pool_scales(logits, pool)
-        yield pooled.argmax(1), margins(pooled) / share
+        yield pooled.argmax(1), margins(pooled) / share, evaluated.sum(1)
         evaluated = evaluated | _next(distance, logits, pool)
 
 

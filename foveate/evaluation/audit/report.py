@@ -21,7 +21,7 @@ from foveate.evaluation.audit.zero_shot import Comparison, largest_batch, pair_w
 from foveate.evaluation.models import Model
 from foveate.evaluation.results import write_tables
 from foveate.evaluation.third_party import Classifier
-from foveate.models.channels import PAPER_SCALES
+from foveate.models.channels import PAPER_SCALES, ScaleChannels
 from foveate.models.pooling import Pool
 from foveate.provenance import commit, hardware
 from foveate.scales import ScaleGrid, as_scales
@@ -119,7 +119,7 @@ def audit_with_channels(
         transform.check_scale(scale)
     net = classifier_for(model, transform, len(images.classes), batch)
     models: dict[str, nn.Module] = {ORIGINAL: net}
-    notes, metadata = _seen(model, images), _about(images, model)
+    notes, metadata = _seen(model, images) + _lazy(model), _about(images, model)
     prepare: Callable[..., Tensor] = transform
     windows = _windows(transform, wanted, middle)
     pair = _pair(model, net, transform, windows, pool, patch, notes)
@@ -213,6 +213,16 @@ def _seen(model: Model, images: AuditImages) -> list[str]:
     ]
 
 
+def _lazy(model: Model) -> list[str]:
+    """Return a note if the model evaluates only some of its scale channels."""
+    if not isinstance(model.net, ScaleChannels) or model.net.lazy is None:
+        return []
+    return [
+        f"lazy evaluation with a tolerance of {model.net.lazy:g} logits: confidences are those of "
+        "the evaluated channels"
+    ]
+
+
 def _cropped(transform: AnyTransform, shapes: Sequence[tuple[int, int]]) -> list[str]:
     """Return a note if the input omits parts of some images at scale 1."""
     lost = [transform.cropped_share(*shape) for shape in shapes]
@@ -237,6 +247,7 @@ def _about(images: AuditImages, model: Model) -> dict[str, Any]:
         "source": images.source,
         "split": images.split,
         "pool": None,
+        "lazy": getattr(model.net, "lazy", None) if model.scales else None,
         "version": __version__,
         "commit": commit(),
         "hardware": hardware(torch.device(model.device)),
