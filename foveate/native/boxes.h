@@ -11,8 +11,9 @@ INLINE int64_t pixels_of(struct box b) { return b.high * b.wide; }
 
 /* Where pixel (y, x) of a map is stored. */
 INLINE int64_t place_of(struct box b, int64_t y, int64_t x) {
-    int inside = y >= b.top && y < b.top + b.high && x >= b.left && x < b.left + b.wide;
-    return inside ? (y - b.top) * b.wide + x - b.left : pixels_of(b);
+    int64_t row = y - b.top, column = x - b.left;
+    int inside = (uint64_t)row < (uint64_t)b.high && (uint64_t)column < (uint64_t)b.wide;
+    return inside ? row * b.wide + column : pixels_of(b);
 }
 
 /* The range of outputs on an axis of `length` pixels whose windows meet `begin` to `end`. */
