@@ -54,6 +54,59 @@ def test_norms_may_differ_in_mode():
     assert_agrees(net, torch.randn(5, 1, 28, 28))
 
 
+def on_background(shape, boxes):
+    """Noise in a box (top, left, high, wide) per image, on a background of its own colours.
+
+    With this seed, no value is so close to zero that rounding decides whether ReLU is active.
+    """
+    seeded = torch.Generator().manual_seed(4)
+    images = torch.randn(len(boxes), shape[0], 1, 1, generator=seeded).repeat(1, 1, *shape[1:])
+    for image, (top, left, high, wide) in zip(images, boxes, strict=True):
+        part = image[:, top : top + high, left : left + wide]
+        part.copy_(torch.randn(part.shape, generator=seeded))
+    return images
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("features", "shape", "changes"),
+    [
+        (CNN, (1, 112, 112), {}),
+        ((16, 16, 32, 32), (1, 60, 50), {}),
+        ((16, 32, 16, 16), (2, 45, 53), {"batch_norm": False}),
+        ((32, 48, 64), (3, 37, 40), {}),
+    ],
+)
+def test_it_agrees_on_a_constant_background(features, shape, changes, training):
+    height, width = shape[1:]
+    boxes = [
+        (9, 14, 8, 5), (0, 0, 9, 7), (height - 6, width - 5, 6, 5), (0, width - 4, height, 4),
+        (5, 0, 11, width), (height - 1, 3, 1, 1), (20, 21, 1, 12), (0, 0, 0, 0),
+        (0, 0, height, width), (1, 1, height - 2, width - 2),
+    ]  # fmt: skip
+    net = made(features, min(height, width), channels=shape[0], **changes).train(training)
+    assert_agrees(net, on_background(shape, boxes))
+
+
+def test_a_background_is_computed_once(monkeypatch):
+    """A map stores the pixels that see the object and one more; the rest is not written."""
+    net, maps, real = made(CNN, 112).eval(), [], Buffers.allocate
+
+    def allocate(self, *sizes):
+        maps.append(real(self, *sizes).fill_(torch.nan))
+        return maps[-1]
+
+    monkeypatch.setattr(Buffers, "allocate", allocate)
+    images = on_background((1, 112, 112), [(50, 40, 8, 12)])
+    assert bool(native_ops.run(net.trunk, images).isfinite().all())
+    seen = (images != images[..., :1, :1]).double()
+    for at, layer in enumerate(net.trunk[::3]):
+        ones = torch.ones(1, 1, 3, 3, dtype=seen.dtype)
+        seen = (torch.nn.functional.conv2d(seen, ones, stride=layer.stride) > 0).double()
+        if 0 < at < 5:  # later maps have few other pixels
+            assert int((~maps[at - 1].isnan()).all(3).sum()) == int(seen.sum()) + 1
+
+
 def test_images_far_from_zero_lose_little():
     net, images = made(), torch.randn(32, 1, 28, 28) * 0.5 + 100
     exact = copy.deepcopy(net).double().trunk(images.double()).detach()

@@ -28,7 +28,8 @@ def assert_right(images, scales, size, padding="border", centres=None):
     found = gather_patches(images, PatchSpec(tuple(scales), size, padding, False, centres))
     exact = foveate_plain(images.double(), scales, size, padding=padding, centres=centres)
     assert found.is_contiguous() and found.dtype == torch.float32
-    # Values up to 1; per axis a rounded weight, a product and a sum; then the padding: 8 roundings.
+    # Values up to 1, differences up to 2: per axis a rounded weight and its product, 1 each, and a
+    # rounded difference and a sum, 1/2 each; then the padding, at most 1.
     torch.testing.assert_close(found.double(), exact, atol=8 * EPS, rtol=0)
 
 
@@ -51,6 +52,15 @@ def test_it_equals_the_definition(data, padding, layout):
 @pytest.mark.parametrize("size", [1, 28, 33])
 def test_it_equals_the_definition_at_the_scales_of_the_paper(padding, shape, size):
     assert_right(random_images(*shape), PAPER, size, padding)
+
+
+@pytest.mark.parametrize("padding", ["border", "reflect"])
+def test_a_constant_image_gives_exactly_constant_patches(padding):
+    colours = torch.rand(4, 3, 1, 1)  # not sums of few powers of two
+    found = gather_patches(
+        colours.expand(4, 3, 50, 61).contiguous(), PatchSpec(tuple(PAPER), 28, padding, False, None)
+    )
+    assert torch.equal(found, colours[:, None].expand_as(found))
 
 
 def test_it_equals_the_definition_on_a_simple_processor(monkeypatch, tmp_path):

@@ -8,16 +8,20 @@ INLINE void add_lanes(double *total, vec value) {
     *(loose_double *)total += __builtin_convertvector(value, doubles);
 }
 
-/* Set `slope` to zero where ReLU is inactive; sum it and its product with the deviation. */
-static void mask(const struct job *j, const float *map, float *slope, double *sums,
-                 double *products) {
+/* Set the slope of a patch to zero where ReLU is inactive; sum it and its product with the
+   deviation. */
+static void mask(const struct job *j, int64_t part, int64_t n) {
+    int64_t room = j->height * j->width, stored = smaller(pixels_of(j->below_boxes[n]) + 1, room);
+    const float *map = j->below + n * room * j->from;
+    float *slope = j->below_slope + n * room * j->from;
+    double *sums = j->sums + part * j->from, *products = j->squares + part * j->from;
     for (int64_t c = 0; c < j->from; c += LANES) {
         vec mean = load(j->below_norm + c), gain = load(j->below_norm + j->from + c);
         vec shift = load(j->below_norm + 2 * j->from + c);
-        for (int64_t y = 0; y < j->height; y++) {
+        for (int64_t begin = 0; begin < stored; begin += RUN) {
             vec sum = zero(), product = zero();
-            for (int64_t x = 0; x < j->width; x++) {
-                int64_t at = (y * j->width + x) * j->from + c;
+            for (int64_t p = begin; p < smaller(begin + RUN, stored); p++) {
+                int64_t at = p * j->from + c;
                 vec deviation = load(map + at) - mean;
                 vec g = where_active(deviation * gain + shift, load(slope + at));
                 store(slope + at, g);
@@ -31,32 +35,64 @@ static void mask(const struct job *j, const float *map, float *slope, double *su
 }
 
 /* Update the mean and the sum of squared deviations of `seen` patches with one more patch. */
-static void statistics(const struct job *j, int64_t seen, const float *map, double *mean,
-                       double *square) {
-    int64_t high = out_height(j), wide = out_width(j);
-    double n = (double)(high * wide), before = (double)seen * n;
+static void statistics(const struct job *j, struct box stored, int64_t seen, const float *map,
+                       double *mean, double *square) {
+    int64_t pixels = pixels_of(stored), others = outside(out_height(j), out_width(j), stored);
+    double n = (double)(pixels + others), before = (double)seen * n;
     for (int64_t c = 0; c < j->to; c += LANES) {
         double total[LANES] = {0}, squares[LANES] = {0};
-        vec centre;
-        for (int64_t y = 0; y < high; y++) {
+        vec centre, other = others ? load(map + pixels * j->to + c) : zero();
+        for (int64_t begin = 0; begin < pixels; begin += RUN) {
             vec sum = zero();
-            for (int64_t x = 0; x < wide; x++) sum += load(map + (y * wide + x) * j->to + c);
+            for (int64_t p = begin; p < smaller(begin + RUN, pixels); p++)
+                sum += load(map + p * j->to + c);
             add_lanes(total, sum);
         }
-        for (int i = 0; i < LANES; i++) centre[i] = (float)(total[i] / n);
-        for (int64_t y = 0; y < high; y++) {
+        for (int i = 0; i < LANES; i++) {
+            total[i] += (double)others * other[i];
+            centre[i] = (float)(total[i] / n);
+        }
+        for (int64_t begin = 0; begin < pixels; begin += RUN) {
             vec sum = zero();
-            for (int64_t x = 0; x < wide; x++) {
-                vec deviation = load(map + (y * wide + x) * j->to + c) - centre;
+            for (int64_t p = begin; p < smaller(begin + RUN, pixels); p++) {
+                vec deviation = load(map + p * j->to + c) - centre;
                 sum += deviation * deviation;
             }
             add_lanes(squares, sum);
         }
         for (int i = 0; i < LANES; i++) {
-            double delta = total[i] / n - mean[c + i];
+            double delta = total[i] / n - mean[c + i], away = other[i] - centre[i];
+            squares[i] += (double)others * away * away;
             mean[c + i] += delta * n / (before + n);
             square[c + i] += squares[i] + delta * delta * before * n / (before + n);
         }
+    }
+}
+
+/* Copy planes of (height + 2, width + 2) pixels, minus a value near the mean; `inside` is set where
+   a window starts. */
+static void copy_shifted(const struct job *j, const float *image, int64_t plane, int32_t *inside,
+                         float *planes) {
+    int64_t wide = j->width + 2;
+    float shift = *j->shift;
+    memset(inside, 0, (size_t)((j->height + 2) * wide + 2 * LANES) * sizeof(int32_t));
+    for (int64_t y = 0; y < j->height + 2; y++) {
+        for (int64_t x = 0; x < j->width && y < j->height; x++) inside[y * wide + x] = -1;
+        for (int64_t c = 0; c < j->colours; c++)
+            for (int64_t x = 0; x < wide; x++)
+                planes[c * plane + y * wide + x] = image[c * j->plane + y * j->pitch + x] - shift;
+    }
+}
+
+/* Add the moments of `count` constant windows. */
+static void add_constant(const struct job *j, const float *image, double count, double *sums,
+                         double *products) {
+    int64_t taps = 9 * j->colours;
+    for (int64_t t = 0; t < taps && count > 0; t++) {
+        double value = image[t / 9 * j->plane] - *j->shift;
+        sums[t * LANES] += count * value;
+        for (int64_t u = t; u < taps; u++)
+            products[(t * taps + u) * LANES] += count * value * (image[u / 9 * j->plane] - *j->shift);
     }
 }
 

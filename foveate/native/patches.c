@@ -1,11 +1,14 @@
-/* Cut patches from images: every patch pixel gathers four image pixels. */
+/* Cut patches from images: every patch pixel gathers four image pixels.
+
+   Interpolation between a and b is a + t (b - a), which is exact if both are equal: a constant
+   background stays constant, and boxes.h can skip it. */
 #include "patches.h"
 
 /* Offsets and weights of the two image pixels of each patch pixel along an axis. */
 struct axis {
     double *inside; /* sum of both weights; below one at constant padding */
     int64_t *first, *second;
-    float *near, *far;
+    float *both, *far; /* the sum, and the weight of the second pixel */
 };
 
 static void place(const struct view *v, double scale, double middle, int64_t length, int64_t step,
@@ -21,9 +24,9 @@ static void place(const struct view *v, double scale, double middle, int64_t len
         }
         a->first[p] = folded(v, first, last) * step;
         a->second[p] = folded(v, second, last) * step;
-        a->near[p] = (float)near;
-        a->far[p] = (float)far;
         a->inside[p] = near + far;
+        a->both[p] = (float)a->inside[p];
+        a->far[p] = (float)far;
     }
 }
 
@@ -37,13 +40,14 @@ static void cut_patch(const struct view *v, const float *image, const struct axi
                       const struct axis *x, float *patch) {
     for (int64_t p = 0; p < v->size; p++, patch += v->size) {
         const float *top = image + y->first[p], *bottom = image + y->second[p];
-        float up = y->near[p], down = y->far[p];
+        float rows = y->both[p], down = y->far[p];
         for (int64_t q = 0; q < v->size; q++) {
             /* Prevents vectorisation: gather instructions take 3 times as long. */
             __asm__("");
-            float left = up * top[x->first[q]] + down * bottom[x->first[q]];
-            float right = up * top[x->second[q]] + down * bottom[x->second[q]];
-            patch[q] = left * x->near[q] + right * x->far[q];
+            int64_t first = x->first[q], second = x->second[q];
+            float left = rows * top[first] + down * (bottom[first] - top[first]);
+            float right = rows * top[second] + down * (bottom[second] - top[second]);
+            patch[q] = x->both[q] * left + x->far[q] * (right - left);
         }
         add_fill(v, y->inside[p], x->inside, patch);
     }

@@ -10,28 +10,46 @@
    therefore depend neither on the number of threads nor on their order. */
 #include "trunk.h"
 
+#include "boxes.h"
 #include "norms.h"
 
-/* Apply norm and ReLU to one patch of the input map. */
-static void rectify(const struct job *j, const float *map, float *active) {
+/* Apply norm and ReLU to the pixels of the input map that a piece reads. */
+static void rectify(const struct piece *p, struct box stored, const float *map, float *active) {
+    const struct job *j = &p->job;
     const float *norm = j->below_norm;
-    for (int64_t i = 0; i < j->height * j->width * j->from; i += j->from)
-        for (int64_t c = 0; c < j->from; c += LANES) {
-            vec deviation = load(map + i + c) - load(norm + c);
-            vec gain = load(norm + j->from + c), shift = load(norm + 2 * j->from + c);
-            store(active + i + c, rectified(deviation * gain + shift));
+    for (int64_t y = p->seen.top; y < p->seen.top + p->seen.high; y++)
+        for (int64_t x = p->seen.left; x < p->seen.left + p->seen.wide; x++, active += j->from) {
+            const float *at = map + place_of(stored, y, x) * j->from;
+            for (int64_t c = 0; c < j->from; c += LANES) {
+                vec gain = load(norm + j->from + c), shift = load(norm + 2 * j->from + c);
+                store(active + c, rectified((load(at + c) - load(norm + c)) * gain + shift));
+            }
+        }
+}
+
+/* Add the slopes of the pixels that a piece reads to those of the input map. */
+static void add_slopes(const struct piece *p, struct box stored, const float *slope, float *below) {
+    const struct job *j = &p->job;
+    for (int64_t y = p->seen.top; y < p->seen.top + p->seen.high; y++)
+        for (int64_t x = p->seen.left; x < p->seen.left + p->seen.wide; x++, slope += j->from) {
+            float *at = below + place_of(stored, y, x) * j->from;
+            for (int64_t c = 0; c < j->from; c += LANES)
+                store(at + c, load(at + c) + load(slope + c));
         }
 }
 
 /* Compute the gradient of one patch of a map from its slope and the sums over the batch. */
-static void unnormed(const struct job *j, const float *map, const float *slope, float *gradient) {
+static void unnormed(const struct job *j, struct box stored, const float *map, const float *slope,
+                     float *gradient) {
     const float *factor = j->unnorm, *pull = factor + j->to, *mean = pull + j->to;
     const float *constant = mean + j->to;
-    for (int64_t i = 0; i < out_height(j) * out_width(j) * j->to; i += j->to)
+    int64_t others = outside(out_height(j), out_width(j), stored);
+    for (int64_t p = 0; p < pixels_of(stored) + (others > 0); p++)
         for (int64_t c = 0; c < j->to; c += LANES) {
-            vec deviation = load(map + i + c) - load(mean + c);
-            vec value = load(slope + i + c) * load(factor + c) + deviation * load(pull + c);
-            store(gradient + i + c, value + load(constant + c));
+            int64_t i = p * j->to + c;
+            vec own = (load(map + i) - load(mean + c)) * load(pull + c) + load(constant + c);
+            if (p == pixels_of(stored)) own *= (float)others;
+            store(gradient + i, load(slope + i) * load(factor + c) + own);
         }
 }
 
@@ -47,20 +65,19 @@ static size_t scratch_size(const struct job *j) {
 }
 
 static void part_of_moments(const struct job *j, int64_t part, float *scratch) {
-    int64_t taps = 9 * j->colours, wide = j->width + 2, pixels = (j->height + 2) * wide;
-    int64_t plane = pixels + 2 * LANES; /* zero-padded at the end */
+    int64_t taps = 9 * j->colours, plane = j->plane + 2 * LANES; /* zero-padded at the end */
     double *sums = (double *)scratch, *products = sums + taps * LANES;
     int32_t *inside = (int32_t *)(products + taps * taps * LANES);
-    float *planes = (float *)inside + plane, shift = *j->shift;
+    float *planes = (float *)inside + plane;
     memset(scratch, 0, scratch_size(j) * sizeof(float));
-    for (int64_t y = 0; y < j->height; y++)
-        for (int64_t x = 0; x < j->width; x++) inside[y * wide + x] = -1;
     for (int64_t n = begin_of(j, part); n < begin_of(j, part + 1); n++) {
-        for (int64_t c = 0; c < j->colours; c++) {
-            const float *image = j->images + (n * j->colours + c) * pixels;
-            for (int64_t i = 0; i < pixels; i++) planes[c * plane + i] = image[i] - shift;
-        }
-        add_moments(j, planes, plane, inside, sums, products);
+        const float *image = j->images + n * j->colours * j->plane;
+        struct box box = first_box(j, image);
+        struct job seen = *j;
+        seen.height = box.high, seen.width = box.wide;
+        copy_shifted(&seen, image + box.top * j->pitch + box.left, plane, inside, planes);
+        add_moments(&seen, planes, plane, inside, sums, products);
+        add_constant(j, image, (double)outside(j->height, j->width, box), sums, products);
     }
     add_up_lanes(taps + taps * taps, sums, j->sums + part * (taps + taps * taps));
 }
@@ -72,26 +89,44 @@ static struct job band_of(const struct job *j, int64_t rows) {
     return band;
 }
 
+static void clear(float *sums, int64_t part, int64_t size) {
+    if (sums != NULL) memset(sums + part * size, 0, (size_t)size * sizeof(float));
+}
+
+/* Compute a piece of the map of one patch. */
+static void forward_piece(const struct piece *p, int64_t n, struct box below, float *map,
+                          float *active, float *panel, int64_t *windows) {
+    const struct job *j = &p->job;
+    int64_t high = out_height(j), wide = out_width(j), rows = rows_at_once(j);
+    const float *image = image_of(p, n);
+    list_windows(j, windows);
+    if (j->kind == NEXT) {
+        rectify(p, below, j->below + n * p->room, active);
+        convolve(j, windows, active, map, panel);
+    }
+    for (int64_t y = 0; y < high && j->kind == FIRST; y += rows) {
+        struct job band = band_of(j, smaller(rows, high - y));
+        first_rows(&band, image + y * j->stride * j->pitch, active);
+        convolve(&band, windows, active, map + y * wide * j->to, panel);
+    }
+}
+
 static void part_forward(const struct job *j, int64_t part, float *active) {
-    int64_t in = j->height * j->width * j->from, high = out_height(j), wide = out_width(j);
-    int64_t begin = begin_of(j, part), end = begin_of(j, part + 1), rows = rows_at_once(j);
+    int64_t in = j->height * j->width * j->from, out = out_height(j) * out_width(j);
+    int64_t begin = begin_of(j, part), end = begin_of(j, part + 1);
     float *panel = active + in;
     int64_t *windows = (int64_t *)(panel + PIXELS * 9 * j->from);
-    double *sums = j->sums + part * j->to, *squares = j->squares + part * j->to;
-    list_windows(j, windows);
     for (int64_t n = begin; n < end; n++) {
-        const float *image = j->images + n * j->colours * j->plane;
-        float *map = j->map + n * high * wide * j->to;
-        if (j->kind == NEXT) {
-            rectify(j, j->below + n * in, active);
-            convolve(j, windows, active, map, panel);
+        float *map = j->map + n * out * j->to;
+        struct box below = j->kind == NEXT ? j->below_boxes[n]
+                                           : first_box(j, j->images + n * j->colours * j->plane);
+        struct box box = j->boxes[n] = box_above(j->stride, j->height, j->width, below);
+        for (int which = 0; which < 1 + (pixels_of(box) < out); which++) {
+            struct piece piece = piece_of(j, box, which);
+            forward_piece(&piece, n, below, map + piece.at * j->to, active, panel, windows);
         }
-        for (int64_t y = 0; y < high && j->kind == FIRST; y += rows) {
-            struct job band = band_of(j, smaller(rows, high - y));
-            first_rows(&band, image + y * j->stride * (j->width + 2), active);
-            convolve(&band, windows, active, map + y * wide * j->to, panel);
-        }
-        if (j->training) statistics(j, n - begin, map, sums, squares);
+        if (j->training)
+            statistics(j, box, n - begin, map, j->sums + part * j->to, j->squares + part * j->to);
     }
 }
 
@@ -103,31 +138,42 @@ static void part_gradients(const struct job *j, int64_t part, const int64_t *win
     input_gradient(j, windows, gradient, below, panel);
 }
 
-static void part_backward(const struct job *j, int64_t part, float *active) {
-    int64_t in = j->height * j->width * j->from, high = out_height(j), wide = out_width(j);
-    int64_t out = high * wide * j->to, rows = rows_at_once(j);
-    float *inner = active + in, *gradient = inner + in, *panel = gradient + out;
-    int64_t *windows = (int64_t *)(panel + SPREAD * j->to);
+/* Add the gradients of a piece of one patch. */
+static void backward_piece(const struct piece *p, int64_t part, int64_t n, const float *gradient,
+                           float *active, float *inner, float *panel, int64_t *windows) {
+    const struct job *j = &p->job;
+    int64_t high = out_height(j), wide = out_width(j), rows = rows_at_once(j);
     list_windows(j, windows);
+    if (j->kind == NEXT_BACK) {
+        rectify(p, j->below_boxes[n], j->below + n * p->room, active);
+        part_gradients(j, part, windows, active, gradient, inner, panel);
+        add_slopes(p, j->below_boxes[n], inner, j->below_slope + n * p->room);
+    }
+    for (int64_t y = 0; y < high && j->kind == FIRST_BACK; y += rows) {
+        struct job band = band_of(j, smaller(rows, high - y));
+        const float *image = image_of(p, n) + y * j->stride * j->pitch;
+        first_rows(&band, image, active);
+        part_gradients(&band, part, windows, active, gradient + y * wide * j->to, inner, panel);
+        first_gradient(&band, image, active, inner, j->first_sums + part * 9 * j->colours * j->from,
+                       j->first_bias_sums + part * j->from);
+    }
+}
+
+static void part_backward(const struct job *j, int64_t part, float *active) {
+    int64_t in = j->height * j->width * j->from, pixels = out_height(j) * out_width(j);
+    float *inner = active + in, *gradient = inner + in, *panel = gradient + pixels * j->to;
+    int64_t *windows = (int64_t *)(panel + SPREAD * j->to);
     for (int64_t n = begin_of(j, part); n < begin_of(j, part + 1); n++) {
-        const float *image = j->images + n * j->colours * j->plane;
-        unnormed(j, j->map + n * out, j->slope + n * out, gradient);
-        if (j->kind == NEXT_BACK) {
-            float *below = j->below_slope + n * in;
-            rectify(j, j->below + n * in, active);
-            part_gradients(j, part, windows, active, gradient, below, panel);
-            mask(j, j->below + n * in, below, j->sums + part * j->from,
-                 j->squares + part * j->from);
+        int64_t start = n * pixels * j->to;
+        struct box box = j->boxes[n];
+        unnormed(j, box, j->map + start, j->slope + start, gradient);
+        if (j->kind == NEXT_BACK) clear(j->below_slope, n, in);
+        for (int which = 0; which < 1 + (pixels_of(box) < pixels); which++) {
+            struct piece piece = piece_of(j, box, which);
+            backward_piece(&piece, part, n, gradient + piece.at * j->to, active, inner, panel,
+                           windows);
         }
-        for (int64_t y = 0; y < high && j->kind == FIRST_BACK; y += rows) {
-            struct job band = band_of(j, smaller(rows, high - y));
-            const float *at = image + y * j->stride * (j->width + 2);
-            first_rows(&band, at, active);
-            part_gradients(&band, part, windows, active, gradient + y * wide * j->to, inner, panel);
-            first_gradient(&band, at, active, inner,
-                           j->first_sums + part * 9 * j->colours * j->from,
-                           j->first_bias_sums + part * j->from);
-        }
+        if (j->kind == NEXT_BACK) mask(j, part, n);
     }
 }
 
@@ -138,17 +184,18 @@ static void part_last(const struct job *j, int64_t part) {
     for (int64_t n = begin_of(j, part); n < begin_of(j, part + 1); n++) {
         const float *map = j->below + n * size;
         float *result = j->result + n * size;
-        for (int64_t c = 0; c < j->from; c++)
-            for (int64_t p = 0; p < pixels; p++) {
-                float value = (map[p * j->from + c] - mean[c]) * gain[c] + shift[c];
+        if (j->kind == LAST_BACK) clear(j->below_slope, n, size);
+        for (int64_t p = 0; p < pixels; p++) {
+            int64_t at = place_of(j->below_boxes[n], p / j->width, p % j->width) * j->from;
+            for (int64_t c = 0; c < j->from; c++) {
+                float value = (map[at + c] - mean[c]) * gain[c] + shift[c];
                 if (j->kind == LAST)
                     result[c * pixels + p] = value < 0 ? 0 : value;
                 else
-                    j->below_slope[n * size + p * j->from + c] = result[c * pixels + p];
+                    j->below_slope[n * size + at + c] += result[c * pixels + p];
             }
-        if (j->kind == LAST_BACK)
-            mask(j, map, j->below_slope + n * size, j->sums + part * j->from,
-                 j->squares + part * j->from);
+        }
+        if (j->kind == LAST_BACK) mask(j, part, n);
     }
 }
 
@@ -162,10 +209,6 @@ static void pack(const struct job *j, float *packed) {
                 int64_t back = (to * 9 + tap) * j->from + from;
                 packed[forward ? ahead : back] = j->weight[(to * j->from + from) * 9 + tap];
             }
-}
-
-static void clear(float *sums, int64_t part, int64_t size) {
-    if (sums != NULL) memset(sums + part * size, 0, (size_t)size * sizeof(float));
 }
 
 static void run_part(const struct job *j, int64_t part, float *scratch) {

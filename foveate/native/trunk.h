@@ -22,6 +22,7 @@
 #define CHUNK 16          /* channels copied together; numbers of channels are multiples of it */
 #define CLOSE 4096        /* floats that fit the L1 cache next to other data */
 #define SEGMENT 1024      /* values summed in float32 before they are added in float64 */
+#define RUN 32            /* the same for the pixels of a map */
 
 typedef int32_t bits __attribute__((vector_size(4 * LANES)));
 
@@ -30,19 +31,24 @@ typedef doubles loose_double __attribute__((aligned(8), may_alias));
 
 enum kind { FOLD, MOMENTS, FIRST, NEXT, LAST, LAST_BACK, NEXT_BACK, FIRST_BACK, UNFOLD };
 
+struct box {
+    int64_t top, left, high, wide;
+};
+
 /* One stage of the network for all patches; each kind uses some of the fields. A slope is the
    gradient with respect to a map after its norm and ReLU. Norms are (4, channels): mean, gain,
    shift and spread, which is 1 / sqrt(variance + eps). */
 struct job {
     int64_t kind, count, parts;
     int64_t colours, height, width, from, to, stride; /* height, width: of the input map */
-    int64_t plane;                     /* pixels of one image channel */
+    int64_t plane, pitch;              /* pixels of one image channel, and of one of its rows */
     const float *images, *shift;       /* (N, C, height + 2, width + 2), and a value near the mean */
     const float *weight, *bias;        /* of a convolution, in PyTorch's layout */
     float *first, *first_bias;         /* the first convolution, with its norm folded in */
     double *moments;                   /* of its windows: mean (9 C,) and covariance (9 C, 9 C) */
     float *map, *norm;                 /* output of the convolution, and the norm after it */
     const float *below, *below_norm;   /* the input map, and its norm */
+    struct box *boxes, *below_boxes;   /* (N,), of `map` and of `below`; see boxes.h */
     float *result;                     /* (N, from, height, width): trunk output, or its gradient */
     float *slope, *below_slope;        /* of `map` and of `below` */
     float *unnorm, *below_unnorm;      /* factors from slope to gradient: see `unnormed` */
@@ -103,9 +109,9 @@ static int64_t rows_at_once(const struct job *j) {
 
 /* Offset of the window of each output pixel in the input map. */
 static void list_windows(const struct job *j, int64_t *windows) {
-    int64_t wide = out_width(j), pixels = out_height(j) * wide;
-    for (int64_t i = 0; i < pixels; i++)
-        windows[i] = (i / wide * j->width + i % wide) * j->stride * j->from;
+    for (int64_t y = 0; y < out_height(j); y++)
+        for (int64_t x = 0; x < out_width(j); x++)
+            *windows++ = (y * j->width + x) * j->stride * j->from;
 }
 
 INLINE void conv_outputs(const int px, const int ov, const struct job *j, int64_t at, int64_t valid,
@@ -216,13 +222,12 @@ static void weight_gradient(const struct job *j, const float *active, const floa
 
 /* Compute some pixels of a row of the first convolution; each input pixel serves three taps. */
 INLINE void first_tile(const int px, const struct job *j, const float *image, float *active) {
-    int64_t wide = j->width + 2;
     for (int64_t to = 0; to < j->from; to += LANES) {
         vec sum[PIXELS + 1];
         UNROLL for (int p = 0; p < px; p++) sum[p] = load(j->first_bias + to);
         for (int64_t colour = 0; colour < j->colours; colour++)
             UNROLL for (int y = 0; y < 3; y++) {
-                const float *at = image + colour * j->plane + y * wide;
+                const float *at = image + colour * j->plane + y * j->pitch;
                 const float *weight = j->first + (9 * colour + 3 * y) * j->from + to;
                 UNROLL for (int i = 0; i < px + 2; i++)
                     UNROLL for (int x = 0; x < 3; x++)
@@ -236,7 +241,7 @@ INLINE void first_tile(const int px, const struct job *j, const float *image, fl
 static void first_rows(const struct job *j, const float *image, float *active) {
     const int px = PIXELS + 1; /* 13 is half the row of a patch of 28 */
     for (int64_t y = 0; y < j->height; y++) {
-        const float *line = image + y * (j->width + 2);
+        const float *line = image + y * j->pitch;
         float *out = active + y * j->width * j->from;
         int64_t x = 0;
         for (; x + px <= j->width; x += px) first_tile(px, j, line + x, out + x * j->from);
@@ -248,7 +253,6 @@ static void first_rows(const struct job *j, const float *image, float *active) {
 /* Add the gradient of the first convolution, given the slope of its output. */
 static void first_gradient(const struct job *j, const float *image, const float *active,
                            const float *slope, float *weight, float *bias) {
-    int64_t wide = j->width + 2;
     for (int64_t to = 0; to < j->from; to += LANES)
         for (int64_t colour = 0; colour < j->colours; colour++) {
             vec sum[9], total = load(bias + to);
@@ -256,12 +260,12 @@ static void first_gradient(const struct job *j, const float *image, const float 
             UNROLL for (int t = 0; t < 9; t++) sum[t] = load(mine + t * j->from);
             for (int64_t y = 0; y < j->height; y++) {
                 vec g[3] = {zero(), zero(), zero()}; /* of this pixel and the two previous ones */
-                for (int64_t x = 0; x < wide; x++) {
+                for (int64_t x = 0; x < j->width + 2; x++) {
                     int64_t at = (y * j->width + x) * j->from + to;
                     g[2] = g[1], g[1] = g[0], g[0] = zero();
                     if (x < j->width) g[0] = where_active(load(active + at), load(slope + at));
                     UNROLL for (int t = 0; t < 9; t++)
-                        sum[t] += g[t % 3] * image[colour * j->plane + (y + t / 3) * wide + x];
+                        sum[t] += g[t % 3] * image[colour * j->plane + (y + t / 3) * j->pitch + x];
                     total += g[0];
                 }
             }

@@ -56,8 +56,9 @@ def fold(block: Block, images: Tensor) -> First:
 class Forward:
     """Forward pass of images (N, C, H, W) through the blocks, with the saved feature maps.
 
-    `maps` (N, H, W, O) are the raw outputs of the convolutions, and `norms` (4, O) their norms. The
-    maps are in buffers that are valid as long as this object exists.
+    `maps` (N, H, W, O) are the raw outputs of the convolutions, of which only the pixels in `boxes`
+    (N, 4) and one other are stored (see native/boxes.h), and `norms` (4, O) their norms. The maps
+    are in buffers that are valid as long as this object exists.
     """
 
     def __init__(self, blocks: Sequence[Block], images: Tensor, first: First | None = None) -> None:
@@ -66,6 +67,7 @@ class Forward:
         self.training = [norm is not None and norm.training for _, norm in blocks]
         self.maps: list[Tensor] = []
         self.norms: list[Tensor] = []
+        self.boxes: list[Tensor] = []
         self.first = fold(blocks[0], images) if first is None else first
 
     def run(self) -> Tensor:
@@ -75,11 +77,13 @@ class Forward:
         for at, block in enumerate(self.blocks[1:], 1):
             made = self.buffers.allocate(count, *self.sides[at], block[0].out_channels)
             norm = empty_cpu(4, block[0].out_channels)
-            fields = {**read, **self.sizes(at), **_layers(block), **_sums(made)}
+            boxes = empty_cpu(count, 4, dtype=torch.int64)
+            fields = {**read, **self.sizes(at), **_layers(block), **_sums(made), "boxes": boxes}
             stage("next" if self.maps else "first", count, **fields, map=made, norm=norm)
             self.maps.append(made)
             self.norms.append(norm)
-            read = {"below": made, "below_norm": norm}
+            self.boxes.append(boxes)
+            read = {"below": made, "below_norm": norm, "below_boxes": boxes}
         result = empty_cpu(count, made.shape[3], *self.sides[-1])
         stage("last", count, **read, **_ends(made), result=result)
         return result
@@ -136,6 +140,7 @@ class Backward:
         """Return the fields of the map that a stage reads, with buffers for its gradients."""
         below, norm = self.maps[at - 1], self.forward.norms[at - 1]
         room: Fields = {
+            "below_boxes": self.forward.boxes[at - 1],
             "below_slope": self.buffers.allocate(*below.shape),
             "below_unnorm": torch.empty_like(norm),
             **dict(zip(GRADIENTS[2:], self.gradients[at][2:], strict=False)),
@@ -151,6 +156,7 @@ class Backward:
         weight, parts = self.parameters[at][0].contiguous(), parts_of(self.images.shape[0])
         fields: Fields = {
             "map": read["below"],
+            "boxes": read["below_boxes"],
             "slope": read["below_slope"],
             "unnorm": read["below_unnorm"],
             "weight": weight,
@@ -191,7 +197,8 @@ def _layers(block: Block) -> Fields:
 
 
 def _planes(images: Tensor) -> Fields:
-    return {"images": images, "colours": images.shape[1], "plane": images.shape[2:].numel()}
+    sizes: Fields = {"plane": images.shape[2:].numel(), "pitch": images.shape[3]}
+    return {"images": images, "colours": images.shape[1], **sizes}
 
 
 def _ends(last: Tensor) -> Fields:

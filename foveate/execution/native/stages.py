@@ -26,10 +26,11 @@ class Job(ctypes.Structure):
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("kind", "count", "parts", "colours", "height")),
-        *((name, ctypes.c_int64) for name in ("width", "from", "to", "stride", "plane")),
+        *((name, ctypes.c_int64) for name in ("width", "from", "to", "stride", "plane", "pitch")),
         *((name, ctypes.c_void_p) for name in ("images", "shift", "weight", "bias", "first")),
         *((name, ctypes.c_void_p) for name in ("first_bias", "moments", "map", "norm", "below")),
-        *((name, ctypes.c_void_p) for name in ("below_norm", "result", "slope", "below_slope")),
+        *((name, ctypes.c_void_p) for name in ("below_norm", "boxes", "below_boxes", "result")),
+        *((name, ctypes.c_void_p) for name in ("slope", "below_slope")),
         *((name, ctypes.c_void_p) for name in ("unnorm", "below_unnorm", "sums", "squares")),
         *((name, ctypes.c_void_p) for name in ("weight_sums", "bias_sums", "first_sums")),
         *((name, ctypes.c_void_p) for name in ("first_bias_sums", "weight_gradient")),
