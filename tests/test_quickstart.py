@@ -138,7 +138,7 @@ def test_an_interrupt_ends_all_tasks_as_sigterm_does(two_threads, tmp_path):
 def test_finished_runs_are_not_done_again(first, monkeypatch):
     folder, before = first
     kept = weights(folder / "cnn")
-    monkeypatch.setattr(quickstart, "measure_accuracy", lambda *a, **k: pytest.fail("again"))
+    monkeypatch.setattr(quickstart, "accuracy_over_scale", lambda *a, **k: pytest.fail("again"))
     counted = []
     quickstart.train_runs(tiny_runs(), folder)
     again = quickstart.evaluate_runs(tiny_runs(), folder, SCALES, counted.append)

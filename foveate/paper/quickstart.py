@@ -2,20 +2,16 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from foveate.data.large_scale import Border
-from foveate.data.recipes import Recipe
 from foveate.data.sources import load_source
 from foveate.errors import DataError
-from foveate.evaluation.curve import AtScale, measure_accuracy
+from foveate.evaluation.curve import accuracy_over_scale
 from foveate.evaluation.results import Curve, RunResult, read_results, save_results
-from foveate.execution.plan import prepare
 from foveate.native.build import library
 from foveate.paper.processes import Send, run_tasks
 from foveate.paper.tables import SCALES, SEEDS, Row, Summaries, published_folder
@@ -78,24 +74,8 @@ def evaluate_runs(
 ) -> list[RunResult]:
     """Evaluate trained runs over scale and save the results; reuse earlier results."""
     folders = [RunFolder(folder / name) for name in runs]
-    found: dict[tuple[Path, float], AtScale] = {}
-
-    def receive(message: tuple[Path, AtScale]) -> None:
-        path, at = message
-        found[path, at.scale] = at
-        advance(at.count)
-
-    known = {run.path: _known(run, scales) for run in folders}
-    for path, result in known.items():
-        for at in result.scales if result else ():
-            receive((path, at))
-    new = [run for run in folders if known[run.path] is None]
-    # Each process tests all networks on some scales, so that images are rescaled only once.
-    run_tasks([partial(_test, new, scales[i :: len(runs)]) for i in range(len(runs))], receive)
-    for run in new:
-        _test([run], [s for s in scales if (run.path, s) not in found], receive)  # what failed
-        _save(run, [found[run.path, s] for s in scales])
-    results = [replace(read_results(run.path)[0], run=str(run.path)) for run in folders]
+    run_tasks([partial(_tested, run, scales) for run in folders], advance)
+    results = [_tested(run, scales) for run in folders]
     save_results(results, folder, _about(results))
     return results
 
@@ -118,28 +98,21 @@ def full_size_curves() -> list[Curve]:
     return [_curve(row) for row in found if all(point.seeds for point in row.points)]
 
 
-def _test(runs: Sequence[RunFolder], scales: Sequence[float], send: Send) -> None:
-    """Test all runs at one scale after the other, and send the path and the result of each."""
-    tested = [(run.path, run.config(), run.net()) for run in runs if scales]
-    for scale in scales:
-        for path, config, net in tested:
-            images, labels = _rescaled(config.source, scale, config.size, config.border)
-            batches = {scale: [(prepare(net, images), labels)]}
-            (at,) = measure_accuracy(net, batches.__getitem__, [scale])
-            send((path, at))
-
-
-@lru_cache(maxsize=1)  # for the next network
-def _rescaled(source: str, scale: float, size: int, border: Border) -> tuple[Tensor, Tensor]:
-    data = load_source(source).test
-    return Recipe().rescale(data.images, scale, size=size, border=border), data.labels
-
-
-def _save(run: RunFolder, found: Sequence[AtScale]) -> None:
+def _tested(
+    run: RunFolder, scales: Sequence[float], advance: Callable[[int], None] = lambda count: None
+) -> RunResult:
+    config, data = run.config(), load_source(run.config().source).test
+    if known := _known(run, scales):
+        advance(len(data) * len(scales))
+        return known
+    found = accuracy_over_scale(
+        run.net(), data, scales, size=config.size, border=config.border, advance=advance
+    )
     result = RunResult(
-        run=str(run.path), config=run.config(), scales=tuple(found), made_with=run.provenance()
+        run=str(run.path), config=config, scales=tuple(found), made_with=run.provenance()
     )
     save_results([result], run.path, _about([result]))
+    return result
 
 
 def _known(run: RunFolder, scales: Sequence[float]) -> RunResult | None:
