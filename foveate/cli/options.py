@@ -189,8 +189,8 @@ REPLACED = shared(
     "NAME=SOURCE", "Source of a data set, such as mnist=idx:DIR; can be repeated.", DATA,
     "--source",
 )  # fmt: skip
-TRAIN_SCALES = shared("SCALES", f"Training scales, one file each, or none: {SCALE_GRAMMAR}.", DATA)
-TEST_SCALES = shared("SCALES", f"Test scales, one file each, or none: {SCALE_GRAMMAR}.", DATA)
+TRAIN_SCALES = shared("SCALES", f"Training scales, one per file: {SCALE_GRAMMAR}; or none.", DATA)
+TEST_SCALES = shared("SCALES", f"Test scales, one per file: {SCALE_GRAMMAR}; or none.", DATA)
 BorderOption = Annotated[
     str,
     shared(

@@ -18,8 +18,8 @@ GROUP = 4  # images that share computed positions and weights
 TILE = 32  # image pixels along an axis for which one program computes gradients
 CHUNK = 16  # patch pixels along an axis that it reads at once; the minimum of tl.dot
 PADDINGS = {"border": 0, "reflect": 1, "constant": 2}
-# Photographs have many sizes: without this, a kernel is compiled up to eight times, once for each
-# combination of arguments that are and are not multiples of 16.
+# Photographs have many sizes. By default, Triton compiles a kernel again for each combination of
+# arguments that are and are not multiples of 16.
 UNSPECIALISED = ["height", "width", "total"]
 
 
