@@ -1,0 +1,196 @@
+"""Triton kernels for the first blocks of a trunk in bf16: forward pass and weight gradients.
+
+Gradients are sums over millions of positions. Each program sums a fixed range of positions and
+stores its part, and a second kernel adds the parts in a fixed order. The ranges depend only on the
+shapes, so the results are deterministic.
+"""
+# Shape letters: R rows, C image channel, O filters, N images, I input channels, H W pixels.
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+class Launch(NamedTuple):
+    """How a kernel is launched: positions per block, programs, warps and pipeline stages."""
+
+    block: int
+    programs: int
+    warps: int
+    stages: int
+
+
+# Not yet measured. On the 132 multiprocessors of an H200, the registers and shared memory of these
+# kernels allow four programs each (BACKWARD) or three (KERNEL). More programs store more partial
+# sums: 4.7 MB for the third convolution of FovAvg, whose inputs have 24 MB with batch 128.
+FORWARD = Launch(128, 0, 4, 1)  # one program for each block
+BACKWARD = Launch(64, 528, 4, 3)
+KERNEL = Launch(128, 264, 4, 2)
+ADDED = 32  # sums that one program adds
+PARTS = 64  # parts that it reads at a time
+WIDEST = 64  # columns of windows for which one program computes gradients
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _first_block(  # type: ignore[no-untyped-def]
+    rows, weight, shift, active, total, WIDTH: tl.constexpr, FILTERS: tl.constexpr,
+    BLOCK: tl.constexpr
+):  # fmt: skip
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column, out = tl.arange(0, 16), tl.arange(0, FILTERS)
+    inside = (at < total)[:, None]
+    value = tl.zeros([BLOCK, FILTERS], tl.float32)
+    for start in range(0, WIDTH, 16):
+        source = rows + at[:, None] * WIDTH + (start + column)[None, :]
+        pixels = tl.load(source, inside, other=0.0)
+        filters = tl.load(weight + out[None, :] * WIDTH + (start + column)[:, None])
+        value = tl.dot(pixels, filters, value, input_precision="tf32x3")
+    value += tl.load(shift + out)[None, :]
+    value = tl.where(value <= 0, 0.0, value)  # tl.maximum would replace NaN by 0
+    tl.store(active + at[:, None] * FILTERS + out[None, :], value.to(tl.bfloat16), inside)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _first_block_gradient(  # type: ignore[no-untyped-def]
+    rows, active, slopes, parts, total, steps, WIDTH: tl.constexpr, FILTERS: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    program, start = tl.program_id(0), tl.program_id(1) * COLUMNS
+    column, out = start + tl.arange(0, COLUMNS), tl.arange(0, FILTERS)
+    value = tl.zeros([FILTERS, COLUMNS], tl.float32)
+    shift = tl.zeros([FILTERS], tl.float32)
+    for step in range(steps):
+        at = (program * steps + step) * BLOCK + tl.arange(0, BLOCK)
+        inside = (at < total)[:, None]
+        place = at[:, None] * FILTERS + out[None, :]
+        slope = tl.load(slopes + place, inside, other=0.0)
+        slope = tl.where(tl.load(active + place, inside, other=0.0) <= 0, 0.0, slope)
+        source = rows + at[:, None] * WIDTH + column[None, :]
+        pixels = tl.load(source, inside & (column < WIDTH)[None, :], other=0.0)
+        # Two bf16 values hold 16 bits of a pixel. TF32 would hold 11.
+        high = pixels.to(tl.bfloat16)
+        low = (pixels - high.to(tl.float32)).to(tl.bfloat16)
+        turned = tl.trans(slope.to(tl.bfloat16))
+        value = tl.dot(turned, high, value)
+        value = tl.dot(turned, low, value)
+        shift += tl.sum(slope.to(tl.float32), 0)
+    part = parts + program * (FILTERS * WIDTH + FILTERS)
+    target = part + out[:, None] * WIDTH + column[None, :]
+    tl.store(target, value, (column < WIDTH)[None, :] & (out >= 0)[:, None])
+    tl.store(part + FILTERS * WIDTH + out, shift, (out >= 0) & (start == 0))
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _kernel_gradient(  # type: ignore[no-untyped-def]
+    images, slopes, parts, total, steps, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, SIDE: tl.constexpr, JOINED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    # Every block of pixels is read once and multiplied by the slopes of all outputs that use it.
+    # If JOINED, a pixel comes with its SIDE - 1 neighbours to the right, adjacent in memory.
+    TALL: tl.constexpr = HEIGHT - SIDE + 1
+    BROAD: tl.constexpr = WIDTH - SIDE + 1
+    ACROSS: tl.constexpr = BROAD if JOINED else WIDTH
+    SHIFTS: tl.constexpr = 1 if JOINED else SIDE
+    USED: tl.constexpr = SIDE * IN if JOINED else IN
+    TAPS: tl.constexpr = SIDE * SHIFTS * OUT
+    program = tl.program_id(0)
+    row, column = tl.arange(0, ROWS), tl.arange(0, COLUMNS)
+    tap = column // OUT
+    up, left, out = (tap // SHIFTS)[None, :], (tap % SHIFTS)[None, :], (column % OUT)[None, :]
+    value = tl.zeros([ROWS, COLUMNS], tl.float32)
+    bias = tl.zeros([COLUMNS], tl.float32)
+    for step in range(steps):
+        at = (program * steps + step) * BLOCK + tl.arange(0, BLOCK)
+        inside = (at < total)[:, None]
+        image, y, x = at // (HEIGHT * ACROSS), at // ACROSS % HEIGHT, at % ACROSS
+        source = images + ((image * HEIGHT + y) * WIDTH + x)[:, None] * IN + row[None, :]
+        pixels = tl.load(source, inside & (row < USED)[None, :], other=0.0)
+        below, right = y[:, None] - up, x[:, None] - left
+        there = inside & (below >= 0) & (below < TALL) & (right >= 0) & (right < BROAD)
+        place = ((image[:, None] * TALL + below) * BROAD + right) * OUT + out
+        slope = tl.load(slopes + place, there & (column < TAPS)[None, :], other=0.0)
+        value = tl.dot(tl.trans(pixels), slope, value)
+        bias += tl.sum(slope.to(tl.float32), 0)
+    part = parts + program * (USED * TAPS + OUT)
+    target = part + row[:, None] * TAPS + column[None, :]
+    tl.store(target, value, (row < USED)[:, None] & (column < TAPS)[None, :])
+    tl.store(part + USED * TAPS + column, bias, column < OUT)  # the slopes without a shift
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add(parts, sums, count, size, ADDED: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * ADDED + tl.arange(0, ADDED)
+    value = tl.zeros([PARTS, ADDED], tl.float32)
+    for start in range(0, count, PARTS):
+        part = start + tl.arange(0, PARTS)
+        inside = (part < count)[:, None] & (at < size)[None, :]
+        value += tl.load(parts + part[:, None] * size + at[None, :], inside, other=0.0)
+    tl.store(sums + at, tl.sum(value, 0), at < size)
+
+
+def first_block(rows: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
+    """Compute relu(rows (R, 16 C) @ weight.mT + shift), rounded once to bf16: (R, 4 O)."""
+    active = rows.new_empty(len(rows), len(weight), dtype=torch.bfloat16)
+    if active.numel():
+        _first_block[(triton.cdiv(len(rows), FORWARD.block),)](
+            rows.contiguous(), weight.contiguous(), shift.contiguous(), active, len(rows),
+            WIDTH=rows.shape[1], FILTERS=len(weight), **_options(FORWARD)
+        )  # fmt: skip
+    return active
+
+
+def first_block_gradient(rows: Tensor, active: Tensor, slopes: Tensor) -> Tensor:
+    """Compute the gradients of weight (4 O, 16 C) and shift (4 O,), as one flat tensor."""
+    (total, width), filters = rows.shape, active.shape[1]
+    columns = min(WIDEST, triton.next_power_of_2(width))
+    programs, steps = _split(total, BACKWARD)
+    parts = rows.new_empty(programs, filters * width + filters)
+    _first_block_gradient[(programs, triton.cdiv(width, columns))](
+        rows.contiguous(), active, slopes.contiguous(), parts, total, steps, WIDTH=width,
+        FILTERS=filters, COLUMNS=columns, **_options(BACKWARD)
+    )  # fmt: skip
+    return _added(parts)
+
+
+def kernel_gradient(images: Tensor, slopes: Tensor, side: int, joined: bool) -> Tensor:
+    """Compute the gradients of a convolution's weight and bias, as one flat tensor.
+
+    The weight's gradient has the order (x, I, y, O) if `joined`, and (I, y, x, O) otherwise.
+    """
+    count, channels, height, width = images.shape
+    filters, across = slopes.shape[1], slopes.shape[3] if joined else width
+    total, taps = count * height * across, side * filters * (1 if joined else side)
+    programs, steps = _split(total, KERNEL)
+    parts = images.new_empty(
+        programs, side * side * channels * filters + filters, dtype=torch.float32
+    )
+    last = torch.channels_last
+    _kernel_gradient[(programs,)](
+        images.contiguous(memory_format=last), slopes.contiguous(memory_format=last), parts, total,
+        steps, HEIGHT=height, WIDTH=width, IN=channels, OUT=filters, SIDE=side, JOINED=joined,
+        ROWS=triton.next_power_of_2(side * channels if joined else channels),
+        COLUMNS=triton.next_power_of_2(taps), **_options(KERNEL)
+    )  # fmt: skip
+    return _added(parts)
+
+
+def _split(total: int, launch: Launch) -> tuple[int, int]:
+    """Return the number of programs, and the blocks of each, that cover `total` positions."""
+    blocks = triton.cdiv(total, launch.block)
+    steps = max(1, triton.cdiv(blocks, launch.programs))
+    return max(1, triton.cdiv(blocks, steps)), steps
+
+
+def _added(parts: Tensor) -> Tensor:
+    count, size = parts.shape
+    sums = parts.new_empty(size)
+    _add[(triton.cdiv(size, ADDED),)](parts, sums, count, size, ADDED=ADDED, PARTS=PARTS)
+    return sums
+
+
+def _options(launch: Launch) -> dict[str, Any]:
+    return {"BLOCK": launch.block, "num_warps": launch.warps, "num_stages": launch.stages}

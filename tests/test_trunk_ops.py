@@ -1,0 +1,224 @@
+"""The kernels of the first blocks equal their formulas, in Triton's interpreter or on a GPU."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from interpreted import DEVICE, load
+from torch.nn.grad import conv2d_weight
+
+from foveate.execution import trunk_ops, windows
+from foveate.models.backbone import ConvNet
+
+triton_trunk = load("foveate.execution.triton_trunk")
+
+# Sums are accumulated in float32, on a GPU possibly with truncation. The error of each of the
+# additions is at most 2^-23 of the sum of absolute terms, and the terms are summed in three
+# stages: in a block, over the blocks of a program, and over the programs.
+ADDITION = 2.0**-23
+HALF = 2.0**-8 if DEVICE == "cuda" else 2.0**-7  # conversion to bf16; the interpreter truncates
+
+
+def bf16(*shape):
+    return torch.randn(shape, device=DEVICE).bfloat16()
+
+
+def last(*shape):
+    return bf16(*shape).contiguous(memory_format=torch.channels_last)
+
+
+def within(found, exact, bound):
+    assert found.shape == exact.shape
+    error = (found.double() - exact).abs()
+    assert torch.all(error <= bound), f"{(error / bound).max():.3g} times the bound"
+
+
+@pytest.fixture
+def few_programs(monkeypatch):
+    """Let programs add several blocks of few positions, and add several parts."""
+    for name in ("BACKWARD", "KERNEL"):
+        launch = getattr(triton_trunk, name)
+        monkeypatch.setattr(triton_trunk, name, launch._replace(block=32, programs=5))
+    monkeypatch.setattr(triton_trunk, "PARTS", 2)
+
+
+@pytest.mark.parametrize("count", [1, 300])
+@pytest.mark.parametrize(("channels", "filters"), [(1, 64), (2, 32), (3, 64)])
+def test_the_first_block_is_rounded_once(count, channels, filters):
+    rows = torch.randn(count, 16 * channels, device=DEVICE) + 3
+    weight = torch.randn(filters, 16 * channels, device=DEVICE)
+    shift = torch.randn(filters, device=DEVICE)
+    found = trunk_ops.first_block(rows, weight, shift)
+    exact = F.relu(F.linear(rows.double(), weight.double(), shift.double()))
+    size = F.linear(rows.double().abs(), weight.double().abs(), shift.double().abs())
+    # Each factor is a sum of two TF32 values, truncated: its error is at most 2^-20, and the
+    # product of the two small parts, 2^-20, is left out.
+    bound = HALF * exact + (3 * 2.0**-20 + (16 * channels + 1) * ADDITION) * size
+    assert found.dtype == torch.bfloat16
+    within(found, exact, bound)
+
+
+def test_the_first_block_keeps_what_rounded_weights_would_lose():
+    # Weights that add to zero on a bright background: rounding them to bf16 would give 0.1 to 1.
+    weight = torch.randn(64, 16, device=DEVICE).double()
+    weight = (weight - weight.mean(1, keepdim=True)).float()
+    rows = torch.full((40, 16), 100.0, device=DEVICE)
+    found = trunk_ops.first_block(rows, weight, torch.zeros(64, device=DEVICE))
+    size = 100 * weight.double().abs().sum(1)
+    lost = (100 * weight.bfloat16().double().sum(1)).abs()
+    bound = (4 * 2.0**-20 + 17 * ADDITION) * size
+    assert torch.all(found.double() <= bound) and lost.max() > 100 * bound.max()
+
+
+def test_values_that_are_not_finite_stay_so():
+    rows = torch.ones(3, 16, device=DEVICE)
+    rows[1, 2] = float("nan")
+    found = trunk_ops.first_block(
+        rows, torch.ones(64, 16, device=DEVICE), torch.zeros(64, device=DEVICE)
+    )
+    assert found.isnan().all(1).tolist() == [False, True, False]
+
+
+@pytest.mark.usefixtures("few_programs")
+@pytest.mark.parametrize("count", [1, 500])
+@pytest.mark.parametrize("channels", [1, 3, 5])
+def test_the_gradient_of_the_first_block(count, channels):
+    rows = torch.randn(count, 16 * channels, device=DEVICE) + 3
+    active, slopes = F.relu(bf16(count, 64)), bf16(count, 64)
+    sums = trunk_ops.first_block_gradient(rows, active, slopes)
+    passed = slopes.double() * (active > 0)
+    exact = torch.cat([(passed.mT @ rows.double()).flatten(), passed.sum(0)])
+    size = torch.cat([(passed.abs().mT @ rows.double().abs()).flatten(), passed.abs().sum(0)])
+    # A pixel is the sum of two bf16 values.
+    within(sums, exact, (HALF**2 + (count + 10) * ADDITION) * size)
+
+
+@pytest.mark.usefixtures("few_programs")
+@pytest.mark.parametrize("side", [2, 3])
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "filters"), [((1, 16, 5, 7), 32), ((2, 64, 5, 5), 16), ((5, 24, 3, 3), 8)]
+)
+def test_the_gradient_of_a_convolution(side, joined, shape, filters):
+    images = last(*shape)
+    count, _, height, width = shape
+    slopes = last(count, filters, height - side + 1, width - side + 1)
+    sums = trunk_ops.kernel_gradient(images, slopes, side, joined).double()
+    exact = reference(images, slopes, side, joined)
+    size = reference(images.abs(), slopes.abs(), side, joined)
+    # Products of bf16 values are exact in float32.
+    within(sums, exact, (slopes.numel() / filters + 10) * ADDITION * size)
+
+
+def reference(images, slopes, side, joined):
+    """The gradients in float64, in the order of the kernel."""
+    shape = (slopes.shape[1], images.shape[1], side, side)
+    weight = conv2d_weight(images.double(), shape, slopes.double())
+    weight = weight.permute(3, 1, 2, 0) if joined else weight.permute(1, 2, 3, 0)
+    return torch.cat([weight.flatten(), slopes.double().sum((0, 2, 3))])
+
+
+def test_strided_slopes_and_images_are_read_rightly():
+    images, slopes = bf16(3, 16, 6, 6), bf16(3, 16, 8, 4)[:, :, ::2]
+    rows, active = torch.randn(32, 20, device=DEVICE)[:, 2:18], F.relu(bf16(32, 64))
+    close = {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(
+        trunk_ops.kernel_gradient(images, slopes, 3, True),
+        trunk_ops.kernel_gradient(last_copy(images), last_copy(slopes), 3, True),
+        **close,
+    )
+    turned = bf16(64, 32).mT
+    torch.testing.assert_close(
+        trunk_ops.first_block_gradient(rows, active, turned),
+        trunk_ops.first_block_gradient(rows.contiguous(), active, turned.contiguous()),
+        **close,
+    )
+
+
+def last_copy(tensor):
+    return tensor.clone(memory_format=torch.channels_last)
+
+
+@pytest.mark.usefixtures("few_programs")
+def test_sums_depend_on_nothing_but_their_terms():
+    rows, active, slopes = torch.randn(400, 16, device=DEVICE), bf16(400, 64), bf16(400, 64)
+    images, above = last(4, 16, 8, 8), last(4, 32, 6, 6)
+    first = trunk_ops.first_block_gradient(rows, active, slopes)
+    second = trunk_ops.kernel_gradient(images, above, 3, True)
+    torch.full((10**6,), float("nan"), device=DEVICE)  # what memory held before is not added
+    for _ in range(3):
+        assert torch.equal(first, trunk_ops.first_block_gradient(rows, active, slopes))
+        assert torch.equal(second, trunk_ops.kernel_gradient(images, above, 3, True))
+
+
+@pytest.fixture
+def kernels_used(monkeypatch):
+    """Apply the kernels on this device, and count the calls of each."""
+    monkeypatch.setattr(trunk_ops, "KERNEL_DEVICES", (DEVICE,))
+    calls = []
+    for name in ("first_block", "first_block_gradient", "kernel_gradient"):
+        plain = getattr(triton_trunk, name)
+        counted = lambda *given, name=name, plain=plain: (calls.append(name), plain(*given))[1]  # noqa: E731
+        monkeypatch.setattr(triton_trunk, name, counted)
+    return calls
+
+
+def pair(**changes):
+    torch.manual_seed(1)
+    net = ConvNet(size=12, features=(16, 16, 32), dropout=0.0, **changes).to(DEVICE)
+    return net, copy.deepcopy(net).double()
+
+
+def gradients(net, forward, images):
+    """The gradients of a smooth function of the features: no row of slopes is zero."""
+    features = forward(net.trunk, images).double()
+    factors = torch.linspace(-1, 1, features[0].numel(), device=DEVICE).view_as(features[0])
+    (features * factors).sum().backward()
+    return [p.grad.double() for p in net.trunk.parameters()]
+
+
+@pytest.mark.filterwarnings("ignore:.*autograd.function.Function:DeprecationWarning")
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_gradients_of_the_trunk_agree_with_the_plain_trunk(channels, compiled, kernels_used):
+    net, plain = pair(channels=channels, batch_norm=False)
+    images = torch.randn(5, channels, 12, 12, device=DEVICE)
+    forward = windows.run
+    if compiled:
+        backend = "inductor" if DEVICE == "cuda" else "aot_eager"
+        forward = torch.compile(windows.run, backend=backend, fullgraph=True, dynamic=False)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        found = gradients(net, lambda trunk, x: forward(trunk, x), images)
+    exact = gradients(plain, lambda trunk, x: trunk(x), images.double())
+    for one, other in zip(found, exact, strict=True):
+        # The roundings of three convolutions to bf16, each of weights, inputs and outputs, are
+        # independent, so the errors of a gradient are a few HALF of its size.
+        assert (one - other).norm() <= 8 * HALF * other.norm()
+    assert sorted(kernels_used) == ["first_block", "first_block_gradient", *["kernel_gradient"] * 2]
+
+
+@pytest.mark.parametrize("switch", ["FIRST_BLOCK", "FIRST_BLOCK_GRADIENT", "KERNEL_GRADIENT"])
+def test_each_kernel_can_be_switched_off(switch, kernels_used, monkeypatch):
+    net, plain = pair(batch_norm=False)
+    images = torch.randn(4, 1, 12, 12, device=DEVICE)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        exact = gradients(net, windows.run, images)
+        before = set(kernels_used)
+        kernels_used.clear()
+        monkeypatch.setattr(trunk_ops, switch, False)
+        found = gradients(plain.float(), windows.run, images)
+    assert before - set(kernels_used) == {switch.lower()}
+    for one, other in zip(found, exact, strict=True):
+        assert (one - other).norm() <= 8 * HALF * other.norm()
+
+
+def test_float32_and_odd_shapes_use_the_operators_of_pytorch(kernels_used):
+    net, plain = pair(batch_norm=True)
+    images = torch.randn(4, 1, 12, 12, device=DEVICE)
+    gradients(net, windows.run, images)
+    gradients(plain, windows.run, images.double())
+    with torch.autocast(DEVICE, torch.bfloat16):
+        small = ConvNet(size=12, features=(3, 5, 7), dropout=0.0).to(DEVICE)
+        gradients(small, windows.run, images)
+    assert not kernels_used
