@@ -5,6 +5,7 @@ import os
 import sys
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 
@@ -26,10 +27,10 @@ def load(name):
 
 
 def _mend():
-    """Mend two errors of the interpreter of Triton 3.6, once.
+    """Mend three errors of the interpreter of Triton 3.6, once.
 
-    It keeps bf16 values as bits and multiplies them as integers, and NumPy from version 2.4 does
-    not convert the array of one value that bounds a loop.
+    It keeps bf16 values as bits and multiplies them as integers, it truncates where a GPU rounds to
+    bf16, and recent versions of NumPy do not convert the array of one value that bounds a loop.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -39,7 +40,13 @@ def _mend():
     builder, patch = interpreter.InterpreterBuilder, interpreter._patch_lang_tensor
     if hasattr(builder, "mended"):
         return
-    multiply = builder.create_dot
+    multiply, convert = builder.create_dot, builder.cast_impl
+
+    def rounded(self, tensor, dtype):
+        if (tensor.dtype.scalar, dtype.scalar) != (tl.float32, tl.bfloat16):
+            return convert(self, tensor, dtype)
+        values = torch.from_numpy(np.ascontiguousarray(tensor.data)).bfloat16()
+        return interpreter.TensorHandle(values.view(torch.uint16).numpy(), tl.bfloat16)
 
     def widened(tensor):
         if tensor.dtype.scalar != tl.bfloat16:
@@ -52,5 +59,6 @@ def _mend():
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     builder.create_dot = lambda self, a, b, *rest: multiply(self, widened(a), widened(b), *rest)
+    builder.cast_impl = rounded
     interpreter._patch_lang_tensor = patch_tensor
     builder.mended = True

@@ -29,6 +29,7 @@ class Launch(NamedTuple):
 FORWARD = Launch(128, 0, 4, 1)  # one program for each block
 BACKWARD = Launch(64, 528, 4, 3)
 KERNEL = Launch(128, 264, 4, 2)
+PAIR = Launch(64, 396, 4, 2)
 ADDED = 32  # sums that one program adds
 PARTS = 64  # parts that it reads at a time
 WIDEST = 64  # columns of windows for which one program computes gradients
@@ -122,6 +123,58 @@ def _kernel_gradient(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
+def _pair_gradient(  # type: ignore[no-untyped-def]
+    rows, active, slopes, weight, parts, total, steps, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    PIXELS: tl.constexpr, FILTERS: tl.constexpr, OUT: tl.constexpr, SIDE: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    TALL: tl.constexpr = HEIGHT - SIDE + 1
+    BROAD: tl.constexpr = WIDTH - SIDE + 1
+    TAPS: tl.constexpr = SIDE * SIDE * OUT
+    program = tl.program_id(0)
+    pixel, column, filter = tl.arange(0, ROWS), tl.arange(0, COLUMNS), tl.arange(0, FILTERS)
+    tap, out = column // OUT, column % OUT
+    up, left, used = (tap // SIDE)[None, :], (tap % SIDE)[None, :], (column < TAPS)[None, :]
+    given = weight + (out * SIDE * SIDE + tap)[:, None] * FILTERS + filter[None, :]
+    second = tl.load(given, (column < TAPS)[:, None], other=0.0)
+    second_sum = tl.zeros([FILTERS, COLUMNS], tl.float32)
+    bias = tl.zeros([COLUMNS], tl.float32)
+    first_sum = tl.zeros([FILTERS, ROWS], tl.float32)
+    shift = tl.zeros([FILTERS], tl.float32)
+    for step in range(steps):
+        at = (program * steps + step) * BLOCK + tl.arange(0, BLOCK)
+        inside = (at < total)[:, None]
+        image, y, x = at // (HEIGHT * WIDTH), at // WIDTH % HEIGHT, at % WIDTH
+        below, right = y[:, None] - up, x[:, None] - left
+        there = inside & (below >= 0) & (below < TALL) & (right >= 0) & (right < BROAD)
+        place = ((image[:, None] * TALL + below) * BROAD + right) * OUT + out[None, :]
+        above = tl.load(slopes + place, there & used, other=0.0)
+        value = tl.load(active + at[:, None] * FILTERS + filter[None, :], inside, other=0.0)
+        second_sum = tl.dot(tl.trans(value), above, second_sum)
+        bias += tl.sum(above.to(tl.float32), 0)
+        # Rounded to bf16, as the gradient of the input of a convolution in bf16.
+        slope = tl.where(value <= 0, 0.0, tl.dot(above, second)).to(tl.bfloat16)
+        source = rows + at[:, None] * PIXELS + pixel[None, :]
+        pixels = tl.load(source, inside & (pixel < PIXELS)[None, :], other=0.0)
+        high = pixels.to(tl.bfloat16)  # see `_first_block_gradient`
+        low = (pixels - high.to(tl.float32)).to(tl.bfloat16)
+        turned = tl.trans(slope)
+        first_sum = tl.dot(turned, high, first_sum)
+        first_sum = tl.dot(turned, low, first_sum)
+        shift += tl.sum(slope.to(tl.float32), 0)
+    part = parts + program * (FILTERS * TAPS + OUT + FILTERS * PIXELS + FILTERS)
+    tl.store(
+        part + filter[:, None] * TAPS + column[None, :], second_sum, used & (filter >= 0)[:, None]
+    )
+    part += FILTERS * TAPS
+    tl.store(part + column, bias, column < OUT)  # the slopes without a shift
+    part += OUT
+    kept = (pixel < PIXELS)[None, :] & (filter >= 0)[:, None]
+    tl.store(part + filter[:, None] * PIXELS + pixel[None, :], first_sum, kept)
+    tl.store(part + FILTERS * PIXELS + filter, shift)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
 def _add(parts, sums, count, size, ADDED: tl.constexpr, PARTS: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0) * ADDED + tl.arange(0, ADDED)
     value = tl.zeros([PARTS, ADDED], tl.float32)
@@ -174,6 +227,28 @@ def kernel_gradient(images: Tensor, slopes: Tensor, side: int, joined: bool) -> 
         steps, HEIGHT=height, WIDTH=width, IN=channels, OUT=filters, SIDE=side, JOINED=joined,
         ROWS=triton.next_power_of_2(side * channels if joined else channels),
         COLUMNS=triton.next_power_of_2(taps), **_options(KERNEL)
+    )  # fmt: skip
+    return _added(parts)
+
+
+def pair_gradient(rows: Tensor, active: Tensor, slopes: Tensor, weight: Tensor) -> Tensor:
+    """Compute the gradients of the first block and of a convolution after it, as one flat tensor.
+
+    The activations (N, 4 O, H, W) are read once for all of them: of the convolution's weight, in
+    the order (I, y, x, O), and bias, and of the first block's weight (4 O, 16 C) and shift (4 O,).
+    """
+    filters, height, width = active.shape[1:]
+    total, pixels = rows.shape
+    above, side = weight.shape[0], weight.shape[2]
+    taps = side * side * above
+    programs, steps = _split(total, PAIR)
+    parts = rows.new_empty(programs, filters * (taps + pixels + 1) + above)
+    last = torch.channels_last
+    _pair_gradient[(programs,)](
+        rows.contiguous(), active.contiguous(memory_format=last),
+        slopes.contiguous(memory_format=last), weight.contiguous(memory_format=last), parts, total,
+        steps, HEIGHT=height, WIDTH=width, PIXELS=pixels, FILTERS=filters, OUT=above, SIDE=side,
+        ROWS=triton.next_power_of_2(pixels), COLUMNS=triton.next_power_of_2(taps), **_options(PAIR)
     )  # fmt: skip
     return _added(parts)
 

@@ -18,6 +18,7 @@ KERNEL_DEVICES: tuple[str, ...] = ("cuda",) if find_spec("triton") else ()
 FIRST_BLOCK = True
 FIRST_BLOCK_GRADIENT = True
 KERNEL_GRADIENT = True
+PAIR_GRADIENT = True  # replaces the two gradients above for the first two blocks
 
 MOST_PATCHES = 1088  # 64 images in 17 channels; measured with 32 and 128 images, see `_Convolution`
 MOST_VALUES = 2**31 - 2**20  # the kernels compute 32-bit offsets, also of the rest of a last block
@@ -30,12 +31,33 @@ def autocast_dtype(tensor: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
 
 
+def two_blocks(cut: Tensor, weight: Tensor, shift: Tensor, second: Tensor, bias: Tensor) -> Tensor:
+    """Compute the first block on windows (N, m, m, 16 C), then a convolution of its activations.
+
+    The first block has weight (4 O, 16 C) and shift (4 O,), and is computed in the precision of the
+    windows, also under autocast.
+    """
+    rows, dtype = cut.flatten(0, 2), autocast_dtype(cut)
+    with torch.autocast(cut.device.type, enabled=False):
+        if PAIR_GRADIENT and _supports_pair(rows, weight, second, dtype):
+            found: Tensor = _TwoBlocks.apply(cut, weight, shift, second, bias)  # type: ignore[no-untyped-call]
+            return found
+        active = rectified_product(rows, weight, shift, dtype)
+    return convolved(_grid(active, cut), second, bias)
+
+
+def _grid(active: Tensor, cut: Tensor) -> Tensor:
+    """View activations (R, 4 O) of windows (N, m, m, 16 C) as images (N, 4 O, m, m)."""
+    count, tall, wide, _ = cut.shape
+    return active.view(count, tall, wide, -1).permute(0, 3, 1, 2)
+
+
 def rectified_product(rows: Tensor, weight: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
     """Compute relu(rows (R, 16 C) @ weight.mT + shift) in the precision of the rows: (R, 4 O).
 
     The result has the dtype of the rows, or already `dtype` if a kernel rounds it.
     """
-    if _supports_rows(rows, weight, dtype):
+    if (FIRST_BLOCK or FIRST_BLOCK_GRADIENT) and _supports_rows(rows, weight, dtype):
         found: Tensor = _FirstBlock.apply(rows, weight, shift)  # type: ignore[no-untyped-call]
         return found
     # Flat, because an in-place ReLU on a view would copy these activations, the largest ones.
@@ -60,9 +82,16 @@ def _supports_rows(rows: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
     exact = rows.dtype == weight.dtype == torch.float32 and not rows.requires_grad
     shaped = filters in (16, 32, 64, 128) and rows.shape[1] % 16 == 0
     sized = 0 < len(rows) * max(filters, rows.shape[1]) < MOST_VALUES
-    used = FIRST_BLOCK or FIRST_BLOCK_GRADIENT
     kind = rows.device.type in KERNEL_DEVICES and dtype == torch.bfloat16
-    return used and kind and exact and shaped and sized
+    return kind and exact and shaped and sized
+
+
+def _supports_pair(rows: Tensor, weight: Tensor, second: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the kernel for the gradients of the first two blocks applies."""
+    filters, side = second.shape[0], second.shape[2]
+    shaped = filters % 8 == 0 and 16 <= side * side * filters <= 64
+    narrow = rows.shape[1] <= 64 and len(weight) <= 64
+    return shaped and narrow and _supports_rows(rows, weight, dtype)
 
 
 def _supports_kernel(images: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
@@ -92,10 +121,7 @@ class _FirstBlock(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
-        if FIRST_BLOCK:
-            active: Tensor = first_block(rows, weight, shift)
-        else:
-            active = torch.relu(F.linear(rows, weight, shift)).bfloat16()
+        active = _rounded(rows, weight, shift)
         ctx.save_for_backward(rows, active)
         return active
 
@@ -108,6 +134,39 @@ class _FirstBlock(torch.autograd.Function):
             return None, sums[:-filters].view(filters, -1), sums[-filters:]
         passed = torch.where(active <= 0, 0, slopes).float()
         return None, passed.mT @ rows, passed.sum(0)
+
+
+def _rounded(rows: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
+    """Compute the first block, rounded to bf16."""
+    if not FIRST_BLOCK:
+        return torch.relu(F.linear(rows, weight, shift)).bfloat16()
+    active: Tensor = first_block(rows, weight, shift)
+    return active
+
+
+class _TwoBlocks(torch.autograd.Function):
+    """The first block and a convolution in bf16, whose gradients one kernel computes.
+
+    The gradient of the activations is used where it is computed, and never stored.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, cut: Tensor, weight: Tensor, shift: Tensor, second: Tensor, bias: Tensor
+    ) -> Tensor:
+        rows, rounded = cut.flatten(0, 2), second.bfloat16()
+        active = _grid(_rounded(rows, weight, shift), cut)
+        ctx.save_for_backward(rows, active, rounded)
+        return F.conv2d(active, rounded, bias.bfloat16())
+
+    @staticmethod
+    def backward(ctx: Any, slopes: Tensor) -> tuple[None, Tensor, Tensor, Tensor, Tensor]:
+        rows, active, second = ctx.saved_tensors
+        filters, channels, side, _ = second.shape
+        sizes = (second.numel(), filters, channels * rows.shape[1], channels)
+        sums = pair_gradient(rows, active, slopes, second).split(sizes)
+        slope = sums[0].view(channels, side, side, filters).permute(3, 0, 1, 2)
+        return None, sums[2].view(channels, -1), sums[3], slope, sums[1]
 
 
 class _Convolution(torch.autograd.Function):
@@ -180,6 +239,14 @@ def kernel_gradient(images: Tensor, slopes: Tensor, side: int, joined: bool) -> 
     return triton_trunk.kernel_gradient(images, slopes, side, joined)
 
 
+@torch.library.custom_op("foveate::pair_gradient", mutates_args=())
+def pair_gradient(rows: Tensor, active: Tensor, slopes: Tensor, weight: Tensor) -> Tensor:
+    """Compute the gradients of the first two blocks, as one flat tensor; see `triton_trunk`."""
+    from foveate.execution import triton_trunk
+
+    return triton_trunk.pair_gradient(rows, active, slopes, weight)
+
+
 @first_block.register_fake
 def _active(rows: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
     return rows.new_empty(len(rows), len(weight), dtype=torch.bfloat16)
@@ -194,3 +261,8 @@ def _row_sums(rows: Tensor, active: Tensor, slopes: Tensor) -> Tensor:
 def _kernel_sums(images: Tensor, slopes: Tensor, side: int, joined: bool) -> Tensor:
     size = slopes.shape[1] * (side * side * images.shape[1] + 1)
     return images.new_empty(size, dtype=torch.float32)
+
+
+@pair_gradient.register_fake
+def _pair_sums(rows: Tensor, active: Tensor, slopes: Tensor, weight: Tensor) -> Tensor:
+    return rows.new_empty(weight.numel() + len(weight) + active.shape[1] * (rows.shape[1] + 1))

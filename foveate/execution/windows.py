@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foveate.execution.exact import matching_convnet, plain_blocks, require_convnet
-from foveate.execution.trunk_ops import autocast_dtype, convolved, rectified_product
+from foveate.execution.trunk_ops import convolved, two_blocks
 from foveate.models.channels import ScaleChannels
 from foveate.models.lazy import lazy_logits
 from foveate.models.outputs import Outputs
@@ -119,15 +119,13 @@ def run_windows(trunk: nn.Sequential, cut: Tensor, moments: Moments | None = Non
     at = kinds.index(True, 1)  # the second convolution
     second = trunk[at]
     assert isinstance(second, nn.Conv2d)
-    dtype = autocast_dtype(cut)
+    assert second.bias is not None
     with torch.autocast(cut.device.type, enabled=False):
         count = 4 * cut.shape[:-1].numel()
         weight, bias = fold_norm(trunk, lambda: moments or window_moments(cut.flatten(0, 2)), count)
-        first, grouped = _group(weight), _regroup(second.weight)
-        rows, shift = cut.flatten(0, 2), bias.repeat(4)
-        active = rectified_product(rows, first.to(rows.dtype), shift.to(rows.dtype), dtype)
-    grid = active.unflatten(0, cut.shape[:3]).permute(0, 3, 1, 2)
-    features = convolved(grid, grouped, second.bias)
+        first, shift = _group(weight).to(cut.dtype), bias.repeat(4).to(cut.dtype)
+        grouped = _regroup(second.weight)
+    features = two_blocks(cut, first, shift, grouped, second.bias)
     for layer in list(trunk)[at + 1 :]:
         if isinstance(layer, nn.Conv2d) and layer.stride == (1, 1):
             features = convolved(features, layer.weight, layer.bias)
