@@ -187,6 +187,28 @@ def test_sums_depend_on_nothing_but_their_terms():
         assert torch.equal(second, trunk_ops.kernel_gradient(images, above, 3, True))
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA device")
+def test_a_captured_graph_computes_the_same_bits_for_new_values():
+    rows, weight, shift = (torch.randn(s, device=DEVICE) for s in ((845, 16), (64, 16), (64,)))
+    slopes, second = last(5, 16, 12, 12), last(16, 64, 2, 2)
+
+    def work():
+        active = trunk_ops.first_block(rows, weight, shift)
+        grid = active.view(5, 13, 13, 64).permute(0, 3, 1, 2)
+        return active, trunk_ops.pair_gradient(rows, grid, slopes, second)
+
+    work()  # compiles the kernels
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = work()
+    for tensor in (rows, weight, slopes):
+        tensor.normal_()
+    graph.replay()
+    for one, other in zip(captured, work(), strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.fixture
 def kernels_used(monkeypatch):
     """Apply the kernels on this device, and count the calls of each."""

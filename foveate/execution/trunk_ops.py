@@ -80,7 +80,7 @@ def _supports_rows(rows: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
     """Whether the kernels of the first block apply: float32 rows, to be rounded to bf16."""
     filters = len(weight)
     exact = rows.dtype == weight.dtype == torch.float32 and not rows.requires_grad
-    shaped = filters in (16, 32, 64, 128) and rows.shape[1] % 16 == 0
+    shaped = filters in (16, 32, 64) and rows.shape[1] % 16 == 0  # 128 exceed the registers
     sized = 0 < len(rows) * max(filters, rows.shape[1]) < MOST_VALUES
     kind = rows.device.type in KERNEL_DEVICES and dtype == torch.bfloat16
     return kind and exact and shaped and sized
@@ -90,8 +90,7 @@ def _supports_pair(rows: Tensor, weight: Tensor, second: Tensor, dtype: torch.dt
     """Whether the kernel for the gradients of the first two blocks applies."""
     filters, side = second.shape[0], second.shape[2]
     shaped = filters % 8 == 0 and 16 <= side * side * filters <= 64
-    narrow = rows.shape[1] <= 64 and len(weight) <= 64
-    return shaped and narrow and _supports_rows(rows, weight, dtype)
+    return shaped and rows.shape[1] <= 64 and _supports_rows(rows, weight, dtype)
 
 
 def _supports_kernel(images: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:
