@@ -176,7 +176,7 @@ sys.modules.update(dict.fromkeys({ABSENT!r}))
 import pkgutil, importlib, foveate
 from pathlib import Path
 for module in pkgutil.walk_packages(foveate.__path__, "foveate."):
-    if not any(word in module.name for word in ("__main__", ".demo", ".triton_kernel")):
+    if not any(word in module.name for word in ("__main__", ".demo", ".triton_")):
         importlib.import_module(module.name)
 from tiny_runs import tiny
 from foveate.training.loop import train

@@ -18,14 +18,14 @@ takes 0.82 ms, and 1.47 ms without this plan.
 # m windows along an axis, O filters.
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.grad import conv2d_input
 
 from foveate.execution.exact import matching_convnet, plain_blocks, require_convnet
+from foveate.execution.trunk_ops import convolved, two_blocks
 from foveate.models.channels import ScaleChannels
 from foveate.models.lazy import lazy_logits
 from foveate.models.outputs import Outputs
@@ -40,7 +40,6 @@ class Moments(NamedTuple):
 
 
 DEVICES: tuple[str, ...] = ("cuda",)
-MOST_PATCHES = 1088  # 64 images in 17 channels; measured with 32 and 128 images, see `_Convolution`
 
 
 def fits(net: nn.Module, images: Tensor) -> bool:
@@ -120,59 +119,19 @@ def run_windows(trunk: nn.Sequential, cut: Tensor, moments: Moments | None = Non
     at = kinds.index(True, 1)  # the second convolution
     second = trunk[at]
     assert isinstance(second, nn.Conv2d)
+    assert second.bias is not None
     with torch.autocast(cut.device.type, enabled=False):
         count = 4 * cut.shape[:-1].numel()
         weight, bias = fold_norm(trunk, lambda: moments or window_moments(cut.flatten(0, 2)), count)
-        first, grouped = _group(weight), _regroup(second.weight)
-        rows, shift = cut.flatten(0, 2), bias.repeat(4)
-        # Flat, because an in-place ReLU on a view would copy these activations, the largest ones.
-        active = torch.relu_(F.linear(rows, first.to(rows.dtype), shift.to(rows.dtype)))
-    grid = active.unflatten(0, cut.shape[:3]).permute(0, 3, 1, 2)
-    features = F.conv2d(grid, grouped, second.bias)
+        first, shift = _group(weight).to(cut.dtype), bias.repeat(4).to(cut.dtype)
+        grouped = _regroup(second.weight)
+    features = two_blocks(cut, first, shift, grouped, second.bias)
     for layer in list(trunk)[at + 1 :]:
-        if isinstance(layer, nn.Conv2d) and _has_slow_gradient(layer, len(features)):
-            features = _convolved(features, layer)
+        if isinstance(layer, nn.Conv2d) and layer.stride == (1, 1):
+            features = convolved(features, layer.weight, layer.bias)
         else:
             features = layer(features)
     return features
-
-
-def _has_slow_gradient(layer: nn.Conv2d, count: int) -> bool:
-    """Whether cuDNN's weight gradient of a layer is slower than `_Convolution`'s."""
-    return layer.stride == (1, 1) and layer.in_channels < 32 and count <= MOST_PATCHES
-
-
-def _convolved(images: Tensor, layer: nn.Conv2d) -> Tensor:
-    """Apply a 3 × 3 convolution of stride 1 to (N, C, H, W), in the autocast dtype if enabled."""
-    kind = images.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else images.dtype
-    assert layer.bias is not None
-    given = (tensor.to(dtype) for tensor in (images, layer.weight, layer.bias))
-    found: Tensor = _Convolution.apply(*given)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Convolution(torch.autograd.Function):
-    """A 3 × 3 convolution of stride 1 whose weight gradient is one matrix product.
-
-    cuDNN's deterministic kernel for 16 filters converts to float32. This takes 96 of the 480 µs of
-    a FovAvg training step with batch 32 on one H200. With batch 128 cuDNN is faster: a step takes
-    0.996 ms instead of 1.029.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        ctx.save_for_backward(images, weight)
-        return F.conv2d(images, weight, bias)
-
-    @staticmethod
-    def backward(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
-        images, weight = ctx.saved_tensors
-        back = conv2d_input(images.shape, weight, slopes) if ctx.needs_input_grad[0] else None
-        windows = images.permute(0, 2, 3, 1).unfold(1, 3, 1).unfold(2, 3, 1)  # (N, h, w, C, 3, 3)
-        rows = windows.flatten(3).flatten(0, 2)
-        slope = slopes.permute(0, 2, 3, 1).flatten(0, 2).mT @ rows
-        return back, slope.view_as(weight), slopes.sum((0, 2, 3))
 
 
 def fold_norm(

@@ -1,0 +1,64 @@
+"""Triton's kernels on a machine without a GPU: in Triton's interpreter, on CPU tensors."""
+
+import importlib
+import os
+import sys
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load(name):
+    """Import a module of kernels, for the interpreter where there is no GPU."""
+    if DEVICE == "cpu" and "triton" in sys.modules and "TRITON_INTERPRET" not in os.environ:
+        pytest.skip(
+            "triton was imported for a GPU; set TRITON_INTERPRET=1", allow_module_level=True
+        )
+    choice = {} if DEVICE == "cuda" else {"TRITON_INTERPRET": "1"}
+    with mock.patch.dict(os.environ, choice):
+        pytest.importorskip("triton")
+        if DEVICE == "cpu":
+            _mend()
+        return importlib.import_module(name)
+
+
+def _mend():
+    """Mend three errors of the interpreter of Triton 3.6, once.
+
+    It keeps bf16 values as bits and multiplies them as integers, it truncates where a GPU rounds to
+    bf16, and recent versions of NumPy do not convert the array of one value that bounds a loop.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    # Otherwise imported at the first launch, when the interpreter is no longer chosen.
+    importlib.import_module("triton.experimental.gluon")
+    builder, patch = interpreter.InterpreterBuilder, interpreter._patch_lang_tensor
+    if hasattr(builder, "mended"):
+        return
+    multiply, convert = builder.create_dot, builder.cast_impl
+
+    def rounded(self, tensor, dtype):
+        if (tensor.dtype.scalar, dtype.scalar) != (tl.float32, tl.bfloat16):
+            return convert(self, tensor, dtype)
+        values = torch.from_numpy(np.ascontiguousarray(tensor.data)).bfloat16()
+        return interpreter.TensorHandle(values.view(torch.uint16).numpy(), tl.bfloat16)
+
+    def widened(tensor):
+        if tensor.dtype.scalar != tl.bfloat16:
+            return tensor
+        values = (tensor.data.astype("uint32") << 16).view("float32")
+        return interpreter.TensorHandle(values, tl.float32)
+
+    def patch_tensor(tensor, scope):
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    builder.create_dot = lambda self, a, b, *rest: multiply(self, widened(a), widened(b), *rest)
+    builder.cast_impl = rounded
+    interpreter._patch_lang_tensor = patch_tensor
+    builder.mended = True
