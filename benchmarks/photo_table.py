@@ -28,6 +28,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
+from foveate.training.interrupt import SIGNALS, end_with_parent, raise_interrupt
+
 FRAME = ["--set", "model.size=448", "--set", "model.scales=1", "--set", "model.pool=avg"]
 SMALL = ["--set", "model.size=224", "--set", "model.scales=2", "--set", "model.pool=avg"]
 SIZES = ["--set", "recipe.sizes=[0.25,2]"]
@@ -107,13 +109,22 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _begin_process() -> None:
-    """Let a process of the pool save its run at SIGTERM, and end with its parent."""
-    from foveate.training.interrupt import end_with_parent, raise_interrupt
-
-    signal.signal(signal.SIGTERM, raise_interrupt)
+    """Let a process of the pool save its run at a signal, and end with its parent."""
+    for number in SIGNALS:
+        signal.signal(number, _interrupt)
     end_with_parent(signal.SIGTERM)
     # cuBLAS reads this once. `foveate train` sets it, but an evaluation can be first here.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Raise KeyboardInterrupt at the first signal; others must not interrupt saving.
+
+    Linux sends the signal of `end_with_parent` once for each thread of the parent.
+    """
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    raise_interrupt(number, frame)
 
 
 def _seeds(work: Callable[..., str], options: argparse.Namespace, name: str) -> None:
