@@ -120,7 +120,7 @@ def _begin_process() -> None:
 def _interrupt(number: int, frame: object) -> None:
     """Raise KeyboardInterrupt at the first signal; others must not interrupt saving.
 
-    Linux sends the signal of `end_with_parent` once for each thread of the parent.
+    The signal of `end_with_parent` can arrive several times if the parent has several threads.
     """
     for each in SIGNALS:
         signal.signal(each, signal.SIG_IGN)
