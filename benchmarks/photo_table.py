@@ -5,7 +5,8 @@ python benchmarks/photo_table.py run cifar10 --suite cifar --out DIR   the same 
 python benchmarks/photo_table.py collect DIR [--suite cifar] > FILE.csv
                             one line per network, seed and scale, for tools/photo_results.py
 
-The script calls only `foveate train` and `foveate evaluate`. FOLDER has the subfolders train,
+The script calls only `foveate train` and `foveate evaluate`. Each process takes one row at a time
+with all its seeds, which share the imports and the plans of cuDNN. FOLDER has the subfolders train,
 validation and test, each with one subfolder per class. FILE contains the weights of timm's
 tf_efficientnet_lite0 (.safetensors). The networks for CIFAR-10, which can also be given as
 cifar10:DIR, are trained from scratch. Use --split val to choose settings; the default is the test
@@ -14,14 +15,20 @@ split.
 
 import argparse
 import csv
+import gc
+import os
 import shlex
-import subprocess
+import signal
 import sys
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
+
+from foveate.training.interrupt import SIGNALS, end_with_parent, raise_interrupt
 
 FRAME = ["--set", "model.size=448", "--set", "model.scales=1", "--set", "model.pool=avg"]
 SMALL = ["--set", "model.size=224", "--set", "model.scales=2", "--set", "model.pool=avg"]
@@ -83,20 +90,56 @@ SUITES = {
 
 
 def run(options: argparse.Namespace) -> None:
-    """Train and test every row with every seed, `options.parallel` at a time, then other tests."""
+    """Train and test every row, `options.parallel` at a time, then run the other tests."""
     suite: Suite = options.suite
     names = options.rows or [*suite.rows, *suite.tests]
-    for work, known in ((_one, suite.rows), (_other, suite.tests)):
-        jobs = [(name, seed) for seed in options.seeds for name in names if name in known]
-        with ThreadPoolExecutor(options.parallel) as pool:
-            for line in pool.map(lambda job, work=work: work(options, *job), jobs):
-                print(line, flush=True)
+    # Rows with epochs of their own take longest; sorting keeps the order of the others.
+    rows = [name for name in names if name in suite.rows]
+    rows.sort(key=lambda name: "--epochs" not in suite.rows[name][1])
+    tests = [name for name in names if name in suite.tests]
+    failures = []
+    with ProcessPoolExecutor(options.parallel, get_context("spawn"), _begin_process) as pool:
+        for work, asked in ((_one, rows), (_other, tests)):
+            jobs = {name: pool.submit(_seeds, work, options, name) for name in asked}
+            failures += [f"{name}: {e}" for name, job in jobs.items() if (e := job.exception())]
+            if any(isinstance(job.exception(), BrokenExecutor) for job in jobs.values()):
+                break  # a process was killed, which ends the pool
+    if failures:
+        sys.exit("\n".join(failures))
+
+
+def _begin_process() -> None:
+    """Let a process of the pool save its run at a signal, and end with its parent."""
+    for number in SIGNALS:
+        signal.signal(number, _interrupt)
+    end_with_parent(signal.SIGTERM)
+    # cuBLAS reads this once. `foveate train` sets it, but an evaluation can be first here.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def _interrupt(number: int, frame: object) -> None:
+    """Raise KeyboardInterrupt at the first signal; others must not interrupt saving.
+
+    The signal of `end_with_parent` can arrive several times if the parent has several threads.
+    """
+    for each in SIGNALS:
+        signal.signal(each, signal.SIG_IGN)
+    raise_interrupt(number, frame)
+
+
+def _seeds(work: Callable[..., str], options: argparse.Namespace, name: str) -> None:
+    """Call `work` for each seed of a row or test, and print its lines."""
+    try:
+        for seed in options.seeds:
+            late = time.time() - options.begun > options.limit
+            line = f"{name} {seed}: not started, the time limit is over"
+            print(line if late else work(options, name, seed), flush=True)
+    except KeyboardInterrupt:
+        os._exit(130)  # an exception would let this process begin the next row
 
 
 def _one(options: argparse.Namespace, row: str, seed: int) -> str:
     folder, begun = options.out / f"{row}-{seed}", time.perf_counter()
-    if time.perf_counter() - options.begun > options.limit:
-        return f"{row} {seed}: not started, the time limit is over"
     suite, source = options.suite, ["--source", options.source]
     if options.weights:
         source += ["--weights", str(options.weights)]
@@ -139,11 +182,39 @@ def _source(text: str) -> str:
 
 
 def _foveate(folder: Path, *arguments: str) -> None:
+    """Run a command in this process, with its output in the log of the run."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".log").open("a") as log:
-        print("foveate", *arguments, file=log, flush=True)
-        command = [sys.executable, "-m", "foveate", *arguments]
-        subprocess.run(command, stdout=log, stderr=log, check=True)
+    log = folder.with_suffix(".log")
+    with _output_to(log):
+        import torch
+
+        from foveate.cli.app import run as call  # its consoles write to the log
+
+        print("foveate", *arguments, flush=True)
+        code = call(list(arguments))
+        gc.collect()  # the memory of this network would add to that of the next one
+        torch.cuda.empty_cache()
+    if code in (130, 143):
+        raise KeyboardInterrupt
+    if code:
+        raise RuntimeError(f"foveate {arguments[0]} failed with exit code {code}; see {log}")
+
+
+@contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """Append stdout and stderr to a file, also those of C libraries and of child processes."""
+    before = [os.dup(1), os.dup(2)]
+    try:
+        with path.open("a") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, saved in enumerate(before, start=1):
+            os.dup2(saved, number)
+            os.close(saved)
 
 
 def collect(options: argparse.Namespace) -> None:
@@ -184,5 +255,5 @@ if __name__ == "__main__":
         command.add_argument("--split", choices=["val", "test"], default="test")
         command.set_defaults(work=work)
     given = parser.parse_args()
-    given.begun, given.suite = time.perf_counter(), SUITES[given.suite]
+    given.begun, given.suite = time.time(), SUITES[given.suite]
     given.work(given)
