@@ -105,6 +105,7 @@ def test_ten_captured_steps_are_ten_plain_steps(compiled):
         step = make(net, optimiser)
         with torch.no_grad():
             ready = prepare(net, images)
+        torch.cuda.synchronize()  # another stream does not wait for this one
         with torch.cuda.stream(torch.cuda.Stream()):
             for chosen in torch.arange(160, device="cuda").split(16):
                 step(Batch(ready, labels, chosen))
