@@ -30,8 +30,9 @@ from typing import NamedTuple
 
 from foveate.training.interrupt import SIGNALS, end_with_parent, raise_interrupt
 
-FRAME = ["--set", "model.size=448", "--set", "model.scales=1", "--set", "model.pool=avg"]
-SMALL = ["--set", "model.size=224", "--set", "model.scales=2", "--set", "model.pool=avg"]
+PLAIN = ["--set", "model.pool=avg", "--set", "learning_rate=6e-4"]
+FRAME = ["--set", "model.size=448", "--set", "model.scales=1", *PLAIN]
+SMALL = ["--set", "model.size=224", "--set", "model.scales=2", *PLAIN]
 SIZES = ["--set", "recipe.sizes=[0.25,2]"]
 AVG = ["--set", "model.size=112", "--set", "model.pool=avg"]
 CIFAR = [

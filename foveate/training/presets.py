@@ -68,7 +68,7 @@ FINETUNE = TrainConfig(
     recipe=Recipe(name="photo", base=224, shift=12.0),
     backbone="timm:tf_efficientnet_lite0",
     epochs=8,
-    learning_rate=6e-4,
+    learning_rate=3e-4,
     smallest_rate=1e-7,
     schedule="cosine",
     weight_decay=0.01,
