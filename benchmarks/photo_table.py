@@ -66,15 +66,26 @@ SUITES = {
         {
             "frame": ("whole frame of 448, one size", FRAME),
             "small": ("whole frame of 448 in 224 pixels, one size", SMALL),
-            "sizes": ("whole frame of 448, all sizes in training", [*FRAME, *SIZES]),
-            "longer": ("the same for 24 epochs", [*FRAME, *SIZES, "--epochs", "24"]),
+            "sizes": ("whole frame of 448, all sizes", [*FRAME, *SIZES]),
+            "longer": (
+                "whole frame of 448, all sizes, 24 epochs",
+                [*FRAME, *SIZES, "--epochs", "24"],
+            ),
             "avg": ("scale channels of 112 pixels, avg, one size", AVG),
             "finetune": ("scale channels of 160 pixels, logsumexp, one size", []),
-            "both": ("the same, all sizes in training", SIZES),
+            "both": ("scale channels of 160 pixels, logsumexp, all sizes", SIZES),
         },
         {
-            "averaged": ("all sizes, logits averaged over 5 windows", "sizes", "224-896"),
-            "oracle": ("one size, the window scaled with the photograph (oracle)", "frame", "448"),
+            "averaged": (
+                "whole frame, all sizes, logits averaged over 5 windows",
+                "sizes",
+                "224-896",
+            ),
+            "oracle": (
+                "whole frame, one size, scaled with the photograph (oracle)",
+                "frame",
+                "448",
+            ),
         },
     ),
     "cifar": Suite(

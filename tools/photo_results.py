@@ -18,6 +18,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+SHOWN = (
+    "whole frame of 448, one size",
+    "whole frame of 448, all sizes",
+    "whole frame, all sizes, logits averaged over 5 windows",
+    "scale channels of 160 pixels, logsumexp, one size",
+)
+"""Networks in the README and in the figure; results/photographs has all of them."""
+
+
 def read_curves(path: Path) -> list[Curve]:
     """Read a CSV file with the columns network, seed, scale and accuracy, one curve per network.
 

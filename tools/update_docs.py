@@ -14,6 +14,7 @@ from bars import bars
 from illustration import foveated
 
 from foveate.errors import ConfigError
+from foveate.evaluation.results import Curve
 from foveate.files import write_text
 from foveate.paper.claims import Claim
 from foveate.paper.tables import Point, Row, published_folder
@@ -27,7 +28,7 @@ from foveate.report.reproduction import (
 )
 
 ROOT = Path(__file__).parents[1]
-DOCS = ("README.md", "docs/reproduction.md")
+DOCS = ("README.md", "docs/reproduction.md", "results/photographs/README.md")
 BLOCK = re.compile(r"(<!-- results:begin (\S+) -->\n)(.*?)(<!-- results:end -->)", re.DOTALL)
 HEADLINE = ("cnn-tr2", "fovconc-tr2", "swmax-tr2", "fovmax-tr2", "fovavg-tr2")
 NETWORKS = ("CNN", "FovAvg", "FovMax", "FovConc", "SWMax")
@@ -68,7 +69,7 @@ def update_docs(found: Reproduction, root: Path) -> list[Path]:
         return having
     drawn = {name: each.figure for name, each in captioned_figures(found).items()}
     drawn["foveated"] = foveated()
-    drawn["photographs"] = photo_results.figure(photo_results.read_curves(PHOTOGRAPHS))
+    drawn["photographs"] = photo_results.figure(_shown_photographs())
     return having + [save(drawn[name], folder / f"{name}.png") for name in FIGURES]
 
 
@@ -98,7 +99,16 @@ def _headline(found: Reproduction) -> str:
 
 
 def _photographs(found: Reproduction) -> str:
+    return photo_results.table(_shown_photographs())
+
+
+def _all_photographs(found: Reproduction) -> str:
     return photo_results.table(photo_results.read_curves(PHOTOGRAPHS))
+
+
+def _shown_photographs() -> list[Curve]:
+    curves = photo_results.read_curves(PHOTOGRAPHS)
+    return [curve for curve in curves if curve.label in photo_results.SHOWN]
 
 
 def _over_scale_of(table: str) -> Callable[[Reproduction], str]:
@@ -152,6 +162,7 @@ def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 BLOCKS: dict[str, Callable[[Reproduction], str]] = {
     "headline": _headline,
     "photographs": _photographs,
+    "all-photographs": _all_photographs,
     "claims": _claims,
     "bars": _bars,
     "table1": _over_scale_of("table1"),
