@@ -113,6 +113,20 @@ def test_transforms_and_compilers_are_served_with_antialiasing():
     torch.testing.assert_close(gradient, leaf.grad, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("antialias", [False, True])
+def test_images_may_be_on_another_device_than_the_current_one(antialias):
+    images = torch.randn(2, 1, 57, 90, device="cuda:1", requires_grad=True)
+    with torch.cuda.device("cuda:0"):
+        patches = foveate(images, GRID, 28, antialias=antialias)
+        patches.square().sum().backward()
+    exact = images.detach().double().cpu().requires_grad_()
+    expected = foveate_plain(exact, GRID, 28, antialias=antialias)
+    expected.square().sum().backward()
+    torch.testing.assert_close(patches.double().cpu(), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(images.grad.double().cpu(), exact.grad, atol=1e-4, rtol=0)
+
+
 def test_gradients_are_captured():
     images = torch.randn(2, 1, 57, 90, device="cuda", requires_grad=True)
     slopes = torch.randn(2, 2, 1, 28, 28, device="cuda")

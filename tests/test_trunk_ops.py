@@ -198,6 +198,15 @@ def test_a_captured_graph_computes_the_same_bits_for_new_values():
         assert torch.equal(one, other)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_tensors_may_be_on_another_device_than_the_current_one():
+    given = [torch.randn(s, device="cuda:0") for s in ((845, 16), (64, 16), (64,))]
+    expected = trunk_ops.first_block(*given)
+    found = trunk_ops.first_block(*(tensor.to("cuda:1") for tensor in given))
+    assert torch.equal(found.to("cuda:0"), expected)
+
+
 @pytest.fixture
 def kernels_used(monkeypatch):
     """Apply the kernels on this device, and count the calls of each."""

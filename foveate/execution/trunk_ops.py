@@ -161,7 +161,8 @@ def first_block(rows: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
     """Compute relu(rows (R, 16 C) @ weight.mT + shift) in float32, rounded to bf16: (R, 4 O)."""
     from foveate.execution import triton_trunk
 
-    return triton_trunk.first_block(rows, weight, shift)
+    with torch.cuda.device_of(rows):  # Triton launches on the current device
+        return triton_trunk.first_block(rows, weight, shift)
 
 
 @torch.library.custom_op("foveate::kernel_gradient", mutates_args=())
@@ -169,7 +170,8 @@ def kernel_gradient(images: Tensor, slopes: Tensor, side: int) -> Tensor:
     """Compute the gradients of weight and bias, as one flat tensor; see `triton_trunk`."""
     from foveate.execution import triton_trunk
 
-    return triton_trunk.kernel_gradient(images, slopes, side)
+    with torch.cuda.device_of(images):  # Triton launches on the current device
+        return triton_trunk.kernel_gradient(images, slopes, side)
 
 
 @torch.library.custom_op("foveate::pair_gradient", mutates_args=())
@@ -177,7 +179,8 @@ def pair_gradient(rows: Tensor, active: Tensor, slopes: Tensor, weight: Tensor) 
     """Compute the gradients of the first two blocks, as one flat tensor; see `triton_trunk`."""
     from foveate.execution import triton_trunk
 
-    return triton_trunk.pair_gradient(rows, active, slopes, weight)
+    with torch.cuda.device_of(rows):  # Triton launches on the current device
+        return triton_trunk.pair_gradient(rows, active, slopes, weight)
 
 
 @first_block.register_fake

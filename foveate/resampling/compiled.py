@@ -63,7 +63,8 @@ def _gather(images: Tensor, spec: PatchSpec, out: Tensor | None = None) -> Tenso
     if images.is_cuda:
         from foveate.resampling import triton_kernel
 
-        patches = triton_kernel.gather_patches(images, spec)
+        with torch.cuda.device_of(images):  # Triton launches on the current device
+            patches = triton_kernel.gather_patches(images, spec)
         return patches if out is None else out.copy_(patches)
     from foveate.resampling import c_kernel
 
@@ -75,4 +76,5 @@ def _scatter(gradient: Tensor, shape: torch.Size, spec: PatchSpec) -> Tensor:
         from foveate.resampling.triton_kernel import scatter_patches
     else:
         from foveate.resampling.c_kernel import scatter_patches
-    return scatter_patches(gradient, shape, spec)
+    with torch.cuda.device_of(gradient):
+        return scatter_patches(gradient, shape, spec)

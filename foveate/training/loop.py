@@ -144,14 +144,17 @@ def train_together(
 
 def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFolder]:
     plain = any(not config.backbone for config, _ in runs)  # most other runs are not compiled
-    if plain and shared.compiled and shared.device.type == "cuda":
+    gpu = shared.device.type == "cuda"
+    if plain and shared.compiled and gpu:
         warm_up_compiler()
     shared = shared._replace(load=lru_cache(maxsize=1)(shared.load))
     sessions = [Session(config, RunFolder(folder), shared) for config, folder in runs]
     active = [session.steps() for session in sessions]
-    fixed = shared.deterministic and shared.device.type == "cuda"
     others = any(config.backbone for config, _ in runs)
-    with repeatable(strict=others) if fixed else nullcontext():
+    with (
+        torch.cuda.device(shared.device) if gpu else nullcontext(),  # new streams belong to it
+        repeatable(strict=others) if gpu and shared.deterministic else nullcontext(),
+    ):
         try:
             while active:
                 active = [steps for steps in active if next(steps, "done") != "done"]
