@@ -1,5 +1,6 @@
 """The first experiment: the same numbers for the same seed, done once, from the package alone."""
 
+import gc
 import os
 import signal
 import socket
@@ -172,6 +173,7 @@ def test_the_command_needs_no_network_and_says_where_all_is(
 ):
     monkeypatch.chdir(tmp_path)
     assert run(["quickstart", "--out", "here"]) == 0
+    assert gc.isenabled()
     said = capsys.readouterr().out
     for name in ("report.html", "accuracy.png", "accuracy.svg", "accuracy.csv", "results.json"):
         assert f"here/{name}" in said

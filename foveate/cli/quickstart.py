@@ -1,6 +1,8 @@
 """The command for a first look: quickstart."""
 
+import gc
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated
@@ -34,8 +36,14 @@ def quickstart(
     from foveate.native.build import library
 
     Thread(target=library).start()  # compiles the C code on first use, while torch is imported
+    gc.disable()  # imports create many objects but little garbage: 0.5 s
     from foveate.paper import quickstart as work
+    from foveate.training.state import keep_freed_memory
 
+    import_module("torch._dynamo")  # which optimisers import: 1.4 s in every process
+    gc.freeze()
+    gc.enable()
+    keep_freed_memory()  # a third of the system time of the tests
     runs = work.quick_runs(seed)
     with progress("training", sum(config.epochs for config in runs.values())) as advance:
 

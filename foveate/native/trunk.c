@@ -61,7 +61,7 @@ static size_t scratch_size(const struct job *j) {
                         (j->colours + 1) * ((j->height + 2) * (j->width + 2) + 2 * LANES));
     int64_t maps = 2 * j->height * j->width * j->from + out_height(j) * out_width(j) * j->to;
     int64_t windows = 2 * (out_height(j) * out_width(j) + LANES), weights = 9 * j->from * j->to;
-    return (size_t)(weights + maps + PIXELS * 9 * j->from + SPREAD * j->to + windows);
+    return (size_t)(weights + maps + windows);
 }
 
 static void part_of_moments(const struct job *j, int64_t part, float *scratch) {
@@ -95,27 +95,26 @@ static void clear(float *sums, int64_t part, int64_t size) {
 
 /* Compute a piece of the map of one patch. */
 static void forward_piece(const struct piece *p, int64_t n, struct box below, float *map,
-                          float *active, float *panel, int64_t *windows) {
+                          float *active, int64_t *windows) {
     const struct job *j = &p->job;
     int64_t high = out_height(j), wide = out_width(j), rows = rows_at_once(j);
     const float *image = image_of(p, n);
     list_windows(j, windows);
     if (j->kind == NEXT) {
         rectify(p, below, j->below + n * p->room, active);
-        convolve(j, windows, active, map, panel);
+        convolve(j, windows, active, map);
     }
     for (int64_t y = 0; y < high && j->kind == FIRST; y += rows) {
         struct job band = band_of(j, smaller(rows, high - y));
         first_rows(&band, image + y * j->stride * j->pitch, active);
-        convolve(&band, windows, active, map + y * wide * j->to, panel);
+        convolve(&band, windows, active, map + y * wide * j->to);
     }
 }
 
 static void part_forward(const struct job *j, int64_t part, float *active) {
     int64_t in = j->height * j->width * j->from, out = out_height(j) * out_width(j);
     int64_t begin = begin_of(j, part), end = begin_of(j, part + 1);
-    float *panel = active + in;
-    int64_t *windows = (int64_t *)(panel + PIXELS * 9 * j->from);
+    int64_t *windows = (int64_t *)(active + in);
     for (int64_t n = begin; n < end; n++) {
         float *map = j->map + n * out * j->to;
         struct box below = j->kind == NEXT ? j->below_boxes[n]
@@ -123,7 +122,7 @@ static void part_forward(const struct job *j, int64_t part, float *active) {
         struct box box = j->boxes[n] = box_above(j->stride, j->height, j->width, below);
         for (int which = 0; which < 1 + (pixels_of(box) < out); which++) {
             struct piece piece = piece_of(j, box, which);
-            forward_piece(&piece, n, below, map + piece.at * j->to, active, panel, windows);
+            forward_piece(&piece, n, below, map + piece.at * j->to, active, windows);
         }
         if (j->training)
             statistics(j, box, n - begin, map, j->sums + part * j->to, j->squares + part * j->to);
@@ -132,28 +131,28 @@ static void part_forward(const struct job *j, int64_t part, float *active) {
 
 /* Add the gradients of a patch or a band of it; `below` receives the slope of the input. */
 static void part_gradients(const struct job *j, int64_t part, const int64_t *windows,
-                           const float *active, const float *gradient, float *below, float *panel) {
+                           const float *active, const float *gradient, float *below) {
     weight_gradient(j, active, gradient, j->weight_sums + part * 9 * j->from * j->to,
                     j->bias_sums + part * j->to);
-    input_gradient(j, windows, gradient, below, panel);
+    input_gradient(j, windows, gradient, below);
 }
 
 /* Add the gradients of a piece of one patch. */
 static void backward_piece(const struct piece *p, int64_t part, int64_t n, const float *gradient,
-                           float *active, float *inner, float *panel, int64_t *windows) {
+                           float *active, float *inner, int64_t *windows) {
     const struct job *j = &p->job;
     int64_t high = out_height(j), wide = out_width(j), rows = rows_at_once(j);
     list_windows(j, windows);
     if (j->kind == NEXT_BACK) {
         rectify(p, j->below_boxes[n], j->below + n * p->room, active);
-        part_gradients(j, part, windows, active, gradient, inner, panel);
+        part_gradients(j, part, windows, active, gradient, inner);
         add_slopes(p, j->below_boxes[n], inner, j->below_slope + n * p->room);
     }
     for (int64_t y = 0; y < high && j->kind == FIRST_BACK; y += rows) {
         struct job band = band_of(j, smaller(rows, high - y));
         const float *image = image_of(p, n) + y * j->stride * j->pitch;
         first_rows(&band, image, active);
-        part_gradients(&band, part, windows, active, gradient + y * wide * j->to, inner, panel);
+        part_gradients(&band, part, windows, active, gradient + y * wide * j->to, inner);
         first_gradient(&band, image, active, inner, j->first_sums + part * 9 * j->colours * j->from,
                        j->first_bias_sums + part * j->from);
     }
@@ -161,8 +160,8 @@ static void backward_piece(const struct piece *p, int64_t part, int64_t n, const
 
 static void part_backward(const struct job *j, int64_t part, float *active) {
     int64_t in = j->height * j->width * j->from, pixels = out_height(j) * out_width(j);
-    float *inner = active + in, *gradient = inner + in, *panel = gradient + pixels * j->to;
-    int64_t *windows = (int64_t *)(panel + SPREAD * j->to);
+    float *inner = active + in, *gradient = inner + in;
+    int64_t *windows = (int64_t *)(gradient + pixels * j->to);
     for (int64_t n = begin_of(j, part); n < begin_of(j, part + 1); n++) {
         int64_t start = n * pixels * j->to;
         struct box box = j->boxes[n];
@@ -170,8 +169,7 @@ static void part_backward(const struct job *j, int64_t part, float *active) {
         if (j->kind == NEXT_BACK) clear(j->below_slope, n, in);
         for (int which = 0; which < 1 + (pixels_of(box) < pixels); which++) {
             struct piece piece = piece_of(j, box, which);
-            backward_piece(&piece, part, n, gradient + piece.at * j->to, active, inner, panel,
-                           windows);
+            backward_piece(&piece, part, n, gradient + piece.at * j->to, active, inner, windows);
         }
         if (j->kind == NEXT_BACK) mask(j, part, n);
     }

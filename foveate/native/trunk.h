@@ -19,7 +19,6 @@
 #define PIXELS (12 / FEW) /* forward: pixels x 2 vectors of channels */
 #define SPREAD (8 / FEW)  /* input gradient: pixels x 3 vectors */
 #define GROUP (8 / FEW)   /* weight gradient: outputs x 3 vectors */
-#define CHUNK 16          /* channels copied together; numbers of channels are multiples of it */
 #define CLOSE 4096        /* floats that fit the L1 cache next to other data */
 #define SEGMENT 1024      /* values summed in float32 before they are added in float64 */
 #define RUN 32            /* the same for the pixels of a map */
@@ -73,24 +72,19 @@ INLINE vec within(const int32_t *inside, const float *at) {
 }
 INLINE vec where_active(vec active, vec x) { return (vec)((bits)x & ~(active <= zero())); }
 
-/* Add panel (k, px) x weights (k, ov vectors); panels interleave pixels in chunks of CHUNK. */
-INLINE void multiply(const int px, const int ov, int64_t k, const float *panel, const float *weight,
-                     int64_t row, vec *sum) {
-    for (int64_t chunk = 0; chunk < k; chunk += CHUNK, panel += CHUNK * px)
-        for (int c = 0; c < CHUNK; c++, weight += row) {
+/* Add inputs (px, rows, k) x weights (rows, k, ov vectors); input rows are `gap` floats apart. */
+INLINE void multiply(const int px, const int ov, int64_t rows, int64_t k, int64_t gap,
+                     const float *const *input, const float *weight, int64_t width, vec *sum) {
+    for (int64_t begin = 0; begin < rows * gap; begin += gap)
+        for (int64_t i = begin; i < begin + k; i++, weight += width) {
             vec w[3];
             UNROLL for (int v = 0; v < ov; v++) {
                 w[v] = load(weight + v * LANES);
                 HOLD(w[v]);
             }
             UNROLL for (int p = 0; p < px; p++)
-                UNROLL for (int v = 0; v < ov; v++) sum[p * ov + v] += w[v] * panel[CHUNK * p + c];
+                UNROLL for (int v = 0; v < ov; v++) sum[p * ov + v] += w[v] * input[p][i];
         }
-}
-
-INLINE void copy_chunks(const int px, int64_t chunks, const float *source, float *panel) {
-    for (int64_t i = 0; i < chunks; i++, panel += CHUNK * px, source += CHUNK)
-        memcpy(panel, source, CHUNK * sizeof(float));
 }
 
 static int64_t out_height(const struct job *j) { return (j->height - 3) / j->stride + 1; }
@@ -115,11 +109,11 @@ static void list_windows(const struct job *j, int64_t *windows) {
 }
 
 INLINE void conv_outputs(const int px, const int ov, const struct job *j, int64_t at, int64_t valid,
-                         int64_t to, const float *panel, float *map) {
+                         int64_t to, const float *const *input, float *map) {
     vec sum[2 * PIXELS];
     UNROLL for (int p = 0; p < px; p++)
         UNROLL for (int v = 0; v < ov; v++) sum[p * ov + v] = load(j->bias + to + v * LANES);
-    multiply(px, ov, 9 * j->from, panel, j->weight + to, j->to, sum);
+    multiply(px, ov, 3, 3 * j->from, j->width * j->from, input, j->weight + to, j->to, sum);
     UNROLL for (int p = 0; p < px; p++)
         if (p < valid)
             UNROLL for (int v = 0; v < ov; v++)
@@ -127,40 +121,34 @@ INLINE void conv_outputs(const int px, const int ov, const struct job *j, int64_
 }
 
 INLINE void conv_pixels(const int px, const struct job *j, int64_t at, int64_t valid,
-                        const int64_t *windows, const float *active, float *map, float *panel) {
-    for (int p = 0; p < px; p++) {
-        const float *from = active + windows[at + (p < valid ? p : valid - 1)];
-        int64_t chunks = 3 * j->from / CHUNK;
-        for (int y = 0; y < 3; y++, from += j->width * j->from)
-            copy_chunks(px, chunks, from, panel + (y * chunks * px + p) * CHUNK);
-    }
+                        const int64_t *windows, const float *active, float *map) {
+    const float *input[PIXELS];
+    UNROLL for (int p = 0; p < px; p++)
+        input[p] = active + windows[at + (p < valid ? p : valid - 1)];
     int64_t to = 0;
     for (; to + 2 * LANES <= j->to; to += 2 * LANES)
-        conv_outputs(px, 2, j, at, valid, to, panel, map);
-    if (to < j->to) conv_outputs(px, 1, j, at, valid, to, panel, map);
+        conv_outputs(px, 2, j, at, valid, to, input, map);
+    if (to < j->to) conv_outputs(px, 1, j, at, valid, to, input, map);
 }
 
 /* Convolve one patch, after ReLU. */
-static void convolve(const struct job *j, const int64_t *windows, const float *active, float *map,
-                     float *panel) {
+static void convolve(const struct job *j, const int64_t *windows, const float *active, float *map) {
     int64_t at = 0, pixels = out_height(j) * out_width(j);
     for (; at + PIXELS <= pixels; at += PIXELS)
-        conv_pixels(PIXELS, j, at, PIXELS, windows, active, map, panel);
-    for (; at < pixels; at += 4)
-        conv_pixels(4, j, at, pixels - at, windows, active, map, panel);
+        conv_pixels(PIXELS, j, at, PIXELS, windows, active, map);
+    for (; at < pixels; at += 4) conv_pixels(4, j, at, pixels - at, windows, active, map);
 }
 
 INLINE void spread_pixels(const int px, const struct job *j, int64_t at, int64_t valid,
-                          const int64_t *windows, const float *slope, float *below, float *panel) {
+                          const int64_t *windows, const float *slope, float *below) {
     int64_t line = 3 * j->from;
-    for (int p = 0; p < px; p++) {
-        int64_t pixel = at + (p < valid ? p : valid - 1);
-        copy_chunks(px, j->to / CHUNK, slope + pixel * j->to, panel + p * CHUNK);
-    }
+    const float *input[SPREAD];
+    UNROLL for (int p = 0; p < px; p++)
+        input[p] = slope + (at + (p < valid ? p : valid - 1)) * j->to;
     for (int64_t tap = 0; tap < 3 * line; tap += 3 * LANES) {
         vec sum[3 * SPREAD];
         UNROLL for (int i = 0; i < 3 * px; i++) sum[i] = zero();
-        multiply(px, 3, j->to, panel, j->weight + tap, 3 * line, sum);
+        multiply(px, 3, 1, j->to, j->to, input, j->weight + tap, 3 * line, sum);
         float *start = below + (tap / line) * j->width * j->from + tap % line;
         UNROLL for (int p = 0; p < px; p++)
             if (p < valid)
@@ -173,13 +161,12 @@ INLINE void spread_pixels(const int px, const struct job *j, int64_t at, int64_t
 
 /* Compute the gradient of the convolution of one patch with respect to its input. */
 static void input_gradient(const struct job *j, const int64_t *windows, const float *slope,
-                           float *below, float *panel) {
+                           float *below) {
     int64_t at = 0, pixels = out_height(j) * out_width(j);
     memset(below, 0, (size_t)(j->height * j->width * j->from) * sizeof(float));
     for (; at + SPREAD <= pixels; at += SPREAD)
-        spread_pixels(SPREAD, j, at, SPREAD, windows, slope, below, panel);
-    for (; at < pixels; at += 4)
-        spread_pixels(4, j, at, pixels - at, windows, slope, below, panel);
+        spread_pixels(SPREAD, j, at, SPREAD, windows, slope, below);
+    for (; at < pixels; at += 4) spread_pixels(4, j, at, pixels - at, windows, slope, below);
 }
 
 /* Add some rows of one patch to GROUP x 3 vectors of the weight gradient. */

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import torch
@@ -51,7 +50,6 @@ def train_runs(
     The callback is called after every epoch.
     """
     library()  # compiles it once, instead of in every process
-    import_module("torch._dynamo")  # which optimisers import: 1.4 s in every process
     tasks = [partial(_train, name, config, folder / name) for name, config in runs.items()]
     run_tasks(tasks, lambda message: callback(*message))
     for name, config in runs.items():
