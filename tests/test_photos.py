@@ -530,3 +530,16 @@ def test_the_dataset_can_be_sent_to_workers_that_are_not_forked():
     found, _ = packer(sent.__getitems__([(1, 2, 3)]))
     right, _ = Packer()(dataset.__getitems__([(1, 2, 3)]))
     assert torch.equal(found.values, right.values) and found.labels == right.labels
+
+
+def test_evaluating_without_the_photographs_of_the_run_asks_for_their_source(
+    tmp_path, copied, capsys
+):
+    out = tmp_path / "run"
+    train(photo_config(source=f"folder:{copied}", epochs="1"), out, workers=0)
+    moved = copied.rename(tmp_path / "elsewhere")
+    assert run_command(["evaluate", str(out), "--scales", "1"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"folder:{copied}, which does not exist here" in said
+    assert "--source folder:DIR" in said
+    assert run_command(["evaluate", str(out), "--scales", "1", "--source", f"folder:{moved}"]) == 0
