@@ -100,8 +100,8 @@ def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]])
 
 
 def read_text(path: Path) -> str:
-    """Read a regular file of UTF-8 text."""
-    return check_regular(path).read_text(encoding="utf-8")
+    """Read a regular file of UTF-8 text, with or without a byte order mark."""
+    return check_regular(path).read_text(encoding="utf-8-sig")
 
 
 def reason_of(error: BaseException) -> str:

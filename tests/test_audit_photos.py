@@ -239,3 +239,18 @@ def test_options_reach_the_command(tmp_path, capsys, monkeypatch):
         assert run([*command, "--view", "resolution", *changed]) == 2
         err = capsys.readouterr().err
         assert words in err and err.count("\n") == 1
+
+
+def test_a_run_at_chance_is_not_told_to_pass_options_that_it_refuses(trained, photos):
+    model = load_model(trained)
+    model.net.backbone = Constant()
+    transform = choose_transform(model, photos)
+    *_, doubt = audit_with_channels(model, photos, transform, [1.0]).notes
+    assert "not above chance; train the network longer" in doubt and "--mean" not in doubt
+
+
+class Constant(nn.Module):
+    """The same logits for every patch: a third of the photographs are right."""
+
+    def forward(self, patches):
+        return patches.new_tensor([1.0, 0.0, 0.0]).expand(len(patches), 3)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from photo_runs import PHOTOGRAPHS, photo_config
-from PIL import Image
+from PIL import ExifTags, Image
 from tiny_runs import MODEL, tiny
 from torchvision.transforms import v2
 
@@ -232,12 +232,19 @@ def test_a_photo_run_is_exported_with_its_recipe(tmp_path, monkeypatch, backbone
     for name in ("hat/0.jpg", "shoes/0.jpg", "pants/0.jpg"):  # 48 x 64, 48 x 64 and 48 x 63
         path = PHOTOGRAPHS / "test" / name
         shutil.copy(path, "shoe.jpg")
-        exec(documented_input(), found := names | {"Image": Image})  # noqa: S102
+        exec(documented_input(), found := dict(names))  # noqa: S102
         assert found["frame"] == 68  # 64 pixels of the largest window, and what is beside them
         expected = torch.tensor(predict(load_model(folder.path), path).channels)
         tolerance = 1e-4 if "pants" not in name else 0.1  # of half a pixel
         error = (torch.from_numpy(found["channels"][0]) - expected).abs().max()
         assert error < tolerance * expected.abs().max()
+    upright = found["picture"]
+    turned = Image.open(path).transpose(Image.Transpose.ROTATE_90)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6  # rotated by 90 degrees clockwise for display
+    turned.save("shoe.jpg", exif=exif)
+    exec(documented_input(), found := dict(names))  # noqa: S102
+    assert found["picture"].shape == upright.shape
 
 
 def documented_input():

@@ -369,7 +369,7 @@ def test_the_command_says_what_it_took(tmp_path, capfd):
         "24 training and 9 validation images of 3 classes, 60x60 to 72x128 pixels; recipe photo: "
         "short side 48; 3 windows of 16 to 64 pixels, patches of 16"
     ) in shown.err
-    assert "is finished" in shown.out
+    assert shown.out.endswith(f"next: foveate evaluate {tmp_path / 'run'} --scales 0.25:2:2\n")
 
 
 def test_the_command_trains_a_backbone_of_ones_own(tmp_path):
@@ -530,3 +530,16 @@ def test_the_dataset_can_be_sent_to_workers_that_are_not_forked():
     found, _ = packer(sent.__getitems__([(1, 2, 3)]))
     right, _ = Packer()(dataset.__getitems__([(1, 2, 3)]))
     assert torch.equal(found.values, right.values) and found.labels == right.labels
+
+
+def test_evaluating_without_the_photographs_of_the_run_asks_for_their_source(
+    tmp_path, copied, capsys
+):
+    out = tmp_path / "run"
+    train(photo_config(source=f"folder:{copied}", epochs="1"), out, workers=0)
+    moved = copied.rename(tmp_path / "elsewhere")
+    assert run_command(["evaluate", str(out), "--scales", "1"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and f"folder:{copied}, which does not exist here" in said
+    assert "--source folder:DIR" in said
+    assert run_command(["evaluate", str(out), "--scales", "1", "--source", f"folder:{moved}"]) == 0

@@ -261,9 +261,14 @@ def test_pictures_that_cannot_be_shown_are_said_in_a_line(network, digit, tmp_pa
     assert "all pixels have the same colour" in one_line(DataError, lambda: predict(network, blank))
     noise = tmp_path / "noise.png"
     noise.write_bytes(b"no picture at all")
-    for path in (noise, tmp_path / "missing.png", tmp_path):
+    missing = tmp_path / "missing.png"
+    for path, start in (
+        (noise, f"cannot read image {noise} ("),
+        (missing, f"image {missing} does not exist; check the path"),
+        (tmp_path, f"{tmp_path} is a folder, not an image; pass the files in it"),
+    ):
         message = one_line(DataError, lambda path=path: predict(network, path))
-        assert message.startswith(f"cannot read image {path} (")
+        assert message.startswith(start)
     path = save(tmp_path / "digit.png", digit)
     message = one_line(DataError, lambda: predict(network, path, scale=1000))
     assert message.startswith(f"image {path}: scale must lie between")

@@ -139,6 +139,13 @@ def test_a_bad_study_is_refused_before_anything_starts(tmp_path, capsys, old, ne
     assert told.startswith(": ") and words in told
 
 
+def test_a_study_may_have_a_byte_order_mark_and_windows_line_endings(tmp_path):
+    study = written(tmp_path, GOOD)
+    plain = read_study(study, trust=True)
+    study.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
+    assert read_study(study, trust=True) == plain
+
+
 @pytest.mark.parametrize(("old", "new", "words"), NOT_TOML, ids=range(5))
 def test_what_is_not_toml_is_refused_with_its_line(tmp_path, capsys, old, new, words):
     told = refused(tmp_path, capsys, old, new)

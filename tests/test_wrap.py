@@ -70,6 +70,13 @@ def test_what_cannot_work_is_refused_in_one_line(change, says):
     assert says in one_line(error)
 
 
+@pytest.mark.parametrize("backbone", ["resnet18", plain])
+def test_a_name_or_a_factory_is_not_a_backbone(backbone):
+    with pytest.raises(ConfigError) as error:
+        wrap(backbone, 16, 32, size=16)
+    assert one_line(error).startswith(f"backbone must be a module, got {backbone!r}; pass")
+
+
 @pytest.mark.parametrize("config", [None, {}, {"input_size": None}, {"input_size": (3, 8, 9)}])
 def test_a_config_without_a_square_input_size_needs_size(config):
     backbone = plain()

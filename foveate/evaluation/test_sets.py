@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from foveate.data.shards import Shards, is_shards
 from foveate.data.sources import Load
 from foveate.data.splits import Source, Split, SplitName
-from foveate.errors import ConfigError
+from foveate.errors import ConfigError, DataError
 from foveate.evaluation.calibration import DISAGREEMENT, Calibration, choose_tolerance
 from foveate.evaluation.curve import AtScale, eval_mode, measure_accuracy, rescaled_batches
 from foveate.execution.plan import Prepared, outputs
@@ -194,11 +195,11 @@ def open_test_set(
 
     Raises:
         ConfigError: If the source is unknown, or its images do not fit the network.
-        DataError: If the source changed.
+        DataError: If the source changed or is missing.
     """
     config = folder.config()
     check_bad(bad, config)
-    name = find_test_source(config) if source is None else source
+    name = _find_own_source(folder, config) if source is None else source
     if not changed_data:
         check_unchanged(folder, name, load)
     if name == "mnist-5k" and generated_from(config.source) == "mnist":
@@ -216,6 +217,18 @@ def open_test_set(
             )
     known = {"config": config, "name": name, "checksum": checksum}
     return TestSet(images=images, split=split, bad=bad, **known)  # type: ignore[arg-type]
+
+
+def _find_own_source(folder: RunFolder, config: TrainConfig) -> str:
+    """Return the name of the source of a run; its images may not be on this machine."""
+    name = find_test_source(config)
+    kind, _, place = name.partition(":")
+    if kind == "folder" and not Path(place).expanduser().exists():
+        raise DataError(
+            f"{folder.path} was trained on {name}, which does not exist here; pass the location of "
+            "these images as --source folder:DIR"
+        )
+    return name
 
 
 def find_test_source(config: TrainConfig) -> str:

@@ -68,6 +68,11 @@ def wrap(
         >>> [net.size * scale for scale in net.scales[::2]]
         [40.0, 80.0, 160.0]
     """
+    if not isinstance(backbone, nn.Module):
+        raise ConfigError(
+            f"backbone must be a module, got {backbone!r}; pass a network, such as "
+            "timm.create_model('resnet18')"
+        )
     size = _input_size(backbone) if size is None else size
     scales = ScaleGrid.windows(smallest, largest, size, per_octave)
     return ScaleChannels(backbone, scales, size, pool, antialias=antialias, **options)

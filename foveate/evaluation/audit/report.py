@@ -142,7 +142,7 @@ def audit_with_channels(
         audits=dict(zip(models, found, strict=True)),
         metadata={**metadata, **readable},
         unreadable=tuple(images.unreadable.values()),
-        notes=(*notes, *_cropped(transform, images.shapes), *_doubts(found[0])),
+        notes=(*notes, *_cropped(transform, images.shapes), *_doubts(found[0], transform)),
     )
 
 
@@ -191,15 +191,17 @@ def default_scales(transform: AnyTransform) -> ScaleGrid:
     return usual.get(transform.recipe, SCALES) if isinstance(transform, Transform) else SCALES
 
 
-def _doubts(audit: Audit) -> list[str]:
+def _doubts(audit: Audit, transform: AnyTransform) -> list[str]:
     """Return a warning if the accuracy at the native scale is not above chance."""
     if audit.at_native.accuracy.low > 1 / len(audit.classes):
         return []
+    doubt = f"the accuracy at scale {audit.native:g} is not above chance"
+    if not isinstance(transform, Transform):  # a run on photographs fixes its input and classes
+        return [f"{doubt}; train the network longer, or audit more images (--samples)"]
     names = ", ".join([*audit.classes[:3], *(["..."] if len(audit.classes) > 3 else [])])
     return [
-        f"the accuracy at scale {audit.native:g} is not above chance; check that the classes of "
-        f"the model are {names} in this order (--classes), and that "
-        "its input is normalised and sized as in training (--mean, --std, --size)"
+        f"{doubt}; check that the classes of the model are {names} in this order (--classes), and "
+        "that its input is normalised and sized as in training (--mean, --std, --size)"
     ]
 
 
