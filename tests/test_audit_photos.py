@@ -62,6 +62,21 @@ def test_scale_by_scale_a_run_is_right_as_often_as_evaluate_says(trained, tmp_pa
     capsys.readouterr()
 
 
+def test_evaluate_shows_less_resolution_as_audit_does(trained, photos, tmp_path, capsys):
+    folder, net = RunFolder(trained), load_model(trained).net
+    test = open_test_set(folder, load_source, view="resolution")
+    transform = choose_transform(load_model(trained), photos, view="resolution")
+    for scale in (0.25, 1.0):
+        found = torch.cat([batch.inputs[0] for batch, _ in test.batches(net, scale)])
+        torch.testing.assert_close(found, transform(photos.first(len(found)), scale))
+    command = ["evaluate", str(trained), "--view", "resolution", "--out", str(tmp_path)]
+    assert run([*command, "--scales", "0.25,1"]) == 0
+    assert json.loads((tmp_path / "results.json").read_text())["view"] == "resolution"
+    capsys.readouterr()
+    assert run([*command, "--scales", "2"]) == 2
+    assert "requires scales of at most 1, got 2" in capsys.readouterr().err
+
+
 def test_patches_are_those_of_the_recipe_at_the_scale(trained, photos):
     model = load_model(trained)
     transform = choose_transform(model, photos)

@@ -26,6 +26,7 @@ def evaluate(
     source: Annotated[str | None, options.SOURCE("the source of the run")] = None,
     split: Annotated[str, options.SPLIT()] = "test",
     scales: Annotated[str, options.SCALES()] = "all",
+    view: Annotated[str, options.VIEW()] = "zoom",
     bad: options.BadOption = "stop",
     changed_data: options.ChangedDataOption = False,
     windows: Annotated[str | None, options.WINDOWS("as in training")] = None,
@@ -70,7 +71,9 @@ def evaluate(
     check_folder(target)
     folders = [RunFolder(path) for path in dict.fromkeys(runs)]
     made = [with_channels(f.net(trust), f.config(), windows, pool) for f in folders]
-    shown: dict[str, Any] = {"source": source, "bad": bad, "changed_data": changed_data}
+    shown: dict[str, Any] = {
+        "source": source, "bad": bad, "changed_data": changed_data, "view": view
+    }  # fmt: skip
     part = cast("SplitName", split)
     tests = [open_test_set(folder, load, split=part, **shown) for folder in folders]
     tolerances = [
@@ -90,6 +93,7 @@ def evaluate(
     checksums = {test.name: test.checksum for test in tests}
     about: dict[str, Any] = {
         "split": split,
+        "view": view,
         "sources": [{"name": n, "checksum": c} for n, c in sorted(checksums.items())],
         "hardware": hardware(place),
     }

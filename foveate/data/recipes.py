@@ -192,8 +192,11 @@ class Recipe:
         """
         return replace(self, base=max(1, round(self.base * scale)))
 
-    def transform(self) -> Transform:
+    def transform(self, share: float = 1.0) -> Transform:
         """Return the evaluation transform of the recipe ``photo``.
+
+        Args:
+            share: Share of the pixels along each axis, as in `resize`.
 
         Returns:
             A function that maps a uint8 image ``(C, H, W)``, where C is 1 or 3, to float32
@@ -203,14 +206,16 @@ class Recipe:
         Raises:
             ConfigError: If the recipe is not ``photo``, or torchvision is not installed.
         """
-        resize = self.resize()
+        resize = self.resize(share=share)
         return lambda picture: self.normalise(resize(picture))
 
-    def resize(self, training: bool = False) -> Transform:
+    def resize(self, training: bool = False, share: float = 1.0) -> Transform:
         """Return the first part of the transform: resizing and, in training, augmentation.
 
         Args:
             training: Whether to augment. Random numbers come from PyTorch's default generator.
+            share: Share of the pixels along each axis to which resized images are reduced, with
+                antialiasing. They are then enlarged to their size before.
 
         Returns:
             A function that maps a uint8 image ``(C, H, W)`` to uint8 ``(3, H', W')``.
@@ -228,9 +233,15 @@ class Recipe:
             check_resized(picture, base)
             picture = picture.expand(3, -1, -1)
             if training and self.resolution < 1 and bool(torch.rand(()) < 0.5):
-                share = math.exp(_draw(math.log(self.resolution), 0.0))
-                picture = v2.functional.resize(picture, [max(1, round(base * share))])
-            found: Tensor = after(v2.functional.resize(picture, [base]))
+                drawn = math.exp(_draw(math.log(self.resolution), 0.0))
+                picture = v2.functional.resize(picture, [max(1, round(base * drawn))])
+            resized: Tensor = after(v2.functional.resize(picture, [base]))
+            if share == 1:
+                return resized
+            fewer = [max(1, round(share * length)) for length in resized.shape[-2:]]
+            found: Tensor = v2.functional.resize(
+                v2.functional.resize(resized, fewer), list(resized.shape[-2:])
+            )
             return found
 
         return resize

@@ -14,6 +14,7 @@ from foveate.data.shards import Shards, is_shards
 from foveate.data.sources import Load
 from foveate.data.splits import Source, Split, SplitName
 from foveate.errors import ConfigError, DataError
+from foveate.evaluation.audit.images import View, check_view
 from foveate.evaluation.calibration import DISAGREEMENT, Calibration, choose_tolerance
 from foveate.evaluation.curve import AtScale, eval_mode, measure_accuracy, rescaled_batches
 from foveate.execution.plan import Prepared, outputs
@@ -36,7 +37,8 @@ class TestSet:
 
     With the recipes `mnist-large-scale` and `mirrored`, each image is rescaled into a frame of the
     size of the run. With `photo`, scale s resizes the short side of an image to s times the base
-    size of the recipe; windows that extend past the image see its edge pixels repeated.
+    size of the recipe; windows that extend past the image see its edge pixels repeated. The view
+    "resolution" of photographs reduces their resolution instead.
     """
 
     __test__ = False  # keep pytest from collecting the class
@@ -46,6 +48,7 @@ class TestSet:
     checksum: str
     images: Source | Shards
     split: SplitName
+    view: View = "zoom"
     bad: Bad = "stop"
     skipped: Skipped = field(default_factory=dict)
 
@@ -59,6 +62,8 @@ class TestSet:
         advance: Callable[[int], None] = lambda count: None,
     ) -> tuple[AtScale, ...]:
         """Measure the accuracy of the network at each scale, on its device."""
+        for scale in scales:
+            check_view(self.view, scale)
         at = partial(self.batches, net)
         return tuple(measure_accuracy(net, at, scales, self.config.precision, advance))
 
@@ -110,7 +115,8 @@ class TestSet:
             net,
             next(net.parameters()).device,
             config.precision,
-            recipe=recipe.at_scale(scale),
+            recipe=recipe.at_scale(scale) if self.view == "zoom" else recipe,
+            share=1.0 if self.view == "zoom" else scale,
             largest=config.batch,
             workers=default_workers(),
             bad=self.bad,
@@ -182,6 +188,7 @@ def open_test_set(
     source: str | None = None,
     changed_data: bool = False,
     bad: Bad = "stop",
+    view: View = "zoom",
 ) -> TestSet:
     """Open the test set of a run.
 
@@ -192,13 +199,21 @@ def open_test_set(
         source: Source to evaluate on; by default the source of the run or of its dataset file.
         changed_data: Accept a source whose content changed since the run started.
         bad: Whether unusable images raise an error, or are skipped and listed in `skipped`.
+        view: Meaning of a scale, for photographs: "zoom" or "resolution".
 
     Raises:
-        ConfigError: If the source is unknown, or its images do not fit the network.
+        ConfigError: If the source is unknown, its images do not fit the network, or the view is
+            not supported.
         DataError: If the source changed or is missing.
     """
     config = folder.config()
     check_bad(bad, config)
+    check_view(view, 1.0)
+    if view != "zoom" and not is_photo(config):
+        raise ConfigError(
+            f"the view {view} requires a run on photographs, and {folder.path} has the source "
+            f"{config.source}; leave out --view"
+        )
     name = _find_own_source(folder, config) if source is None else source
     if not changed_data:
         check_unchanged(folder, name, load)
@@ -216,7 +231,7 @@ def open_test_set(
                 f"{config.model.channels}; pass another --source"
             )
     known = {"config": config, "name": name, "checksum": checksum}
-    return TestSet(images=images, split=split, bad=bad, **known)  # type: ignore[arg-type]
+    return TestSet(images=images, split=split, bad=bad, view=view, **known)  # type: ignore[arg-type]
 
 
 def _find_own_source(folder: RunFolder, config: TrainConfig) -> str:

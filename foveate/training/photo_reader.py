@@ -118,6 +118,7 @@ class PhotoDataset(Dataset[Sample]):
         recipe: Recipe ``photo``.
         bad: Treatment of images that cannot be used: ``stop`` makes the batch an error, ``skip``
             leaves the image out of the batch.
+        share: Share of the pixels along each axis to which images are reduced.
     """
 
     def __init__(
@@ -126,15 +127,16 @@ class PhotoDataset(Dataset[Sample]):
         split: SplitName,
         recipe: Recipe,
         bad: Bad = "stop",
+        share: float = 1.0,
     ) -> None:
-        self.images, self.split, self.recipe = images, split, recipe
+        self.images, self.split, self.recipe, self.share = images, split, recipe, share
         self.bad, self.labels = bad, images.labels(split)
         self.training = split == "train"
 
     @cached_property
     def resize(self) -> Transform:
         """The resizing of the recipe; made in each worker, because a function cannot be pickled."""
-        return self.recipe.resize(self.training)
+        return self.recipe.resize(self.training, self.share)
 
     def __len__(self) -> int:
         return len(self.labels)

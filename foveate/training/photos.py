@@ -91,6 +91,7 @@ class PhotoBatches(Batches):
     recipe: Recipe = field(default_factory=lambda: Recipe(name="photo"))
     largest: int = 32
     workers: int = 0
+    share: float = 1.0
     bad: Bad = "stop"
     skipped: Skipped = field(default_factory=dict)
     idle: list[PhotoReader] = field(default_factory=list)
@@ -156,7 +157,7 @@ class PhotoBatches(Batches):
         size = 4 * self.net.size**2 * 3 * len(self.net.scales) * batch
         remedy = "use a smaller batch or a smaller model.size"
         check_memory(2 * size, "two batches of patches", remedy)
-        dataset = PhotoDataset(self.images, self.split, self.recipe, self.bad)
+        dataset = PhotoDataset(self.images, self.split, self.recipe, self.bad, self.share)
         workers = min(self.workers, math.ceil(self.count / batch))
         return PhotoReader(dataset, workers, pinned=self.device.type != "cpu")
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foveate.data.recipes import MAX_BASE, Recipe, check_resized
@@ -102,14 +101,8 @@ class PhotoTransform:
 
     def _resized(self, image: Tensor, scale: float) -> Tensor:
         """Return the resized image as a batch of one, (1, 3, H, W)."""
-        resized = replace(self.recipe, base=self._base(scale)).transform()(image)[None]
-        if self.view == "zoom" or scale == 1:
-            return resized
-        full = list(resized.shape[-2:])
-        fewer = [max(1, round(scale * length)) for length in full]
-        for size in (fewer, full):
-            resized = F.interpolate(resized, size, mode="bilinear", antialias=True)
-        return resized
+        share = 1.0 if self.view == "zoom" else scale
+        return replace(self.recipe, base=self._base(scale)).transform(share)(image)[None]
 
 
 def from_patches(model: Model) -> Callable[[Tensor], Tensor]:
