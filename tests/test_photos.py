@@ -399,6 +399,16 @@ def test_the_command_refuses_in_one_line(tmp_path, capfd, options, words):
     assert line.startswith("error:") and words in line
 
 
+def test_a_run_that_cannot_start_leaves_the_folder_to_others(tmp_path, capfd):
+    own = [*command(tmp_path / "run"), "--backbone", "photo_runs:backbone", "--epochs", "1"]
+    assert run_command([*own, "--weights", str(tmp_path / "typo.safetensors")]) == 2
+    assert "typo.safetensors" in capfd.readouterr().err
+    assert run_command(own) == 0
+    assert run_command([*own, "--weights", str(tmp_path / "typo.safetensors")]) == 2
+    assert "has a run with other settings (weights)" in capfd.readouterr().err
+    assert RunFolder(tmp_path / "run").finished
+
+
 def children(process):
     """The processes whose parent is `process`."""
     found = Path(f"/proc/{process}/task/{process}/children").read_text().split()

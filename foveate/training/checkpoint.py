@@ -156,7 +156,7 @@ class RunFolder:
 
     def write_or_check_config(
         self, config: TrainConfig, device: torch.device, extra: str = ""
-    ) -> None:
+    ) -> bool:
         """Write the configuration of a new run, or compare it with the one in the folder.
 
         If version, commit or hardware differ from those of the last start, they are added to the
@@ -166,6 +166,9 @@ class RunFolder:
             config: Configuration of the run.
             device: Device on which the run is trained.
             extra: Text to add to the description of the hardware.
+
+        Returns:
+            Whether the run is new.
 
         Raises:
             ConfigError: If the folder has a run of another configuration.
@@ -178,7 +181,7 @@ class RunFolder:
                 raise DataError(f"{self.path} has weights but no {CONFIG}; choose another --out")
             new = {"config": config.to_dict(), "digest": config.digest(), **how, "history": [how]}
             self._write_record(new)
-            return
+            return True
         record = self._record()
         if differing := _differences(record.config.to_dict(), config.to_dict()):
             others = ", ".join(differing)
@@ -187,6 +190,11 @@ class RunFolder:
             )
         if not self.finished and record.history[-1:] != [how]:
             self._update_record(history=[*record.history, how])
+        return False
+
+    def remove_config(self) -> None:
+        """Remove the configuration of a run that could not start, so that others can."""
+        (self.path / CONFIG).unlink(missing_ok=True)
 
     def config(self) -> TrainConfig:
         """Read the configuration of the run.

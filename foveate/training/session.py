@@ -75,6 +75,7 @@ class Session:
         self.random = RandomStates(self.device)
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
+        self.new = False
         self.saved = time.perf_counter()
 
     def steps(self) -> Generator[None, None, None]:
@@ -82,7 +83,7 @@ class Session:
         with self.team.guard(self._describe_checkpoint), self._claimed():
             if self.team.broadcast_int(self.folder.finished):
                 return
-            with self._timed(), self._alone():
+            with self._timed(), self._alone(), self._started():
                 self._begin()
             work = self._run()
             try:
@@ -129,19 +130,31 @@ class Session:
         """Lock the folder, and check that folder and all processes have this configuration."""
         with self.folder.locked() if self.team.is_main else nullcontext():
             if self.team.is_main:
-                self.folder.write_or_check_config(self.config, self.device, self.team.description)
+                made = (self.config, self.device, self.team.description)
+                self.new = self.folder.write_or_check_config(*made)
                 if self.folder.finished:
                     self.folder.check_finished()
                 else:
                     shared = self.shared
                     options = {"listing": shared.stream, "changed_data": shared.changed_data}
-                    record_data(self.folder, self.config, shared.load, **options)
+                    with self._started():
+                        record_data(self.folder, self.config, shared.load, **options)
             digest = int(self.config.digest(), 16)
             if self.team.broadcast_int(digest) != digest:
                 raise ConfigError(
                     "the processes of this run have different options; start all with the same ones"
                 )
             yield
+
+    @contextmanager
+    def _started(self) -> Iterator[None]:
+        """Remove the configuration of a new run if the block raises an error."""
+        try:
+            yield
+        except FoveateError:
+            if self.new:
+                self.folder.remove_config()
+            raise
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
