@@ -357,7 +357,7 @@ def test_the_command_prints_json(folder, digit, tmp_path, capsys):
     assert first["image"] == str(good) and first["inverted"] is True
     assert first["label"] == found["classes"][int(np.argmax(first["probabilities"]))]
     assert len(first["channels"]) == 2 and first["channel"] in (0, 1)
-    assert second["image"] == str(bad) and "cannot read image" in second["error"]
+    assert second["image"] == str(bad) and "does not exist" in second["error"]
     run(["predict", str(good), "--no-invert", "--scale", "1", *options])
     assert json.loads(capsys.readouterr().out)["images"][0]["inverted"] is False
 
