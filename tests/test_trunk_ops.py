@@ -233,30 +233,35 @@ def gradients(net, forward, images):
     return [p.grad.double() for p in net.trunk.parameters()]
 
 
-def agree(found, expected, exact):
-    """Check gradients with kernels by the error of those without.
+def errors(channels, batch_norm, forward, kernels_used, monkeypatch):
+    """The errors of each gradient with and without kernels, and its size, all as norms."""
+    net, plain = pair(channels=channels, batch_norm=batch_norm)
+    images = torch.randn(5, channels, 12, 12, device=DEVICE)
+    without = copy.deepcopy(net)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        found = gradients(net, forward, images)
+        assert sorted(kernels_used) == ["first_block", "kernel_gradient", "pair_gradient"]
+        monkeypatch.setattr(trunk_ops, "KERNEL_DEVICES", ())
+        expected = gradients(without, windows.run, images)
+    exact = gradients(plain, lambda trunk, x: trunk(x), images.double())
+    for (name, _), one, other, third in zip(
+        net.trunk.named_parameters(), found, expected, exact, strict=True
+    ):
+        # The gradient of a bias before a batch norm is zero but for roundings.
+        if not (batch_norm and name in BIASES):
+            yield (one - third).norm(), (other - third).norm(), third.norm()
 
-    The kernels round at other places, as often. Two more roundings are allowed: of the gradients of
-    activations and of weights. Wrong taps or masks change all of a gradient.
-    """
-    for one, other, third in zip(found, expected, exact, strict=True):
-        error = (one - third).norm()
-        assert error <= 2 * (other - third).norm() + 2 * HALF * third.norm()
+
+# Two more roundings are allowed in both tests: of the gradients of activations and of weights.
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_gradients_are_as_close_to_the_plain_trunk_as_without_kernels(
     channels, kernels_used, monkeypatch
 ):
-    net, plain = pair(channels=channels, batch_norm=False)
-    images = torch.randn(5, channels, 12, 12, device=DEVICE)
-    without = copy.deepcopy(net)
-    with torch.autocast(DEVICE, torch.bfloat16):
-        found = gradients(net, windows.run, images)
-        assert sorted(kernels_used) == ["first_block", "kernel_gradient", "pair_gradient"]
-        monkeypatch.setattr(trunk_ops, "KERNEL_DEVICES", ())
-        expected = gradients(without, windows.run, images)
-    agree(found, expected, gradients(plain, lambda trunk, x: trunk(x), images.double()))
+    for error, usual, size in errors(channels, False, windows.run, kernels_used, monkeypatch):
+        assert error <= usual + 2 * HALF * size
+        assert error <= 0.1 * size  # wrong taps or masks change all of it
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:TensorFloat32 tensor cores")
@@ -264,19 +269,11 @@ def test_gradients_are_as_close_to_the_plain_trunk_as_without_kernels(
 def test_compiled_gradients_with_batch_norm_are_as_close_as_without_kernels(
     channels, kernels_used, monkeypatch
 ):
-    net, plain = pair(channels=channels, batch_norm=True)
-    images = torch.randn(5, channels, 12, 12, device=DEVICE)
-    without = copy.deepcopy(net)
+    """Batch norm amplifies roundings, and the compiler rounds at other places than eager mode."""
     backend = "inductor" if DEVICE == "cuda" else "aot_eager"
-    with torch.autocast(DEVICE, torch.bfloat16):
-        found = gradients(net, torch.compile(windows.run, backend=backend, dynamic=False), images)
-        assert sorted(kernels_used) == ["first_block", "kernel_gradient", "pair_gradient"]
-        monkeypatch.setattr(trunk_ops, "KERNEL_DEVICES", ())
-        expected = gradients(without, windows.run, images)
-    exact = gradients(plain, lambda trunk, x: trunk(x), images.double())
-    # The gradient of a bias before a batch norm is zero but for roundings.
-    kept = [i for i, (name, _) in enumerate(net.trunk.named_parameters()) if name not in BIASES]
-    agree(*([found[i] for i in kept] for found in (found, expected, exact)))
+    compiled = torch.compile(windows.run, backend=backend, dynamic=False)
+    for error, usual, size in errors(channels, True, compiled, kernels_used, monkeypatch):
+        assert error <= 2 * usual + 2 * HALF * size
 
 
 def test_float32_and_odd_shapes_use_the_operators_of_pytorch(kernels_used):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Launch(NamedTuple):
-    """How a kernel is launched: positions per block, programs, warps and pipeline stages."""
+    """Launch parameters of a kernel: positions per block, programs, warps and pipeline stages."""
 
     block: int
     programs: int
@@ -28,8 +28,8 @@ class Launch(NamedTuple):
 FORWARD = Launch(128, 0, 4, 1)  # one program for each block
 KERNEL = Launch(128, 528, 4, 2)
 PAIR = Launch(64, 528, 4, 3)
-ADDED = 32  # sums that one program adds
-PARTS = 64  # parts that it reads at a time
+ADDED = 32  # outputs per program of `_add`
+PARTS = 64  # partial sums that it loads at once
 
 
 @triton.jit(do_not_specialize=["total"])  # type: ignore[untyped-decorator]
