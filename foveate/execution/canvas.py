@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from foveate.execution import convnet
+from foveate.execution import canvas_search, convnet
+from foveate.execution.canvas_search import needed_windows
 from foveate.execution.exact import exact_convnet, require_convnet
 from foveate.models.outputs import Outputs
 from foveate.models.sliding import SlidingChannels, extent
@@ -39,28 +40,39 @@ def fits(net: nn.Module, images: Tensor) -> bool:
     return not normed and convnet.fits(net, images)
 
 
-def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Fill the canvas; an empty tensor (B, 0, H, W) carries the image size in its shape."""
+def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Fill the canvas, and find the windows that can be the strongest.
+
+    An empty tensor (B, 0, H, W) carries the image size in its shape.
+    """
     assert isinstance(net, SlidingChannels)
-    canvas = fill_canvas(list(net.grids(images)), layout_of(net, *images.shape[-2:]))
+    layout, backbone = layout_of(net, *images.shape[-2:]), net.backbone
+    canvas = fill_canvas(list(net.grids(images)), layout)
+    canvas = canvas.to(dtype) if images.is_cuda else canvas
     size = images.new_empty(len(images), 0, *images.shape[2:])
-    return canvas.to(dtype) if images.is_cuda else canvas, size
+    return canvas, size, needed_windows(canvas, layout.places, backbone.size, backbone.stride)
 
 
 def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
     """Run the network over the canvas."""
     assert isinstance(net, SlidingChannels)
-    backbone, (canvas, size) = require_convnet(net), inputs
+    backbone, (canvas, size, needed) = require_convnet(net), inputs
     layout, mask = layout_of(net, *size.shape[2:]), backbone.draw_mask(canvas)
     if net.pool == "max" and torch.is_grad_enabled():
-        return Outputs(_max_logits(net, canvas, layout, mask))
-    maps = convnet.dense(backbone, canvas, mask)
-    channels = net.pool_space(split_maps(maps, layout, backbone.size, backbone.stride))
+        return Outputs(_max_logits(net, canvas, layout, mask, needed))
+    windows = (backbone.size, backbone.stride)
+    if net.pool == "max" and canvas_search.applies(backbone, canvas):
+        values, _ = canvas_search.strongest(backbone, canvas, needed, mask, layout.places)
+        parts = canvas_search.grid_slices(layout.places, *windows)
+        channels = torch.stack([values[:, part].amax(1) for part in parts], 1)
+    else:
+        maps = convnet.dense(backbone, canvas, mask)
+        channels = net.pool_space(split_maps(maps, layout, *windows))
     return Outputs(net.combine(channels), channels)
 
 
 def _max_logits(
-    net: SlidingChannels, canvas: Tensor, layout: "Layout", mask: Tensor | None
+    net: SlidingChannels, canvas: Tensor, layout: "Layout", mask: Tensor | None, needed: Tensor
 ) -> Tensor:
     """Return the logits (B, K), with gradients at almost no extra cost.
 
@@ -71,7 +83,12 @@ def _max_logits(
     backbone = net.backbone
     size, stride = backbone.size, backbone.stride
     with torch.no_grad():
-        positions = argmax_windows(convnet.dense(backbone, canvas, mask), layout, size, stride)
+        if canvas_search.applies(backbone, canvas):
+            found = canvas_search.strongest(backbone, canvas, needed, mask, layout.places)
+            tile = found[0].argmax(1, keepdim=True)
+            positions = found[1].gather(1, tile).squeeze(1).long()
+        else:
+            positions = argmax_windows(convnet.dense(backbone, canvas, mask), layout, size, stride)
     windows = windows_at(canvas, positions, size, stride)
     logits = backbone.classify(convnet.features(backbone, windows.flatten(0, 1)), mask)
     return logits.unflatten(0, positions.shape).diagonal(dim1=1, dim2=2)  # type: ignore[no-any-return]

@@ -123,8 +123,8 @@ def run_windows(trunk: nn.Sequential, cut: Tensor, moments: Moments | None = Non
     with torch.autocast(cut.device.type, enabled=False):
         count = 4 * cut.shape[:-1].numel()
         weight, bias = fold_norm(trunk, lambda: moments or window_moments(cut.flatten(0, 2)), count)
-        first, shift = _group(weight).to(cut.dtype), bias.repeat(4).to(cut.dtype)
-        grouped = _regroup(second.weight)
+        first, shift = group_first(weight).to(cut.dtype), bias.repeat(4).to(cut.dtype)
+        grouped = regroup_second(second.weight)
     features = two_blocks(cut, first, shift, grouped, second.bias)
     for layer in list(trunk)[at + 1 :]:
         if isinstance(layer, nn.Conv2d) and layer.stride == (1, 1):
@@ -198,14 +198,14 @@ def track(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor, count: int) -> N
     norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), norm.momentum)
 
 
-def _group(weight: Tensor) -> Tensor:
+def group_first(weight: Tensor) -> Tensor:
     """Place (O, C, 3, 3) weights at the four offsets of a 4 × 4 window: (4 O, 16 C)."""
     corners = [(0, 1), (1, 0)]  # padding after, or before
     placed = [F.pad(weight, (*x, *y)) for y in corners for x in corners]
     return torch.stack(placed).flatten(0, 1).flatten(1)
 
 
-def _regroup(weight: Tensor) -> Tensor:
+def regroup_second(weight: Tensor) -> Tensor:
     """Convert (O, C, 3, 3) weights of stride 2 to (O, 4 C, 2, 2) weights on 2 × 2 groups."""
     filters, channels = weight.shape[:2]
     padded = F.pad(weight, (0, 1, 0, 1)).reshape(filters, channels, 2, 2, 2, 2)

@@ -1,0 +1,253 @@
+"""Find the strongest window of each class on a canvas, in bf16 on a GPU by Triton kernels.
+
+An image of an object on a constant background has many windows that show only background. Their
+logits are equal, so one of them is computed, and the windows that show something else.
+"""
+# Shape letters: B batch, S scale channel, C image channel, H W pixels, T tiles, K classes.
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from foveate.execution.trunk_ops import KERNEL_DEVICES, autocast_dtype
+from foveate.execution.windows import group_first, regroup_second
+from foveate.models.backbone import ConvNet
+
+if TYPE_CHECKING:
+    from foveate.execution.triton_canvas import Stage
+
+Place: TypeAlias = tuple[int, int, int, int]
+"""Top, left, height and width of a grid on the canvas."""
+WIDTHS = (16, 32, 64)  # filters for which the kernels' tiles fit into registers
+MOST_UNITS = 256
+MOST_CLASSES = 64
+MOST_TABLES = 16
+TILE = (8, 16)  # height and width of the tiles of a map
+
+
+def applies(backbone: ConvNet, canvas: Tensor) -> bool:
+    """Whether the kernels support a network without batch norm and a canvas."""
+    convs = [layer for layer in backbone.trunk if isinstance(layer, nn.Conv2d)]
+    strides = [conv.stride[0] for conv in convs]
+    shaped = all(conv.out_channels in WIDTHS for conv in convs) and convs[0].out_channels == 16
+    shaped = shaped and strides[:2] == [1, 2] and canvas.shape[1] <= 4
+    head = backbone.hidden.out_features <= MOST_UNITS and backbone.head.out_features <= MOST_CLASSES
+    exact = canvas.dtype == autocast_dtype(canvas) == torch.bfloat16
+    return canvas.device.type in KERNEL_DEVICES and exact and shaped and head
+
+
+def needed_windows(canvas: Tensor, places: Sequence[Place], size: int, stride: int) -> Tensor:
+    """Return the windows of each grid that can have the largest logit.
+
+    Args:
+        canvas: Grids of images, shape ``(B, C, H, W)``.
+        places: Top, left, height and width of each grid.
+        size: Side of a window in pixels.
+        stride: Distance of windows in pixels, which divides the positions of the grids.
+
+    Returns:
+        First and last row, and first and last column, of the needed windows among those of the
+        canvas, int32, shape ``(B, S, 4)``. They contain every window that is not constant, and a
+        constant one if there is any.
+    """
+    found = []
+    for top, left, height, width in places:
+        grid = canvas[..., top : top + height, left : left + width]
+        other = (grid != grid[..., :1, :1]).any(1)
+        rows, columns = (
+            _span(other.any(axis), (length - size) // stride, size, stride)
+            for axis, length in ((2, height), (1, width))
+        )
+        # A row of windows beside those with content is constant; if there is none, a column is.
+        wide = (rows[0] == 0) & (rows[1] == (height - size) // stride)
+        rows = _widened(*rows, (height - size) // stride)
+        wider = _widened(*columns, (width - size) // stride)
+        before, after = (torch.where(wide, *both) for both in zip(wider, columns, strict=True))
+        corner = [top // stride] * 2 + [left // stride] * 2
+        found.append(
+            torch.stack([*rows, before, after], 1) + torch.tensor(corner).to(canvas.device)
+        )
+    return torch.stack(found, 1).int()
+
+
+def _span(content: Tensor, most: int, size: int, stride: int) -> tuple[Tensor, Tensor]:
+    """Return the first and last of windows 0 to `most` that cover a pixel (B, n) with content."""
+    pixel, count = torch.arange(content.shape[1], device=content.device), content.shape[1]
+    begin = torch.where(content, pixel, count).amin(1)
+    end = torch.where(content, pixel, 0).amax(1)
+    last = (end // stride).clamp(max=most)
+    first = ((begin - size).div(stride, rounding_mode="floor") + 1).clamp(min=0)
+    return torch.minimum(first, last), last
+
+
+def _widened(first: Tensor, last: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Return a range of windows with one more, if there is one."""
+    wider = torch.where(first == 0, last + 1, last).clamp(max=most)
+    return (first - 1).clamp(min=0), wider
+
+
+def strongest(
+    backbone: ConvNet,
+    canvas: Tensor,
+    needed: Tensor,
+    mask: Tensor | None,
+    places: Sequence[Place],
+) -> tuple[Tensor, Tensor]:
+    """Return the largest logit of each class in each tile of the canvas, and its window.
+
+    Args:
+        backbone: Network without batch norm for which `applies` is true.
+        canvas: Grids of images in bf16, shape ``(B, C, H, W)``.
+        needed: Result of `needed_windows`.
+        mask: Dropout mask of the hidden units, shape ``(B, units)``, or None.
+        places: Top, left, height and width of each grid.
+
+    Returns:
+        Logits in float32 and positions of windows, shape ``(B, T, K)``. `grid_slices` gives the
+        tiles of each grid. Tiles without needed windows have -inf.
+    """
+    convs = [layer for layer in backbone.trunk if isinstance(layer, nn.Conv2d)]
+    classes, units = backbone.head.out_features, backbone.hidden.out_features
+    if mask is None:
+        mask = canvas.new_ones(len(canvas), units)
+    with torch.autocast(canvas.device.type, enabled=False):
+        mask = F.pad(mask.float(), (0, _power(units) - units))
+        layers = _packed(convs, backbone)
+    strides = [conv.stride[0] for conv in convs]
+    flat = [number for place in places for number in place]  # for the operator's schema
+    values, positions = strongest_windows(
+        canvas, needed, layers, mask, strides, flat, backbone.size
+    )
+    return values[..., :classes], positions[..., :classes]
+
+
+def grid_slices(places: Sequence[Place], size: int, stride: int) -> list[slice]:
+    """Return the tiles of each grid among the T tiles of `strongest`."""
+    ends = [0]
+    for _, _, height, width in places:
+        tall, wide = ((length - size) // stride + 1 for length in (height, width))
+        ends.append(ends[-1] + math.ceil(tall / TILE[0]) * math.ceil(wide / TILE[1]))
+    return [slice(begin, end) for begin, end in pairwise(ends)]
+
+
+def _packed(convs: Sequence[nn.Conv2d], backbone: ConvNet) -> list[Tensor]:
+    """Return the weights in the layouts of the kernels: products in bf16, biases in float32."""
+    first, second, *others = convs
+    assert first.bias is not None and second.bias is not None
+    weights = [group_first(first.weight), regroup_second(second.weight).permute(2, 3, 1, 0)]
+    biases: list[Tensor] = [first.bias.repeat(4), second.bias]
+    for conv in others:
+        assert conv.bias is not None
+        weights.append(conv.weight.permute(2, 3, 1, 0))
+        biases.append(conv.bias)
+    side, hidden, head = backbone.side, backbone.hidden, backbone.head
+    more = _power(hidden.out_features) - hidden.out_features
+    extra = _power(head.out_features) - head.out_features
+    kernel = hidden.weight.unflatten(1, (-1, side, side)).permute(2, 3, 1, 0)
+    weights += [F.pad(kernel, (0, more)), F.pad(head.weight.mT, (0, extra, 0, more))]
+    biases += [F.pad(hidden.bias, (0, more)), F.pad(head.bias, (0, extra))]
+    rounded = (weight.bfloat16().contiguous() for weight in weights)
+    return [each.detach() for pair in zip(rounded, biases, strict=True) for each in pair]
+
+
+def _power(number: int) -> int:
+    """Return the smallest power of two of at least 16 that is not below a number."""
+    return max(16, 1 << (number - 1).bit_length())
+
+
+@torch.library.custom_op("foveate::strongest_windows", mutates_args=())
+def strongest_windows(
+    canvas: Tensor,
+    needed: Tensor,
+    layers: list[Tensor],
+    mask: Tensor,
+    strides: list[int],
+    places: list[int],
+    size: int,
+) -> tuple[Tensor, Tensor]:
+    """Compute `strongest` from packed layers; `places` has four numbers per grid."""
+    from foveate.execution import triton_canvas as kernels
+
+    with torch.cuda.device_of(canvas):  # Triton launches on the current device
+        side = layers[-4].shape[0]
+        second, *others, last = _stages(canvas, tuple(strides), side, _places(places), size)
+        maps = kernels.first_blocks(canvas, layers[:4], second, needed)
+        for number, stage in enumerate(others, start=2):
+            pair = layers[2 * number : 2 * number + 2]
+            maps = kernels.convolution(maps, pair, strides[number], stage, needed)
+        return kernels.classify(maps, layers[-4:], mask, last, needed)
+
+
+@strongest_windows.register_fake
+def _strongest_fake(
+    canvas: Tensor,
+    needed: Tensor,
+    layers: list[Tensor],
+    mask: Tensor,
+    strides: list[int],
+    places: list[int],
+    size: int,
+) -> tuple[Tensor, Tensor]:
+    tiles = grid_slices(_places(places), size, math.prod(strides))[-1].stop
+    shape = (len(canvas), tiles, len(layers[-1]))
+    return (
+        canvas.new_empty(shape, dtype=torch.float32),
+        canvas.new_empty(shape, dtype=torch.int32),
+    )
+
+
+def _places(flat: Sequence[int]) -> tuple[Place, ...]:
+    return tuple(zip(*(flat[axis::4] for axis in range(4)), strict=True))
+
+
+_tables: dict[tuple[object, ...], list["Stage"]] = {}
+
+
+def _stages(
+    canvas: Tensor, strides: tuple[int, ...], side: int, places: tuple[Place, ...], size: int
+) -> list["Stage"]:
+    """Return the maps after the second and each further convolution, and that of the windows."""
+    key = (canvas.shape[2:], canvas.device, strides, side, places, size)
+    if key not in _tables:
+        if len(_tables) >= MOST_TABLES:
+            _tables.clear()
+        _tables[key] = _make_stages(canvas, strides, side, places, size)
+    return _tables[key]
+
+
+def _make_stages(
+    canvas: Tensor, strides: tuple[int, ...], side: int, places: tuple[Place, ...], size: int
+) -> list["Stage"]:
+    from foveate.execution.triton_canvas import Stage
+
+    found, whole = [], math.prod(strides)
+    for depth in range(2, len(strides) + 2):
+        # The last map is that of the windows, after a convolution of `side` pixels.
+        layers = [(3, stride) for stride in strides[:depth]]
+        layers += [(side, 1)] if depth > len(strides) else []
+        passed = math.prod(strides[:depth])
+        tiles = []
+        for grid, (top, left, height, width) in enumerate(places):
+            corner = (top // passed, left // passed)
+            bottom, right = corner[0] + _after(height, layers), corner[1] + _after(width, layers)
+            tiles += [
+                (grid, y, x, min(y + TILE[0], bottom), min(x + TILE[1], right))
+                for y in range(corner[0], bottom, TILE[0])
+                for x in range(corner[1], right, TILE[1])
+            ]
+        table = torch.tensor(tiles, dtype=torch.int32, device=canvas.device)
+        tall, wide = (_after(length, layers) for length in canvas.shape[2:])
+        found.append(Stage(tall, wide, table, whole // passed, _after(size, layers)))
+    return found
+
+
+def _after(length: int, layers: Sequence[tuple[int, int]]) -> int:
+    """Return the side of the map after unpadded convolutions of (size, stride)."""
+    for size, stride in layers:
+        length = (length - size) // stride + 1
+    return length
