@@ -85,7 +85,7 @@ def row_name(config: TrainConfig) -> str:
             return name if name in OWN else name.replace("-tr", "-mnist-tr")
     raise ConfigError(
         f"a run on {config.source} at scales {config.scales} with {config.epochs} epochs and batch "
-        f"size {config.batch} is neither a row of Table I nor fovplus; pass name= to ship it"
+        f"size {config.batch} is not a row of Table I or fovplus; pass name= to ship it"
     )
 
 
