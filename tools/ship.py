@@ -27,7 +27,7 @@ from foveate.models.pretrained import (
 )
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
-from foveate.training.presets import PRESETS
+from foveate.training.presets import OWN, PRESETS
 
 CARDS = Path(__file__).parents[1] / "docs" / "models"
 NAMED = ("model", "source", "scales", "samples", "size", "seed")
@@ -75,14 +75,17 @@ def ship(
 
 
 def row_name(config: TrainConfig) -> str:
-    """Return the name of a Table I run, such as fovmax-mnist-tr2, for any seed and precision."""
-    for name, row in PRESETS.items():
+    """Return the name of a run, for any seed and precision.
+
+    It is fovmax-mnist-tr2 for a row of Table I, and the name of the preset for fovplus-tr2.
+    """
+    for name, row in (PRESETS | OWN).items():
         same = replace(row, seed=config.seed, precision=config.precision)
         if name.rpartition("-")[2].startswith("tr") and same == config:
-            return name.replace("-tr", "-mnist-tr")
+            return name if name in OWN else name.replace("-tr", "-mnist-tr")
     raise ConfigError(
         f"a run on {config.source} at scales {config.scales} with {config.epochs} epochs and batch "
-        f"size {config.batch} is not a row of Table I; pass name= to ship it"
+        f"size {config.batch} is not a row of Table I or fovplus; pass name= to ship it"
     )
 
 

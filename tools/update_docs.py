@@ -74,14 +74,15 @@ def update_docs(found: Reproduction, root: Path) -> list[Path]:
 
 
 def _claims(found: Reproduction) -> str:
-    return _verdicts("claim", found.claims)
+    return verdict_table("claim", found.claims)
 
 
 def _bars(found: Reproduction) -> str:
-    return _verdicts("bar", bars(found.results, found.records))
+    return verdict_table("bar", bars(found.results, found.records))
 
 
-def _verdicts(what: str, claims: Sequence[Claim]) -> str:
+def verdict_table(what: str, claims: Sequence[Claim]) -> str:
+    """Return a Markdown table of claims with their numbers, thresholds and verdicts."""
     rows = [
         [
             f"**{claim.name}** {claim.statement}",
@@ -90,7 +91,7 @@ def _verdicts(what: str, claims: Sequence[Claim]) -> str:
         ]
         for claim in claims
     ]
-    return _table([what, "measured, threshold", "verdict"], rows)
+    return markdown_table([what, "measured, threshold", "verdict"], rows)
 
 
 def _headline(found: Reproduction) -> str:
@@ -123,7 +124,9 @@ def _few_samples(found: Reproduction) -> str:
     lines = {network: found.results.table("table3", network) for network in NETWORKS}
     rows = [[name, *(_cell(row.points[0]) for row in own)] for name, own in lines.items()]
     sizes = [f"{int(row.trained):,}" for row in lines["CNN"]]
-    return _partial_notice(found.results.table("table3")) + _table(["network", *sizes], rows)
+    return _partial_notice(found.results.table("table3")) + markdown_table(
+        ["network", *sizes], rows
+    )
 
 
 def _provenance(found: Reproduction) -> str:
@@ -139,7 +142,7 @@ def _over_scale(rows: Sequence[Row], step: int) -> str:
     """Return a table with every ``step``-th scale."""
     scales = ["1/2", "0.71", "1", "1.41", "2", "2.83", "4", "5.66", "8"][:: step // 2]
     lines = [[row.label, *map(_cell, row.points[::step])] for row in rows]
-    return _table(["network", *scales], lines)
+    return markdown_table(["network", *scales], lines)
 
 
 def _cell(point: Point) -> str:
@@ -154,7 +157,8 @@ def _partial_notice(rows: Sequence[Row]) -> str:
     return f"Partial: {count} of {len(rows)} rows are not complete.\n\n" if count else ""
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table; with more than three columns, numbers are aligned to the right."""
     align = ["---", *["---:"] * (len(headers) - 1)] if len(headers) > 3 else ["---"] * len(headers)
     return "\n".join(f"| {' | '.join(row)} |" for row in (headers, align, *rows))
 

@@ -188,7 +188,7 @@ def list_models(filter: str = "", *, pretrained: bool = False) -> list[str]:
 
     Examples:
         >>> from foveate import list_models
-        >>> list_models("fov*-tr2")
+        >>> list_models("fov*-mnist-tr2")
         ['fovavg-mnist-tr2', 'fovconc-mnist-tr2', 'fovconc5-mnist-tr2', 'fovmax-mnist-tr2']
     """
     from foveate.models.pretrained import pretrained_names  # circular import
