@@ -57,7 +57,11 @@ def plain_average(states, decay):
 
 
 def assert_average(found, states, decay):
-    """Each step rounds a difference, a product and a sum of at most twice the largest value."""
+    """Compare with the definition. L is the largest value and eps the spacing of floats at 1.
+
+    Each step rounds the decay, a difference and a product of at most 2 L, by eps L each, and a sum
+    of at most L, by eps L / 2.
+    """
     for name, expected in plain_average(states, decay).items():
         if not found[name].is_floating_point():
             assert torch.equal(found[name], expected)

@@ -43,7 +43,7 @@ class WeightAverage:
             step: Number of steps of the run before this one.
         """
         decay = min(self.decay, (1 + step) / (10 + step))
-        # One launch per list on a GPU, on the current stream and without synchronisation.
+        # On a GPU, a few launches on the current stream, without synchronisation.
         torch._foreach_lerp_(self._averages, self._values, 1 - decay)
         if self._copies:
             torch._foreach_copy_(self._copies, self._others)
