@@ -323,6 +323,25 @@ def test_a_process_that_is_killed_ends_the_run_with_one_line(tmp_path, one, two,
         assert abs(was["loss"] - now["loss"]) < 4 * rounding
 
 
+def farthest(first, second):
+    """The largest difference of weights; biases before a norm have no gradient but rounding."""
+    names = [name for name in first if name.endswith("weight")]
+    return max(float((first[name] - second[name]).abs().max()) for name in names)
+
+
+def test_the_average_of_a_killed_run_is_that_of_one_process(tmp_path, one, two):
+    """An average of weights differs no more than they do, up to the rounding of its own steps."""
+    options = [*COMMAND, "--set", "ema=0.9", "--out", tmp_path / "run"]
+    victim(STEPS + 4, "SIGKILL", *options).communicate()
+    assert RunFolder(tmp_path / "run").load()[0].epoch == 1
+    done(torchrun("-m", "foveate", *options))
+    average = weights(train(replace(CONFIG, ema=0.9), tmp_path / "alone").path)
+    last = weights(one[0])
+    rounding = max(farthest(last, weights(two[0])), torch.finfo(torch.float32).eps)
+    assert farthest(average, weights(tmp_path / "run")) < 4 * rounding
+    assert farthest(average, last) > 100 * rounding  # the last weights would be found out
+
+
 @pytest.mark.parametrize("lag", [0, 3])
 def test_torchrun_starts_it_again_by_itself(tmp_path, two, lag):
     """Whether the first process meets the dead one, or torchrun asks it to end before."""

@@ -27,7 +27,7 @@ from foveate.training.tensors import read_tensors
 MAX_EPOCHS = 1_000_000
 MAX_BATCH = 65_536
 NO_ZOOMS = (1.0, 1.0)
-LATER = ("recipe", "zooms", "distortions")  # fields that earlier versions do not have
+LATER = ("recipe", "zooms", "distortions", "ema")  # fields that earlier versions do not have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +81,9 @@ class TrainConfig:
             each epoch: rotation, shear, aspect ratio, elastic displacement and stroke width; 0
             turns them off. Strength 1 rotates by up to 15 degrees and displaces by up to 3 % of
             the side of the image.
+        ema: Decay per step of an exponential moving average of the weights and batch norm
+            statistics; 0 turns it off. The run validates and saves the average, and trains with
+            the weights themselves. In step t the decay is at most (1 + t) / (10 + t), from t = 0.
 
     Raises:
         ConfigError: If a field is out of range, or fields contradict each other.
@@ -120,6 +123,7 @@ class TrainConfig:
     recipe: Recipe | None = None
     zooms: tuple[float, ...] = NO_ZOOMS
     distortions: float = 0.0
+    ema: float = 0.0
 
     def __post_init__(self) -> None:
         if isinstance(self.zooms, list):
@@ -133,7 +137,7 @@ class TrainConfig:
         for name in ("learning_rate", "smallest_rate", "epochs_per_decay"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name):g}")
-        for name in ("warmup", "weight_decay", "label_smoothing", "clip"):
+        for name in ("warmup", "weight_decay", "label_smoothing", "clip", "ema"):
             if not 0 <= getattr(self, name) < (math.inf if name == "clip" else 1):
                 limits = "0 or more" if name == "clip" else "at least 0 and below 1"
                 raise ConfigError(f"{name} must be {limits}, got {getattr(self, name):g}")
@@ -189,13 +193,15 @@ class TrainConfig:
         """Return all fields as values that JSON can store.
 
         Returns:
-            A dictionary of the fields. ``recipe`` is absent if it is ``None``, and ``zooms`` and
-            ``distortions`` if they are off, so that digests equal those of versions without them.
+            A dictionary of the fields. ``recipe`` is absent if it is ``None``, and ``zooms``,
+            ``distortions`` and ``ema`` if they are off, so that digests equal those of versions
+            without them.
         """
         values = {**asdict(self), "model": self.model.to_dict()}
         later: dict[str, Any] = {"recipe": self.recipe.to_dict()} if self.recipe else {}
         later |= {"zooms": list(self.zooms)} if self.zooms != NO_ZOOMS else {}
         later |= {"distortions": self.distortions} if self.distortions else {}
+        later |= {"ema": self.ema} if self.ema else {}
         return {k: v for k, v in values.items() if k not in LATER} | later
 
     @classmethod

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import NamedTuple, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from foveate.data.splits import SplitName
@@ -17,7 +17,8 @@ from foveate.execution.captured import CHUNK, Batch, Step, make_step, plain_step
 from foveate.execution.plan import logits
 from foveate.execution.precision import cast
 from foveate.models.channels import ScaleChannels
-from foveate.models.pretrained import find_non_finite
+from foveate.models.pretrained import find_non_finite, load_weights
+from foveate.training.averaging import WeightAverage
 from foveate.training.checkpoint import Progress, RunFolder, pack, unpack
 from foveate.training.config import NO_ZOOMS, TrainConfig, build_net
 from foveate.training.data import Batches, Load, open_batches
@@ -30,6 +31,7 @@ from foveate.training.state import (
     capture_state,
     make_optimiser,
     restore_state,
+    select_prefix,
     set_rate,
 )
 from foveate.training.unchanged import record_data
@@ -75,6 +77,7 @@ class Session:
         self.random = RandomStates(self.device)
         self.progress = Progress()
         self.best: dict[str, Tensor] = {}
+        self.average: WeightAverage | None = None
         self.new = False
         self.saved = time.perf_counter()
 
@@ -172,6 +175,7 @@ class Session:
         if config.backbone:  # EfficientNet-Lite0: a third of the time on one H200, half on a CPU
             self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimiser = make_optimiser(self.net, config, device)
+        self.average = WeightAverage(self.net, config.ema) if config.ema else None
         self._restore()
         if self.shared.recompute:
             if not isinstance(self.net, ScaleChannels):
@@ -198,6 +202,11 @@ class Session:
             smoothing=config.label_smoothing,
         )
 
+    @property
+    def result(self) -> nn.Module:
+        """The network to validate and save: the average of the weights, if there is one."""
+        return self.net if self.average is None else self.average.net
+
     def _worth_compiling(self) -> bool:
         """Whether the run has enough steps to make up for the time of compiling a backbone."""
         return not self.config.backbone or self.count * self.config.epochs > COMPILED_FROM
@@ -221,7 +230,7 @@ class Session:
             yield from self._close_epoch()
         self._record_skipped()
         if self.team.is_main:
-            self.folder.finish(self.progress, self.best or self.net.state_dict(), self.config)
+            self.folder.finish(self.progress, self.best or self.result.state_dict(), self.config)
 
     def _open(self, split: SplitName) -> Batches:
         # Zooms and distortions depend on the seed of a run, so it has its own training images.
@@ -255,6 +264,8 @@ class Session:
                 set_rate(self.optimiser, config.rate(progress.epoch + progress.step / self.count))
             if len(batch.labels):
                 self.losses[progress.step] = self.step(batch)
+                if self.average is not None:
+                    self.average.update(progress.epoch * self.count + progress.step)
             else:  # all images of the batch were left out
                 progress.empty += 1
             progress.step += 1
@@ -304,7 +315,7 @@ class Session:
             entry["validation"] = yield from self._accuracy()
             before = [past["validation"] for past in progress.metrics if "validation" in past]
             if self.config.keep == "best" and entry["validation"] > max(before, default=-1.0):
-                self.best = {k: v.detach().clone() for k, v in self.net.state_dict().items()}
+                self.best = {k: v.detach().clone() for k, v in self.result.state_dict().items()}
         progress.metrics.append({**entry, "share": progress.share})
         progress.epoch, progress.step, progress.loss = progress.epoch + 1, 0, 0.0
         progress.empty = 0
@@ -322,12 +333,12 @@ class Session:
     @torch.no_grad()
     def _accuracy(self) -> Generator[None, None, float]:
         """Return the validation accuracy, yielding after every chunk of images."""
-        self.net.eval()
+        net = self.result.eval()
         counts = torch.zeros(2, device=self.device)  # correct predictions, and images
         for batch in self.valid(self.team.part(torch.arange(len(self.valid))), CHUNK):
             images, labels = batch.select()
             with cast(self.config.precision, self.device):
-                counts[0] += (logits(self.net, images).argmax(1) == labels).sum()
+                counts[0] += (logits(net, images).argmax(1) == labels).sum()
             counts[1] += len(labels)
             yield
         right, seen = self.team.all_reduce_sum(counts).tolist()
@@ -338,11 +349,13 @@ class Session:
             return
         if self.progress.step:
             self._accumulate_losses()
-        if find_non_finite(self.net.state_dict()):
+        averaged = {} if self.average is None else self.average.net.state_dict()
+        ema = {f"ema.{name}": tensor for name, tensor in averaged.items()}
+        if find_non_finite(self.net.state_dict() | ema):
             self._stop(f"after epoch {self.progress.epoch}, step {self.progress.step}")
         self._record_skipped()
         best = {f"best.{name}": tensor for name, tensor in self.best.items()}
-        self.folder.save(self.progress, capture_state(self.net, self.optimiser) | best)
+        self.folder.save(self.progress, capture_state(self.net, self.optimiser) | best | ema)
         self.saved = time.perf_counter()
 
     def _record_skipped(self) -> None:
@@ -357,8 +370,10 @@ class Session:
         if found is not None:
             self.progress, tensors = found
             restore_state(self.net, self.optimiser, tensors, self.folder.resume)
-            best = {k: v for k, v in tensors.items() if k.startswith("best.")}
-            self.best = {k.removeprefix("best."): v.to(self.device) for k, v in best.items()}
+            best = select_prefix(tensors, "best.")
+            self.best = {name: tensor.to(self.device) for name, tensor in best.items()}
+            if self.average is not None:
+                load_weights(self.average.net, select_prefix(tensors, "ema."), self.folder.resume)
 
     def _describe_checkpoint(self) -> str:
         """Describe the last checkpoint, for the error after a process died."""

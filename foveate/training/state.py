@@ -100,8 +100,7 @@ def restore_state(
     torch.set_rng_state(tensors["random"].to(torch.uint8))
     if (device := next(net.parameters()).device).type == "cuda" and "random.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["random.cuda"].to(torch.uint8), device)
-    weights = {k.removeprefix("net."): v for k, v in tensors.items() if k.startswith("net.")}
-    load_weights(net, weights, path)
+    load_weights(net, select_prefix(tensors, "net."), path)
     for name, parameter in net.named_parameters():
         for key in ("step", "exp_avg", "exp_avg_sq"):
             if f"adam.{key}.{name}" in tensors:
@@ -111,6 +110,11 @@ def restore_state(
                 elif parameter.is_cuda:
                     value = value.to(parameter.device)
                 optimiser.state[parameter][key] = value
+
+
+def select_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names start with a prefix, by the rest of their names."""
+    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
 
 class RandomStates:

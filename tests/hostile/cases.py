@@ -138,6 +138,7 @@ BOUNDS = {
     "mean": (-1e308, 1e308),
     "std": (1e-300, 1e308),
     "distortions": (0, 4),
+    "ema": (0, 0.99),
     "lazy": (0, float("inf")),
 }
 FINE = {("border", "audit"): ("-1", "1e308"), ("workers", "train"): ("0",)}
