@@ -62,7 +62,7 @@ class TrainConfig:
         freeze_norms: Whether batch norms use their stored running statistics and do not update
             them.
         keep: Weights that the run saves at its end: ``last``, or ``best`` for those with the
-            highest validation accuracy.
+            highest validation accuracy, the latest of several.
         precision: ``float32``, or ``bf16`` for autocast to bfloat16.
         backbone: Network that replaces the paper's in each channel: ``timm:NAME``,
             ``torchvision:NAME`` or ``package.module:factory``. A factory is called with

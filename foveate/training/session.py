@@ -314,7 +314,7 @@ class Session:
         if due:
             entry["validation"] = yield from self._accuracy()
             before = [past["validation"] for past in progress.metrics if "validation" in past]
-            if self.config.keep == "best" and entry["validation"] > max(before, default=-1.0):
+            if self.config.keep == "best" and entry["validation"] >= max(before, default=-1.0):
                 self.best = {k: v.detach().clone() for k, v in self.result.state_dict().items()}
         progress.metrics.append({**entry, "share": progress.share})
         progress.epoch, progress.step, progress.loss = progress.epoch + 1, 0, 0.0
