@@ -7,9 +7,7 @@ them.
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels.
 
 import math
-import mmap
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -42,42 +40,6 @@ from foveate.training.skipped import Bad, Skipped
 MOST_WORKERS = 8  # by default
 
 
-class PatchMemory:
-    """Memory for the patches of batches on a CPU, reused once no tensor refers to it.
-
-    The system fills new memory with zeros, which takes about as long as computing the patches.
-    """
-
-    def __init__(self) -> None:
-        self.maps: list[mmap.mmap] = []
-        self.unused = 0  # reference count of a map that no tensor uses
-
-    def empty(self, *size: int) -> Tensor:
-        """Allocate a float32 tensor, in huge pages if the system supports them."""
-        count = math.prod(size)
-        if count == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
-            return torch.empty(size)
-        free = [i for i, references in enumerate(self._references()) if references == self.unused]
-        fitting = [i for i in free if len(self.maps[i]) >= 4 * count]
-        if not fitting:
-            self.maps = [pages for i, pages in enumerate(self.maps) if i not in free]
-            self.maps.append(_map_memory(4 * count))
-            self.unused = self._references()[-1]
-        pages = self.maps[fitting[0] if fitting else -1]
-        return torch.frombuffer(pages, dtype=torch.float32, count=count).view(size)
-
-    def _references(self) -> list[int]:
-        """Return the reference count of each map: the storage of a tensor holds one."""
-        return [sys.getrefcount(pages) for pages in self.maps]
-
-
-def _map_memory(size: int) -> mmap.mmap:
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # the kernel does not support huge pages
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return pages
-
-
 @dataclass(frozen=True, eq=False)
 class PhotoBatches(Batches):
     """A loader for the images of a split as patches (B, S, C, P, P), in any order.
@@ -95,7 +57,6 @@ class PhotoBatches(Batches):
     bad: Bad = "stop"
     skipped: Skipped = field(default_factory=dict)
     idle: list[PhotoReader] = field(default_factory=list)
-    memory: PatchMemory = field(default_factory=PatchMemory)
 
     def __post_init__(self) -> None:
         if self.workers < 0:
@@ -136,12 +97,11 @@ class PhotoBatches(Batches):
         """Stop the workers, which wait for the next epoch."""
         while self.idle:
             self.idle.pop().close()
-        self.memory.maps.clear()
 
     def _batch(self, found: Packed) -> Batch:
         pinned = self.device.type == "cuda"  # other copies must end before the worker goes on
         packed = found._replace(values=found.values.to(self.device, non_blocking=pinned))
-        cut = cut_patches(packed, self.recipe, windows_of(self.net), self.memory)
+        cut = cut_patches(packed, self.recipe, windows_of(self.net))
         labels = send(torch.from_numpy(packed.labels), self.device)
         return Batch(Prepared(patches, (cut,)), labels)
 
@@ -163,9 +123,7 @@ class PhotoBatches(Batches):
 
 
 @torch.no_grad()
-def cut_patches(
-    packed: Packed, recipe: Recipe, windows: ScaleChannels, memory: PatchMemory
-) -> Tensor:
+def cut_patches(packed: Packed, recipe: Recipe, windows: ScaleChannels) -> Tensor:
     """Normalise images and resample their patches (B, S, C, P, P).
 
     On a CPU, they are processed one by one while each is in the cache, by one thread: the workers
@@ -173,7 +131,7 @@ def cut_patches(
     """
     if packed.values.device.type != "cpu" and len(packed.labels):
         return cut_together(packed, recipe, windows)
-    found = memory.empty(len(packed.labels), len(windows.scales), 3, windows.size, windows.size)
+    found = torch.empty(len(packed.labels), len(windows.scales), 3, windows.size, windows.size)
     options = (windows.scales, windows.size, windows.padding, windows.antialias)
     centres = torch.from_numpy(packed.centres)
     with one_thread():
