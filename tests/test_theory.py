@@ -46,7 +46,7 @@ COUNTS = {  # of findings
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    with statements.one_thread():
+    with statements.cpu_threads(1):
         yield
 
 

@@ -148,32 +148,6 @@ def scatter_plain(gradient: Tensor, shape: torch.Size, spec: PatchSpec) -> Tenso
         return torch.stack(parts).sum(0).to(gradient.dtype)
 
 
-def sampling_matrices(
-    length: int,
-    scales: ScaleGrid | Sequence[float],
-    size: int,
-    padding: Padding = "border",
-    antialias: bool = False,
-    centres: Tensor | None = None,
-    *,
-    dtype: torch.dtype,
-    device: torch.device | str,
-) -> Tensor:
-    """Return the (S, P, L) weights that map the L = `length` pixels of one axis to patch pixels.
-
-    With `centres`, a (B,) tensor of coordinates on this axis, the result is (B, S, P, L). With
-    constant padding the weight outside the image is left out, so rows can sum to less than one.
-    The weights are computed in float64 and then rounded to `dtype`.
-    """
-    spec = PatchSpec(as_scales(scales), size, padding, antialias)
-    check_window(size, padding)
-    if length < 1:
-        raise ConfigError(f"length must be at least 1 pixel, got {length}")
-    if centres is not None and centres.ndim != 1:
-        raise ConfigError(f"centres of one axis must have shape (B,), got {tuple(centres.shape)}")
-    return axis_matrices(length, spec, centres, device).to(device=device, dtype=dtype)
-
-
 class PatchSpec(NamedTuple):
     """The arguments of `foveate` except the images."""
 
@@ -309,7 +283,12 @@ def _axis(
 def axis_matrices(
     length: int, spec: PatchSpec, centres: Tensor | None, device: torch.device | str
 ) -> Tensor:
-    """Compute `sampling_matrices` in float64, on the CPU if the device does not support it."""
+    """Return the (S, P, L) weights that map the L = `length` pixels of one axis to patch pixels.
+
+    With `centres`, a (B,) tensor of coordinates on this axis, the result is (B, S, P, L). With
+    constant padding the weight outside the image is left out, so rows can sum to less than one.
+    The weights are float64, on the CPU if the device does not support them.
+    """
     device = "cpu" if torch.device(device).type == "mps" else device
     offsets = torch.arange(spec.size, dtype=torch.float64, device=device) + (0.5 - spec.size / 2)
     at = offsets * _column(spec.scales, device)  # (S, P)

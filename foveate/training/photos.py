@@ -24,7 +24,7 @@ from foveate.data.large_scale import send
 from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import Recipe
 from foveate.data.shards import Shards
-from foveate.data.store import one_thread
+from foveate.data.store import cpu_threads
 from foveate.errors import ConfigError, DataError
 from foveate.execution import patches
 from foveate.execution.captured import Batch
@@ -134,7 +134,7 @@ def cut_patches(packed: Packed, recipe: Recipe, windows: ScaleChannels) -> Tenso
     found = torch.empty(len(packed.labels), len(windows.scales), 3, windows.size, windows.size)
     options = (windows.scales, windows.size, windows.padding, windows.antialias)
     centres = torch.from_numpy(packed.centres)
-    with one_thread():
+    with cpu_threads(1):
         for picture, centre, out in zip(packed.pictures(), centres, found, strict=True):
             spec = PatchSpec(*options, centre[None])
             resample(recipe.normalise(picture)[None], spec, out=out[None])

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from foveate.data.store import one_thread
+from foveate.data.store import cpu_threads
 from foveate.evaluation.theory import covariance, scale_invariance
 from foveate.evaluation.theory.bounds import Finding
 
@@ -39,7 +39,7 @@ def verify(seed: int = 0, advance: Callable[[int], None] | None = None) -> list[
         True
     """
     found = []
-    with one_thread():  # two threads are slower for many small matrix products
+    with cpu_threads(1):  # two threads are slower for many small matrix products
         for statement in STATEMENTS:
             found += statement(seed)
             if advance is not None:
