@@ -327,7 +327,7 @@ def test_the_calibrated_tolerance_is_the_smallest_that_suffices(pool, disagreeme
     assert result(tolerance)[1] <= allowed
     found, lead, _ = map(torch.stack, zip(*leads(logits, pool), strict=True))
     needed = required_tolerance(found != label, lead)
-    chosen = choose_tolerance(logits.split(90), pool, disagreement)
+    chosen = choose_tolerance(net, logits.split(90), disagreement)
     assert chosen.tolerance == tolerance
     assert (chosen.channels, chosen.disagreement * 400) == pytest.approx(result(tolerance))
     assert (needed > tolerance).sum() <= allowed < (needed >= tolerance).sum()

@@ -78,14 +78,8 @@ class TestSet:
 
         The tolerance of the network itself is not changed.
         """
-        check_lazy(0.0, net.pool)
-        previous, net.lazy = net.lazy, None
-        try:
-            with eval_mode(net):
-                found = self._channels(net, scales, advance)
-                return choose_tolerance(found, net.pool, disagreement)
-        finally:
-            net.lazy = previous
+        with eval_mode(net):
+            return choose_tolerance(net, self._channels(net, scales, advance), disagreement)
 
     def _channels(
         self, net: ScaleChannels, scales: Sequence[float], advance: Callable[[int], None]

@@ -9,7 +9,6 @@ them.
 import math
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from foveate.checks import check_memory
-from foveate.data.decoding import read_header
 from foveate.data.large_scale import send
 from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import Recipe
@@ -32,7 +30,7 @@ from foveate.execution.plan import Prepared
 from foveate.models.channels import ScaleChannels
 from foveate.resampling.definition import PatchSpec, resample
 from foveate.training.config import TrainConfig
-from foveate.training.data import LISTED, Batches, open_pictures
+from foveate.training.data import LISTED, Batches, open_pictures, readable_headers
 from foveate.training.photo_reader import Packed, PhotoDataset, PhotoReader
 from foveate.training.rescaling import AugmentationSeed
 from foveate.training.skipped import Bad, Skipped
@@ -195,11 +193,8 @@ def _sizes(images: Shards) -> str:
     """Return the range of image sizes in a folder as text; empty for tar files."""
     if not isinstance(folder := images.shards[0], PictureFolder):
         return ""
-    sizes = []
-    for path, _ in folder.items["train"][:LISTED]:
-        with suppress(DataError):  # reported when the image is used
-            header = read_header(path)
-            sizes.append((header.width * header.height, f"{header.width}x{header.height}"))
+    headers = readable_headers(folder.items["train"][:LISTED])
+    sizes = [(h.width * h.height, f"{h.width}x{h.height}") for h in headers]
     return f", {min(sizes)[1]} to {max(sizes)[1]} pixels" if sizes else ""
 
 
