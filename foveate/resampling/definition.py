@@ -212,13 +212,7 @@ def _patches(pixels: Tensor, spec: PatchSpec, parts: int) -> Iterator[Tensor]:
     rows, columns, frame = _matrices(pixels, pixels.shape, spec)
     for i, scale in enumerate(spec.scales):
         y, x = _window(height, scale, spec), _window(width, scale, spec)
-        seen, row, column = pixels[..., y, x], rows[..., i, :, y], columns[..., i, :, x]
-        # A copy of the window is acceptable if it is no larger than an output.
-        small = (y.stop - y.start) * (x.stop - x.start) <= len(spec.scales) * spec.size**2
-        if small and spec.centres is None:
-            patch = _patch_by_columns(seen, row, column)
-        else:
-            patch = _patch(seen, row, column, parts)
+        patch = _patch(pixels[..., y, x], rows[..., i, :, y], columns[..., i, :, x], parts)
         yield patch if frame is None else patch + frame[..., i, None, :, :]
 
 
@@ -231,14 +225,6 @@ def _patch(pixels: Tensor, rows: Tensor, columns: Tensor, parts: int) -> Tensor:
         (piece.unsqueeze(-3) @ pixels) @ columns.mT for piece in rows.tensor_split(parts, dim=-2)
     ]
     return pieces[0] if parts == 1 else torch.cat(pieces, -2)
-
-
-def _patch_by_columns(pixels: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Compute `_patch` with one large product over columns first: a fifth faster on 2 cores."""
-    batch, channels, height, _ = pixels.shape
-    size, total = len(rows), batch * channels
-    narrow = (pixels.flatten(0, 2) @ columns.mT).view(total, height, size)
-    return torch.bmm(rows.expand(total, -1, -1), narrow).view(batch, channels, size, size)
 
 
 def _window(length: int, scale: float, spec: PatchSpec) -> slice:
