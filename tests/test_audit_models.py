@@ -11,6 +11,7 @@ import pytest
 import torch
 from audited_nets import NAMES, SIZE, export, write_pictures
 from made_images import random_images
+from resampling_cases import foveate_plain
 from torch import nn
 
 from foveate.data.sources import load_source
@@ -23,7 +24,6 @@ from foveate.evaluation.audit.zero_shot import pair_with_channels, wrap_zero_sho
 from foveate.evaluation.models import Model, load_model
 from foveate.evaluation.third_party import Classifier
 from foveate.models.zoo import ModelConfig
-from foveate.resampling import foveate_plain
 
 SCALES = (0.5, 1.0, 2.0)
 

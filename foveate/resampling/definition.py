@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import index
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -118,25 +118,8 @@ def resample(images: Tensor, spec: PatchSpec, out: Tensor | None = None) -> Tens
     return patches if out is None else out.copy_(patches)
 
 
-def foveate_plain(
-    images: Tensor, scales: ScaleGrid | Sequence[float], size: int, **options: Any
-) -> Tensor:
-    """Compute `foveate` as one einsum: the definition that every faster path must reproduce.
-
-    It accepts the options of `foveate`.
-    """
-    spec = PatchSpec(as_scales(scales), size, **options)
-    _check(images, spec)
-    axes = "sph,bchw,sqw->bscpq" if spec.centres is None else "bsph,bchw,bsqw->bscpq"
-    with _full_precision(images):
-        pixels = images.to(_working_dtype(images))
-        rows, columns, frame = _matrices(pixels, pixels.shape, spec)
-        patches = torch.einsum(axes, rows, pixels, columns)
-        return (patches if frame is None else patches + frame.unsqueeze(-3)).to(images.dtype)
-
-
 def scatter_plain(gradient: Tensor, shape: torch.Size, spec: PatchSpec) -> Tensor:
-    """Apply the transpose of `foveate_plain`: from (B, S, C, P, P) to the `shape` of the images."""
+    """Apply the transpose of `_resample`: from (B, S, C, P, P) to the `shape` of the images."""
     with _full_precision(gradient):
         slopes = gradient.to(_working_dtype(gradient))
         rows, columns, _ = _matrices(slopes, shape, spec)
