@@ -155,11 +155,15 @@ def open_batches(
     errors, or left out if `bad` is "skip".
     """
     if is_photo(config):
-        return _open_photos(config, split, net, device, workers, bad)
+        from foveate.training.photos import open_photos  # which imports this module
+
+        pictures = open_pictures(config.source)
+        _check_fit(config, PHOTO_SHAPE, pictures.labels(split))
+        return open_photos(config, pictures, split, net, device, workers, bad=bad)
     images = open_source(config.source, load, stream)
     labels = images.labels(split)
     _check_fit(config, images.shape, labels)
-    count = _count(config, len(labels), split)
+    count = sample_count(config, len(labels), split)
     zooms = config.zooms if split == "train" else NO_ZOOMS
     batches = Batches(images, split, count, net, device, config.precision, zooms=zooms)
     if is_generated(config.source):
@@ -175,34 +179,6 @@ def open_batches(
     batches = replace(batches, rescale_images=rescale_images, random=training and distorted)
     streamed = stream or is_shards(config.source) or (training and is_augmented(config))
     return batches if streamed else batches.make_resident(config)
-
-
-def _open_photos(
-    config: TrainConfig,
-    split: SplitName,
-    net: nn.Module,
-    device: torch.device,
-    workers: int | None,
-    bad: Literal["stop", "skip"],
-) -> Batches:
-    from foveate.training.photos import PhotoBatches, default_workers  # which imports this module
-
-    assert config.recipe is not None
-    images = open_pictures(config.source)
-    labels = images.labels(split)
-    _check_fit(config, PHOTO_SHAPE, labels)
-    return PhotoBatches(
-        images,
-        split,
-        _count(config, len(labels), split),
-        net,
-        device,
-        config.precision,
-        recipe=config.recipe,
-        largest=config.batch,
-        workers=default_workers() if workers is None else workers,
-        bad=bad,
-    )
 
 
 def adapt_to_source(
@@ -362,7 +338,8 @@ def generated_from(source: str) -> str | None:
     return str(files[0].manifest["source"]["name"]) if files[0].manifest else None
 
 
-def _count(config: TrainConfig, there: int, split: SplitName) -> int:
+def sample_count(config: TrainConfig, there: int, split: SplitName) -> int:
+    """Return the number of images that a run uses, of those that are `there` in a split."""
     if split != "train" or not config.samples:
         return there
     if config.samples > there:

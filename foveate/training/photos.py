@@ -22,6 +22,7 @@ from foveate.data.large_scale import send
 from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import Recipe
 from foveate.data.shards import Shards
+from foveate.data.splits import SplitName
 from foveate.data.store import cpu_threads
 from foveate.errors import ConfigError, DataError
 from foveate.execution import patches
@@ -30,7 +31,7 @@ from foveate.execution.plan import Prepared
 from foveate.models.channels import ScaleChannels
 from foveate.resampling.definition import PatchSpec, resample
 from foveate.training.config import TrainConfig
-from foveate.training.data import LISTED, Batches, open_pictures, readable_headers
+from foveate.training.data import LISTED, Batches, open_pictures, readable_headers, sample_count
 from foveate.training.photo_reader import Packed, PhotoDataset, PhotoReader
 from foveate.training.rescaling import AugmentationSeed
 from foveate.training.skipped import Bad, Skipped
@@ -118,6 +119,26 @@ class PhotoBatches(Batches):
         dataset = PhotoDataset(self.images, self.split, self.recipe, self.bad, self.share)
         workers = min(self.workers, math.ceil(self.count / batch))
         return PhotoReader(dataset, workers, pinned=self.device.type != "cpu")
+
+
+def open_photos(
+    config: TrainConfig,
+    images: Shards,
+    split: SplitName,
+    net: nn.Module,
+    device: torch.device,
+    workers: int | None = None,
+    **options: Any,
+) -> PhotoBatches:
+    """Return a loader with the recipe, the batch size and the precision of a run.
+
+    By default it has `default_workers`; `options` are further fields of `PhotoBatches`.
+    """
+    count = sample_count(config, len(images.labels(split)), split)
+    workers = default_workers() if workers is None else workers
+    usual = {"recipe": config.recipe, "largest": config.batch, "workers": workers}
+    given = {**usual, **options}
+    return PhotoBatches(images, split, count, net, device, config.precision, **given)
 
 
 @torch.no_grad()
