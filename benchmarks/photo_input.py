@@ -10,8 +10,8 @@ batches of 32:
   their windows.
 - `cut`: the input of a run on a CPU. Seven windows of 56 to 448 pixels are cut into patches of 160.
 
-A pass is an epoch of a run: the workers of all pipelines and the memory for patches exist already,
-and the C library keeps freed memory, as in `foveate train`. CPU time is that of all processes.
+A pass is an epoch of a run: the workers of all pipelines exist already, and the C library keeps
+freed memory, as in `foveate train`. CPU time is that of all processes.
 """
 
 import argparse

@@ -29,12 +29,13 @@ from foveate.execution.captured import Batch, plain_step
 from foveate.execution.plan import prepare
 from foveate.execution.windows import cut_windows
 from foveate.models.zoo import ModelConfig, model_config
+from foveate.provenance import hardware
 from foveate.scales import ScaleGrid
 from foveate.sweeps.jobs import Job, Outcome, make_records, make_winners, perform
 from foveate.sweeps.ray_engine import RayEngine
 from foveate.sweeps.records import write_results
 from foveate.sweeps.runner import Done
-from foveate.training.checkpoint import Progress, RunFolder, hardware
+from foveate.training.checkpoint import Progress, RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.distributed import Norms, Team, join_processes
 from foveate.training.loop import train

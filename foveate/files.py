@@ -86,6 +86,12 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write `data` to `path` atomically."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically."""
     with replacing(path) as temporary:

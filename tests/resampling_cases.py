@@ -1,8 +1,9 @@
-"""Scales and options with which the tests resample."""
+"""Scales and options with which the tests resample, and the op as one einsum."""
 
 import torch
 
-from foveate.scales import ScaleGrid
+from foveate.resampling.definition import PatchSpec, _matrices
+from foveate.scales import ScaleGrid, as_scales
 
 PAPER = ScaleGrid(0.5, 8, per_octave=4)
 PADDINGS = ["border", "reflect", 0, -0.7]
@@ -14,3 +15,13 @@ LAYOUTS = {
     "every other pixel": lambda images: images.repeat_interleave(2, -1)[..., ::2],
     "one image": lambda images: images[:1].expand(images.shape),
 }
+
+
+def foveate_plain(images, scales, size, **options):
+    """Compute `foveate` as one einsum over whole images, which every faster path must reproduce."""
+    spec = PatchSpec(as_scales(scales), size, **options)
+    axes = "sph,bchw,sqw->bscpq" if spec.centres is None else "bsph,bchw,bsqw->bscpq"
+    pixels = images.to(torch.promote_types(images.dtype, torch.float32))
+    rows, columns, frame = _matrices(pixels, pixels.shape, spec)
+    patches = torch.einsum(axes, rows, pixels, columns)
+    return (patches if frame is None else patches + frame.unsqueeze(-3)).to(images.dtype)

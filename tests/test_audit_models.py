@@ -11,6 +11,7 @@ import pytest
 import torch
 from audited_nets import NAMES, SIZE, export, write_pictures
 from made_images import random_images
+from resampling_cases import foveate_plain
 from torch import nn
 
 from foveate.data.sources import load_source
@@ -19,11 +20,10 @@ from foveate.evaluation.audit.audited_images import open_images
 from foveate.evaluation.audit.images import Transform
 from foveate.evaluation.audit.report import IN_CHANNELS, ORIGINAL, audit_with_channels
 from foveate.evaluation.audit.transforms import choose_transform, classifier
-from foveate.evaluation.audit.zero_shot import pair_with_channels, wrap_zero_shot
+from foveate.evaluation.audit.zero_shot import pair_with_channels
 from foveate.evaluation.models import Model, load_model
 from foveate.evaluation.third_party import Classifier
 from foveate.models.zoo import ModelConfig
-from foveate.resampling import foveate_plain
 
 SCALES = (0.5, 1.0, 2.0)
 
@@ -226,14 +226,15 @@ def test_the_number_of_channels_is_found_out(pictures):
         channels(audited_nets.instance, size=9)
 
 
-@pytest.mark.parametrize("antialias", [True, False])
+@pytest.mark.parametrize(("recipe", "antialias"), [("frame", True), ("large-scale", False)])
 @pytest.mark.parametrize("pool", ["max", "avg", "logsumexp", "probabilities"])
-def test_in_channels_is_the_loop_over_windows(net, pool, antialias):
+def test_in_channels_is_the_loop_over_windows(net, pool, recipe, antialias):
     """Channel s shows the middle of the image, size times s pixels wide, at the model's size."""
     images = random_images(2, 1, SIZE, SIZE)
     classifier = Classifier(net, 10, 3)
     with torch.no_grad():
-        wrapped = wrap_zero_shot(classifier, SCALES, (SIZE, SIZE), pool, antialias=antialias)
+        transform = Transform(size=(SIZE, SIZE), channels=1, recipe=recipe)
+        wrapped = pair_with_channels(classifier, transform, SCALES, pool, None).inside
         patches = foveate_plain(images, SCALES, SIZE, antialias=antialias)
         logits = torch.stack([net(patches[:, s]) for s in range(3)], 1).double()
         expected = {
@@ -245,11 +246,14 @@ def test_in_channels_is_the_loop_over_windows(net, pool, antialias):
         torch.testing.assert_close(wrapped(images).double(), expected[pool], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(patches[:, 1], images)
     with pytest.raises(ConfigError, match="square input, got 8 x 9"):
-        wrap_zero_shot(classifier, SCALES, (8, 9), pool)
+        pair_with_channels(classifier, Transform(size=(8, 9)), SCALES, pool, None)
 
 
 def test_the_windows_have_the_same_pixels_whatever_the_patch(net):
-    whole, half = (wrap_zero_shot(net, SCALES, (SIZE, SIZE), "max", patch=p) for p in (None, 20))
+    pairs = [
+        pair_with_channels(net, Transform(size=(SIZE, SIZE)), SCALES, "max", p) for p in (None, 20)
+    ]
+    whole, half = (pair.inside for pair in pairs)
     assert [whole.size * s for s in whole.scales] == [half.size * s for s in half.scales]
     assert (whole.size, half.size) == (SIZE, 20)
 

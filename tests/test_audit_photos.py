@@ -16,8 +16,7 @@ from foveate.data.sources import load_source
 from foveate.errors import ConfigError
 from foveate.evaluation.audit.audited_images import open_images
 from foveate.evaluation.audit.report import IN_CHANNELS, ORIGINAL, _cropped, audit_with_channels
-from foveate.evaluation.audit.run_recipe import from_patches
-from foveate.evaluation.audit.transforms import choose_transform
+from foveate.evaluation.audit.transforms import choose_transform, from_patches
 from foveate.evaluation.models import Model, load_model
 from foveate.evaluation.test_sets import open_test_set
 from foveate.models.channels import ScaleChannels

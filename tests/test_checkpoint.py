@@ -1,10 +1,12 @@
 """The run folder: what is in it, who may use it, and what is said when it is damaged."""
 
+import itertools
 import json
 import os
 import random
 import shutil
 import stat
+import threading
 from dataclasses import replace
 
 import pytest
@@ -17,13 +19,8 @@ from torch import nn
 import foveate
 from foveate.cli.app import run as command_line
 from foveate.errors import DataError, FoveateError
-from foveate.training import tensors
-from foveate.training.checkpoint import (
-    Progress,
-    RunFolder,
-    commit,
-    hardware,
-)
+from foveate.provenance import commit, hardware
+from foveate.training.checkpoint import Progress, RunFolder
 from foveate.training.loop import train
 from foveate.training.tensors import pack_tensors, read_tensors
 
@@ -450,18 +447,24 @@ def test_reading_what_is_not_there(tmp_path):
     assert RunFolder(tmp_path).metrics() == []
 
 
-def test_a_file_that_is_replaced_while_it_is_read_is_read_again(tmp_path, monkeypatch):
-    """Opening is not atomic: PyTorch maps the tensors after safetensors has read the header."""
-    path, opened = tmp_path / "file", tensors.safe_open
-    path.write_bytes(pack_tensors({"a": torch.zeros(3)}, {}))
+def test_a_file_that_is_replaced_while_it_is_read_is_read_whole(tmp_path):
+    files = [pack_tensors({"a": torch.full((size,), size)}, {}) for size in (3, 300_000)]
+    path, over = tmp_path / "file", threading.Event()
+    path.write_bytes(files[0])
 
-    def replaced(*arguments, **options):
-        monkeypatch.setattr(tensors, "safe_open", opened)
-        new = tmp_path / "new"
-        new.write_bytes(pack_tensors({"a": torch.ones(5)}, {"k": "2"}))
-        new.replace(path)
-        raise RuntimeError("size is smaller than the required mapping size")
+    def replace_all_the_time():
+        for content in itertools.cycle(files):
+            (tmp_path / "new").write_bytes(content)
+            (tmp_path / "new").replace(path)
+            if over.is_set():
+                return
 
-    monkeypatch.setattr(tensors, "safe_open", replaced)
-    found, note = read_tensors(path)
-    assert torch.equal(found["a"], torch.ones(5)) and note == {"k": "2"}
+    writer = threading.Thread(target=replace_all_the_time)
+    writer.start()
+    try:
+        found = [read_tensors(path)[0]["a"] for _ in range(50)]
+    finally:
+        over.set()
+        writer.join()
+    assert {len(tensor) for tensor in found} == {3, 300_000}
+    assert all((tensor == len(tensor)).all() for tensor in found)

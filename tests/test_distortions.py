@@ -23,7 +23,7 @@ from foveate.training.distortions import (
     draw_distortions,
 )
 from foveate.training.loop import train, train_together
-from foveate.training.rescaling import distorted_rescaling
+from foveate.training.rescaling import rescaling
 
 CPU = torch.device("cpu")
 PLAIN = model_config("cnn", features=(4, 8), size=24, hidden=8)
@@ -118,7 +118,7 @@ def test_a_distortion_commutes_with_scale(factor):
     # is (7/8 scale)^2. So an object of scale 2 must move twice as many pixels as one of scale 1.
     images, indices = blobs(20), torch.arange(20)
     undistorted, *shown = (
-        distorted_rescaling(tiny(distortions=strength, size=120), torch.full((20,), scale))
+        rescaling(tiny(distortions=strength, size=120), torch.full((20,), scale))
         for strength, scale in ((0.0, 1.0), (1.0, 1.0), (1.0, factor))
     )
     (one, spread), (other, wider) = (moments(f(images, indices, (0, 4))) for f in shown)

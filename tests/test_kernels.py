@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from resampling_cases import foveate_plain
 
 from foveate.models.zoo import create_model
-from foveate.resampling import foveate, foveate_plain
+from foveate.resampling import foveate
 from foveate.resampling.definition import PatchSpec, scatter_plain
 from foveate.scales import ScaleGrid
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_images import random_images
 from native_trunks import forgotten
-from resampling_cases import LAYOUTS, PADDINGS, PAPER
+from resampling_cases import LAYOUTS, PADDINGS, PAPER, foveate_plain
 
 from foveate.native import build, calls
-from foveate.resampling import c_kernel, foveate, foveate_plain
+from foveate.resampling import c_kernel, foveate
 from foveate.resampling.c_kernel import gather_patches, scatter_patches
 from foveate.resampling.definition import PatchSpec, scatter_plain
 

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_images import random_images
 from native_trunks import forgotten
-from resampling_cases import LAYOUTS, PADDINGS, PAPER
+from resampling_cases import LAYOUTS, PADDINGS, PAPER, foveate_plain
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
 from foveate.native import build, calls
 from foveate.resampling import c_kernel as patches
-from foveate.resampling import foveate, foveate_plain
+from foveate.resampling import foveate
 from foveate.resampling.c_kernel import gather_patches
 from foveate.resampling.definition import PatchSpec
 

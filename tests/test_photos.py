@@ -30,7 +30,6 @@ from foveate.training.distributed import Team
 from foveate.training.loop import train, train_together
 from foveate.training.photo_reader import BLOCKS, Packed, Packer, PhotoDataset, PhotoReader
 from foveate.training.photos import (
-    PatchMemory,
     PhotoBatches,
     cut_patches,
     cut_together,
@@ -140,7 +139,7 @@ def test_images_of_equal_shape_are_cut_together_as_they_are_one_by_one():
     recipe, windows = Recipe(name="photo"), windows_of(build_net(photo_config()))
     found, expected = (
         cut_together(packed, recipe, windows),
-        cut_patches(packed, recipe, windows, PatchMemory()),
+        cut_patches(packed, recipe, windows),
     )
     # One rounding of each pixel value (below 3) and one of each sum of products.
     torch.testing.assert_close(found, expected, rtol=0, atol=4 * 3 * 2**-24)
@@ -490,25 +489,6 @@ def test_a_folder_that_changes_twice_in_a_moment_is_listed_each_time(copied):
         dated(copied, now)  # a clock too coarse to tell the changes apart
         assert len(open_source(source, stream=True).labels("train")) == count
         next(path.glob("*.jpg")).unlink()
-
-
-def test_memory_of_patches_is_reused_only_when_no_tensor_refers_to_it():
-    memory = PatchMemory()
-    first = memory.empty(4, 5).fill_(1)
-    row = first[2]
-    second = memory.empty(4, 5).fill_(2)
-    assert second.data_ptr() != first.data_ptr()
-    place = first.data_ptr()
-    del first
-    third = memory.empty(2, 5).fill_(3)  # `row` is a view of the first tensor
-    assert (row == 1).all() and (second == 2).all()
-    del row
-    fourth = memory.empty(3, 3).fill_(4)
-    if memory.maps:
-        assert fourth.data_ptr() == place and len(memory.maps) == 3
-    assert torch.equal(second, torch.full((4, 5), 2.0)) and torch.equal(
-        third.unique(), third[0, :1]
-    )
 
 
 def test_batches_that_are_kept_do_not_change():

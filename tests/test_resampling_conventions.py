@@ -6,7 +6,8 @@ import torch
 from made_images import random_images
 from resampling_cases import OPTIONS, PAPER
 
-from foveate.resampling import foveate, sampling_matrices
+from foveate.resampling import foveate
+from foveate.resampling.definition import PatchSpec, axis_matrices
 
 
 @pytest.mark.parametrize("options", OPTIONS)
@@ -33,13 +34,13 @@ def test_a_ramp_returns_the_coordinates(H, W, antialias):
 
 
 def test_a_patch_sees_a_window_of_size_times_scale():
-    matrix = sampling_matrices(16, [2.0], 4, dtype=torch.float64, device="cpu")[0]
+    matrix = axis_matrices(16, PatchSpec((2.0,), 4), None, "cpu")[0]
     assert matrix.any(0).nonzero().flatten().tolist() == list(range(4, 12))
 
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_matrix_rows_sum_to_one(options):
-    matrices = sampling_matrices(40, PAPER, 12, **options, dtype=torch.float64, device="cpu")
+    matrices = axis_matrices(40, PatchSpec(PAPER.values, 12, **options), None, "cpu")
     assert matrices.shape == (17, 12, 40)
     sums = matrices.sum(-1)
     if not isinstance(options["padding"], str):

@@ -12,7 +12,7 @@ from resampling_cases import PAPER
 
 from foveate.errors import ConfigError
 from foveate.native.build import library
-from foveate.resampling import foveate, foveate_plain, sampling_matrices
+from foveate.resampling import foveate
 
 FEW = [0.5, 1.0, 3.0]
 
@@ -105,13 +105,7 @@ def test_it_holds_at_most_one_output_more(native, antialias, shape, scales, size
         ({"centres": torch.zeros(3, 2)}, r"got \(3, 2\)"),
     ],
 )
-@pytest.mark.parametrize("op", [foveate, foveate_plain])
-def test_what_cannot_work_is_refused(op, change, words):
+def test_what_cannot_work_is_refused(change, words):
     arguments = {"images": torch.zeros(1, 1, 8, 8), "scales": [1.0], "size": 4} | change
     with pytest.raises(ConfigError, match=words):
-        op(**arguments)
-
-
-def test_an_axis_without_pixels_is_refused():
-    with pytest.raises(ConfigError, match="got 0"):
-        sampling_matrices(0, [1.0], 4, dtype=torch.float32, device="cpu")
+        foveate(**arguments)

@@ -20,7 +20,8 @@ from scale_space_statements import (
 from typer.testing import CliRunner
 
 from foveate.cli.theory import verify as command
-from foveate.evaluation.theory import Finding, covariance, statements, verify
+from foveate.evaluation import theory
+from foveate.evaluation.theory import Finding, covariance, verify
 from foveate.evaluation.theory.covariance import (
     CASES,
     scale_covariance,
@@ -34,7 +35,7 @@ from foveate.resampling import foveate
 
 HERE = Path(__file__).parent
 SCALE_SPACE = (channel_derivatives, scale_selection, resolution_order, density_order)
-STATEMENTS = (*statements.STATEMENTS, filter_duality, kernel_scaling, *SCALE_SPACE)
+STATEMENTS = (*theory.STATEMENTS, filter_duality, kernel_scaling, *SCALE_SPACE)
 DOCUMENT = HERE.parent / "docs" / "theory.md"
 COUNTS = {  # of findings
     "scale_covariance": 7, "translation_covariance": 3, "shifted_maps": 2,
@@ -46,7 +47,7 @@ COUNTS = {  # of findings
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    with statements.one_thread():
+    with theory.cpu_threads(1):
         yield
 
 
@@ -146,7 +147,7 @@ def run(monkeypatch):
     app.command()(command)
 
     def invoke(*arguments, chosen=(filter_duality, kernel_scaling)):
-        monkeypatch.setattr(statements, "STATEMENTS", chosen)
+        monkeypatch.setattr(theory, "STATEMENTS", chosen)
         return CliRunner().invoke(app, list(arguments))
 
     return invoke
@@ -183,7 +184,7 @@ def test_the_help_has_an_example(run):
 
 def test_the_number_of_threads_is_as_before(monkeypatch):
     torch.set_num_threads(2)
-    monkeypatch.setattr(statements, "STATEMENTS", ())
+    monkeypatch.setattr(theory, "STATEMENTS", ())
     assert verify() == []
     assert torch.get_num_threads() == 2
 

@@ -14,6 +14,7 @@ from theory_tools import (
 )
 from torch import nn
 
+from foveate.data.store import cpu_threads
 from foveate.evaluation.theory import Blobs, Finding
 from foveate.evaluation.theory.blobs import centred, ring, scene
 from foveate.evaluation.theory.bounds import compare
@@ -24,14 +25,13 @@ from foveate.evaluation.theory.probes import (
     logit_bounds,
     random_network,
 )
-from foveate.evaluation.theory.statements import one_thread
 from foveate.models.zoo import create_model
 from foveate.resampling import foveate
 
 
 @pytest.fixture(autouse=True)
 def _one_thread():
-    with one_thread():
+    with cpu_threads(1):
         yield
 
 

@@ -152,7 +152,7 @@ def _from_photographs(
     from torch import nn
 
     from foveate.data.recipes import Recipe
-    from foveate.evaluation.audit.run_recipe import PhotoTransform
+    from foveate.evaluation.audit.transforms import PhotoTransform
     from foveate.models.channels import ScaleChannels
     from foveate.training.data import open_pictures
 

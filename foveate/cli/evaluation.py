@@ -56,8 +56,10 @@ def evaluate(
     """
     from foveate.evaluation.results import RunResult
     from foveate.evaluation.test_sets import open_test_set, with_channels
-    from foveate.training.checkpoint import RunFolder, hardware
+    from foveate.provenance import hardware
+    from foveate.training.checkpoint import RunFolder
     from foveate.training.loop import find_device
+    from foveate.training.state import keep_freed_memory
 
     if split not in ("val", "test"):
         raise ConfigError(f"split must be val or test, got {split!r}")
@@ -67,6 +69,7 @@ def evaluate(
         )
     target, place, factors = out or runs[0], find_device(device), as_scales(scales)
     tolerance = _tolerance(lazy)
+    keep_freed_memory()
     load = cached_loader()
     check_folder(target)
     folders = [RunFolder(path) for path in dict.fromkeys(runs)]

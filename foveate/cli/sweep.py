@@ -85,6 +85,7 @@ def run_study(study: "Study", labels: Labels, *, dry_run: bool, **engine: Any) -
         **engine: Arguments of `make_engine`.
     """
     from foveate.sweeps.runner import make_engine
+    from foveate.training.state import keep_freed_memory
 
     live = _Live(study)
     workers = make_engine(callback=live.watch, **engine)
@@ -94,6 +95,7 @@ def run_study(study: "Study", labels: Labels, *, dry_run: bool, **engine: Any) -
     if dry_run:
         _print_runs(study, labels)
         return
+    keep_freed_memory()
     again = "run the same command to resume"
     with (
         live.status if ERRORS.is_terminal else nullcontext(),

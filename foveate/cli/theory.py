@@ -29,10 +29,10 @@ def verify(
     otherwise. Some statements describe where invariance must break: there the error must exceed
     the bound. The random seed determines the images and the weights.
     """
-    from foveate.evaluation.theory import statements
+    from foveate.evaluation import theory
 
-    with progress("statements", len(statements.STATEMENTS)) as advance:
-        findings = statements.verify(seed, advance)
+    with progress("statements", len(theory.STATEMENTS)) as advance:
+        findings = theory.verify(seed, advance)
     held = sum(finding.holds for finding in findings)
     if json:
         print(dumps([finding.to_dict() for finding in findings], indent=2, allow_nan=False))

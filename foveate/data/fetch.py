@@ -14,7 +14,7 @@ from typing import TypeAlias
 from foveate.data.cifar import ARCHIVE, BATCHES, unpack
 from foveate.data.idx import FILES, decode, find, gunzip
 from foveate.errors import DataError
-from foveate.files import cache_dir, replacing
+from foveate.files import cache_dir, write_bytes
 
 TIMEOUT = 20.0  # seconds without a response
 DEADLINE = 1800.0  # seconds for one file
@@ -135,8 +135,7 @@ def _verify(origin: str, content: bytes, expected: str) -> None:
 
 def _keep(path: Path, content: bytes) -> None:
     try:
-        with replacing(path) as temporary:
-            temporary.write_bytes(content)
+        write_bytes(path, content)
     except OSError as error:  # the data is usable, and is downloaded again the next time
         _log.info("could not write %s to the cache: %s", path, error)
 

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -209,7 +209,7 @@ def write(
             replacing(path) as temporary,
             _Disk(temporary, "w+b") as disk,
             h5py.File(disk, "w") as file,
-            one_thread(),
+            cpu_threads(1),
         ):
             for split in SPLITS:
                 for count in _write_split(file, spec, split, source, workers):
@@ -500,8 +500,3 @@ def cpu_threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def one_thread() -> AbstractContextManager[None]:
-    """Limit PyTorch to one CPU thread within the block."""
-    return cpu_threads(1)

@@ -63,22 +63,27 @@ def calibrate(net: ScaleChannels, batches: Iterable[Tensor], disagreement: float
         >>> 0 <= net.lazy < 20
         True
     """
-    check_lazy(0.0, net.pool)
     if net.training:
         raise ConfigError("the network is in training mode; call net.eval() before calibrate")
     if not 0 <= disagreement <= 1:
         raise ConfigError(f"disagreement must be a share from 0 to 1, got {disagreement!r}")
+    outputs = (_all_channels(net, images) for images in batches)
+    return choose_tolerance(net, outputs, disagreement).tolerance
+
+
+def choose_tolerance(
+    net: ScaleChannels, outputs: Iterable[Tensor], disagreement: float
+) -> Calibration:
+    """Choose the tolerance from the logits (B, S, K) of all channels, see `calibrate`.
+
+    The network has no tolerance of its own while it computes the `outputs`.
+    """
+    check_lazy(0.0, net.pool)
     previous, net.lazy = net.lazy, None
     try:
-        outputs = (_all_channels(net, images) for images in batches)
-        return choose_tolerance(outputs, net.pool, disagreement).tolerance
+        rounds = [_rounds(channels, net.pool) for channels in outputs]
     finally:
         net.lazy = previous
-
-
-def choose_tolerance(outputs: Iterable[Tensor], pool: Pool, disagreement: float) -> Calibration:
-    """Choose the tolerance from the logits (B, S, K) of all channels, see `calibrate`."""
-    rounds = [_rounds(channels, pool) for channels in outputs]
     if not sum(part.shape[2] for part in rounds):
         raise DataError("there are no images to calibrate with; pass batches of images")
     differs, lead, count = torch.cat(rounds, 2)

@@ -26,7 +26,7 @@ from foveate.scales import ScaleGrid, parse_windows
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.data import generated_from, is_photo, open_pictures
-from foveate.training.photos import PhotoBatches, default_workers
+from foveate.training.photos import open_photos
 from foveate.training.skipped import Bad, Skipped, check_bad
 from foveate.training.unchanged import check_unchanged, source_checksum
 
@@ -78,14 +78,8 @@ class TestSet:
 
         The tolerance of the network itself is not changed.
         """
-        check_lazy(0.0, net.pool)
-        previous, net.lazy = net.lazy, None
-        try:
-            with eval_mode(net):
-                found = self._channels(net, scales, advance)
-                return choose_tolerance(found, net.pool, disagreement)
-        finally:
-            net.lazy = previous
+        with eval_mode(net):
+            return choose_tolerance(net, self._channels(net, scales, advance), disagreement)
 
     def _channels(
         self, net: ScaleChannels, scales: Sequence[float], advance: Callable[[int], None]
@@ -108,17 +102,14 @@ class TestSet:
             yield from rescaled_batches(net, data, scale, precision=config.precision, **how)
             return
         assert recipe is not None
-        batches = PhotoBatches(
+        batches = open_photos(
+            config,
             self.images,
             self.split,
-            len(self),
             net,
             next(net.parameters()).device,
-            config.precision,
             recipe=recipe.at_scale(scale) if self.view == "zoom" else recipe,
             share=1.0 if self.view == "zoom" else scale,
-            largest=config.batch,
-            workers=default_workers(),
             bad=self.bad,
             skipped=self.skipped,
         )

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from foveate.execution import canvas, convnet, definition, patches, windows
 from foveate.execution.exact import exact_convnet
-from foveate.execution.precision import Precision, cast, dtype_of
+from foveate.execution.precision import Precision, cast
 from foveate.models.channels import ScaleChannels
 from foveate.models.outputs import Outputs
 from foveate.models.search import SearchResult
@@ -114,7 +114,8 @@ def prepare(net: nn.Module, images: Tensor, precision: Precision = "float32") ->
         ...     loss.backward()
     """
     plan = choose(net, images)
-    return Prepared(plan, plan.prepare(net, images, dtype_of(precision)))
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    return Prepared(plan, plan.prepare(net, images, dtype))
 
 
 def outputs(net: nn.Module, prepared: Prepared) -> Outputs:

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from foveate.errors import ConfigError
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import PAPER_SCALES, ScaleChannels
-from foveate.resampling import Padding, check_images, sampling_matrices
+from foveate.resampling import Padding, check_images
+from foveate.resampling.definition import PatchSpec, axis_matrices
 from foveate.scales import ScaleGrid, as_scales
 
 SlidingPool = Literal["max", "avg"]
@@ -228,18 +229,11 @@ def rescaled(
     """
     _check_padding(padding)
     check_images(images)
-    sides = [
-        sampling_matrices(
-            length,
-            [scale],
-            extent(length / scale, backbone.size, backbone.stride),
-            padding,
-            antialias,
-            dtype=images.dtype,
-            device=images.device,
-        )[0]
-        for length in images.shape[-2:]
-    ]
+    sides = []
+    for length in images.shape[-2:]:
+        size = extent(length / scale, backbone.size, backbone.stride)
+        spec = PatchSpec((scale,), size, padding, antialias)
+        sides.append(axis_matrices(length, spec, None, images.device)[0].to(images))
     with torch.autocast(images.device.type, enabled=False):
         return sides[0] @ (images @ sides[1].mT)
 

@@ -12,6 +12,11 @@ import torch
 PARTS = 16  # parts of a job; fixed, so that sums do not depend on the number of threads
 
 
+def fields(kind: Any, names: str) -> list[tuple[str, Any]]:
+    """Return fields of one type for a ctypes structure."""
+    return [(name, kind) for name in names.split()]
+
+
 def call(function: Any, job: ctypes.Structure) -> None:
     """Process the `parts` of a job with as many threads as PyTorch uses.
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from foveate.native.build import library
-from foveate.native.calls import PARTS, call
+from foveate.native.calls import PARTS, call, fields
 from foveate.tracing import is_traced
 
 
@@ -15,10 +15,9 @@ class PixelArguments(ctypes.Structure):
     """Mirror of `struct pixels` in normalise.c, field by field."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("parts", "height", "width")),
-        *((name, ctypes.c_void_p) for name in ("image", "factor", "offset", "found")),
-        ("next", ctypes.c_int64),
-        ("failed", ctypes.c_int64),
+        *fields(ctypes.c_int64, "parts height width"),
+        *fields(ctypes.c_void_p, "image factor offset found"),
+        *fields(ctypes.c_int64, "next failed"),
     )
 
 

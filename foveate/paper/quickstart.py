@@ -14,8 +14,9 @@ from foveate.evaluation.results import Curve, RunResult, read_results, save_resu
 from foveate.native.build import library
 from foveate.paper.processes import Send, run_tasks
 from foveate.paper.tables import SCALES, SEEDS, Row, Summaries, published_folder
+from foveate.provenance import hardware
 from foveate.sweeps.records import read_records
-from foveate.training.checkpoint import Progress, RunFolder, hardware
+from foveate.training.checkpoint import Progress, RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.loop import train
 from foveate.training.presets import preset

@@ -10,8 +10,7 @@ from torch import Tensor
 from foveate.evaluation.audit.changes import RULE
 from foveate.evaluation.audit.measure import MEASURES, Audit, Estimate
 from foveate.evaluation.audit.report import AuditReport
-from foveate.evaluation.audit.run_recipe import PhotoTransform
-from foveate.evaluation.audit.transforms import AnyTransform
+from foveate.evaluation.audit.transforms import AnyTransform, PhotoTransform
 from foveate.report.audit_remedy import NAMES, STRONG, scale_channel_section
 from foveate.report.html import Cell, Page
 from foveate.report.plots import COLOURS, MARKERS, percent_axis, sample_grid, scale_axis

@@ -4,5 +4,3 @@ from foveate.resampling.definition import Padding as Padding
 from foveate.resampling.definition import check_images as check_images
 from foveate.resampling.definition import check_window as check_window
 from foveate.resampling.definition import foveate as foveate
-from foveate.resampling.definition import foveate_plain as foveate_plain
-from foveate.resampling.definition import sampling_matrices as sampling_matrices

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from foveate.native.build import library
-from foveate.native.calls import PARTS, call
+from foveate.native.calls import PARTS, call, fields
 from foveate.resampling.definition import PatchSpec
 
 PADDINGS = {"border": 0, "reflect": 1, "constant": 2}
@@ -18,14 +18,11 @@ class Arguments(ctypes.Structure):
     """Mirror of `struct view` in native/patches.h, field by field."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("parts", "count", "colours", "height", "width")),
-        *((name, ctypes.c_int64) for name in ("scales", "size", "padding", "antialias")),
-        *((name, ctypes.c_int64) for name in ("image_step", "colour_step", "row_step")),
-        ("column_step", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("images", "patches", "scale", "centres")),
-        ("fill", ctypes.c_double),
-        ("next", ctypes.c_int64),
-        ("failed", ctypes.c_int64),
+        *fields(ctypes.c_int64, "parts count colours height width scales size padding antialias"),
+        *fields(ctypes.c_int64, "image_step colour_step row_step column_step"),
+        *fields(ctypes.c_void_p, "images patches scale centres"),
+        *fields(ctypes.c_double, "fill"),
+        *fields(ctypes.c_int64, "next failed"),
     )
 
 

@@ -261,16 +261,8 @@ def _sparse(length: int, spec: PatchSpec, axis: int, like: Tensor) -> tuple[Tens
     """Return the matrices of an axis, and the range of patch pixels that read each image pixel."""
     if spec.centres is not None:
         return _build_sparse(length, spec, spec.centres[:, axis], like.device)
-    if torch.cuda.is_current_stream_capturing():  # see `_table`
-        return _build_sparse(length, spec, None, like.device)
-    return _cached_sparse(length, spec, like.device)
-
-
-@lru_cache(maxsize=8)
-def _cached_sparse(
-    length: int, spec: PatchSpec, device: torch.device
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _build_sparse(length, spec, None, device)
+    build = _build_sparse if torch.cuda.is_current_stream_capturing() else _cached_sparse
+    return build(length, spec, None, like.device)  # see `_table`
 
 
 def _build_sparse(
@@ -280,3 +272,6 @@ def _build_sparse(
     at = torch.arange(spec.size, device=device, dtype=torch.int32)[:, None]
     first = torch.where(matrices != 0, at, spec.size).amin(-2)
     return matrices, first.int(), torch.where(matrices != 0, at + 1, 0).amax(-2).int()
+
+
+_cached_sparse = lru_cache(maxsize=8)(_build_sparse)

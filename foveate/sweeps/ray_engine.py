@@ -26,7 +26,7 @@ import torch
 from foveate.data.sources import Source, load_source
 from foveate.errors import ConfigError, FoveateError
 from foveate.files import reason_of as first_line
-from foveate.files import replacing, write_text
+from foveate.files import write_bytes, write_text
 from foveate.sweeps.jobs import OUTCOMES, Job, find_outcome, perform
 from foveate.sweeps.runner import Done, Failure, JobResult, describe_failure
 from foveate.training.checkpoint import BusyError, RunFolder
@@ -234,8 +234,7 @@ def _store(files: dict[str, bytes], run: RunFolder) -> None:
     """Store a finished run in its folder, in place of an unfinished one."""
     with run.locked():
         for name, content in files.items():
-            with replacing(run.path / name) as temporary:
-                temporary.write_bytes(content)
+            write_bytes(run.path / name, content)
         run.resume.unlink(missing_ok=True)
 
 

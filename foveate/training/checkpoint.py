@@ -14,20 +14,18 @@ from typing import Any, NamedTuple
 import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor, nn
 
 from foveate import __version__
 from foveate.checks import check_fields, check_names, is_number
 from foveate.errors import ConfigError, DataError
-from foveate.files import parse_json, read_text, reason_of, replacing, write_text
+from foveate.files import parse_json, read_text, reason_of, write_bytes, write_text
 from foveate.models.pretrained import load_weights
 from foveate.models.zoo import ModelConfig
-from foveate.provenance import commit as commit
-from foveate.provenance import hardware as hardware
+from foveate.provenance import commit, hardware
 from foveate.training.backbones import needs_trust
 from foveate.training.config import TrainConfig, build_net
-from foveate.training.tensors import pack_tensors, read_tensors
+from foveate.training.tensors import pack_tensors, read_tensors, unpack_tensors
 from foveate.trust import require_trust
 
 LOCK = ".lock"
@@ -290,7 +288,7 @@ class RunFolder:
             progress: Progress of the run.
             tensors: State of the network, the optimiser and the random number generators.
         """
-        self._write(lambda: _write_bytes(self.resume, pack(progress, tensors)))
+        self._write(lambda: write_bytes(self.resume, pack(progress, tensors)))
         self._save_metrics(progress)
 
     def load(self) -> tuple[Progress, dict[str, Tensor]] | None:
@@ -327,7 +325,7 @@ class RunFolder:
             note["recipe"] = json.dumps(config.recipe.to_dict())
         if classes := self.classes():
             note["classes"] = json.dumps(classes)
-        self._write(lambda: _write_bytes(self.weights, pack_tensors(weights, note)))
+        self._write(lambda: write_bytes(self.weights, pack_tensors(weights, note)))
         self.resume.unlink(missing_ok=True)
 
     def check_finished(self) -> None:
@@ -451,13 +449,8 @@ def unpack(data: bytes) -> tuple[Progress, dict[str, Tensor]] | None:
     """Read the output of `pack`; None for empty data."""
     if not data:
         return None
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return Progress(**json.loads(header["__metadata__"]["progress"])), load(data)
-
-
-def _write_bytes(path: Path, data: bytes) -> None:
-    with replacing(path) as temporary:  # safetensors' save_file makes its own temporary files
-        temporary.write_bytes(data)
+    tensors, note = unpack_tensors(data)
+    return Progress(**json.loads(note["progress"])), tensors
 
 
 def _differences(one: dict[str, Any], other: dict[str, Any], prefix: str = "") -> list[str]:

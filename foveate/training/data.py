@@ -1,6 +1,6 @@
 """The images of a run: rescaled to the training scales, prepared once, and loaded in batches."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from foveate.checks import check_memory
-from foveate.data.decoding import read_header
+from foveate.data.decoding import Header, read_header
 from foveate.data.large_scale import send
-from foveate.data.pictures import PictureFolder
-from foveate.data.recipes import NO_SIZES, Recipe, find_recipe
+from foveate.data.pictures import Item, PictureFolder
+from foveate.data.recipes import Recipe, find_recipe
 from foveate.data.shards import Shards, is_shards, open_shards
 from foveate.data.sources import Load as Load
 from foveate.data.sources import Source, open_source
@@ -29,9 +29,8 @@ from foveate.training.config import NO_ZOOMS, Precision, TrainConfig
 from foveate.training.rescaling import (
     AugmentationSeed,
     RescaleFunction,
-    augmented_rescaling,
-    distorted_rescaling,
     draw_training_scales,
+    is_augmented,
     rescaling,
 )
 from foveate.training.zooms import draw_zooms, prepare_zoomed
@@ -73,13 +72,10 @@ class Batches:
 
         Random augmentation, if any, depends on `augmentation_seed`: the seed and the epoch.
         """
-        factors = None
-        if self.zooms != NO_ZOOMS:
-            factors = draw_zooms(self.zooms, self.count, augmentation_seed)
         if self.resident is not None:  # copy the order to the device once, not once per batch
             order = order.to(self.device)
             if self._changes and self.filled != [augmentation_seed]:
-                self._fill(self.resident.images, factors, augmentation_seed)
+                self._fill(self.resident.images, augmentation_seed)
                 self.filled[:] = [augmentation_seed]
         groups = torch.split(order, batch) if len(order) else ()
         if self.resident is not None:
@@ -93,7 +89,7 @@ class Batches:
                 images, labels = reads.pop().result()
                 for coming in groups[number + 1 : number + 2]:
                     reads.append(reader.submit(self.images.read_batch, self.split, coming))
-                yield self._prepared(images, labels, indices, augmentation_seed, factors)
+                yield self._prepared(images, labels, indices, augmentation_seed)
 
     @property
     def _changes(self) -> bool:
@@ -104,19 +100,15 @@ class Batches:
         """Release resources that persist between epochs; this class has none."""
 
     def _prepared(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        indices: Tensor,
-        seed: AugmentationSeed = (0, 0),
-        factors: Tensor | None = None,
+        self, images: Tensor, labels: Tensor, indices: Tensor, seed: AugmentationSeed = (0, 0)
     ) -> Batch:
         with torch.no_grad():
             shown = self.rescale_images(send(images, self.device), indices, seed)
-            if factors is None:
+            if self.zooms == NO_ZOOMS:
                 ready = prepare(self.net, shown, self.precision)
             else:
-                ready = prepare_zoomed(self.net, shown, factors[indices], self.precision)
+                zooms = draw_zooms(self.zooms, self.count, seed)[indices]
+                ready = prepare_zoomed(self.net, shown, zooms, self.precision)
         return Batch(ready, send(labels, self.device))
 
     def make_resident(self, config: TrainConfig) -> "Batches":
@@ -131,14 +123,14 @@ class Batches:
         labels = self.images.labels(self.split)[: self.count].to(self.device)
         return replace(self, resident=Batch(whole_split, labels))
 
-    def _fill(
-        self, whole: Prepared, factors: Tensor | None = None, seed: AugmentationSeed = (0, 0)
-    ) -> None:
+    def _fill(self, whole: Prepared, seed: AugmentationSeed = (0, 0)) -> None:
         """Prepare all images in the memory of `whole`, in the order of their zooms."""
-        order = torch.arange(self.count) if factors is None else factors.argsort()
+        order = torch.arange(self.count)
+        if self.zooms != NO_ZOOMS:
+            order = draw_zooms(self.zooms, self.count, seed).argsort()
         for indices in order.split(CHUNK):
             images, labels = self.images.read_batch(self.split, indices)
-            ready = self._prepared(images, labels, indices, seed, factors).images
+            ready = self._prepared(images, labels, indices, seed).images
             for target, part in zip(whole.inputs, ready.inputs, strict=True):
                 target[send(indices, self.device)] = part
         if self.device.type == "cuda":
@@ -163,11 +155,15 @@ def open_batches(
     errors, or left out if `bad` is "skip".
     """
     if is_photo(config):
-        return _open_photos(config, split, net, device, workers, bad)
+        from foveate.training.photos import open_photos  # which imports this module
+
+        pictures = open_pictures(config.source)
+        _check_fit(config, PHOTO_SHAPE, pictures.labels(split))
+        return open_photos(config, pictures, split, net, device, workers, bad=bad)
     images = open_source(config.source, load, stream)
     labels = images.labels(split)
     _check_fit(config, images.shape, labels)
-    count = _count(config, len(labels), split)
+    count = sample_count(config, len(labels), split)
     zooms = config.zooms if split == "train" else NO_ZOOMS
     batches = Batches(images, split, count, net, device, config.precision, zooms=zooms)
     if is_generated(config.source):
@@ -177,42 +173,12 @@ def open_batches(
                 "from which they were made"
             )
         return batches if stream or is_shards(config.source) else batches.make_resident(config)
-    augmented = split == "train" and is_augmented(config)
+    training = split == "train"
     scales = draw_training_scales(config, len(labels), split)[:count]
-    distorted = split == "train" and config.distortions > 0
-    make = augmented_rescaling if augmented else rescaling
-    make = distorted_rescaling if distorted else make
-    batches = replace(batches, rescale_images=make(config, scales), random=distorted)
-    streamed = stream or augmented or is_shards(config.source)
+    rescale_images, distorted = rescaling(config, scales, training), config.distortions > 0
+    batches = replace(batches, rescale_images=rescale_images, random=training and distorted)
+    streamed = stream or is_shards(config.source) or (training and is_augmented(config))
     return batches if streamed else batches.make_resident(config)
-
-
-def _open_photos(
-    config: TrainConfig,
-    split: SplitName,
-    net: nn.Module,
-    device: torch.device,
-    workers: int | None,
-    bad: Literal["stop", "skip"],
-) -> Batches:
-    from foveate.training.photos import PhotoBatches, default_workers  # which imports this module
-
-    assert config.recipe is not None
-    images = open_pictures(config.source)
-    labels = images.labels(split)
-    _check_fit(config, PHOTO_SHAPE, labels)
-    return PhotoBatches(
-        images,
-        split,
-        _count(config, len(labels), split),
-        net,
-        device,
-        config.precision,
-        recipe=config.recipe,
-        largest=config.batch,
-        workers=default_workers() if workers is None else workers,
-        bad=bad,
-    )
 
 
 def adapt_to_source(
@@ -268,13 +234,18 @@ def propose_windows(config: TrainConfig) -> ScaleGrid:
     model, base, images = config.model, config.recipe.base, open_pictures(config.source)
     if not isinstance(folder := images.shards[0], PictureFolder):
         return model.scales
-    items, aspects = folder.items["train"], []
-    for path, _ in items[:: max(1, len(items) // LISTED)]:
-        with suppress(DataError):  # reported when the image is used
-            header = read_header(path)
-            aspects.append(max(header.width, header.height) / min(header.width, header.height))
+    items = folder.items["train"]
+    headers = list(readable_headers(items[:: max(1, len(items) // LISTED)]))
+    aspects = [max(h.width, h.height) / min(h.width, h.height) for h in headers]
     longest = 2 * base * (median(aspects) if aspects else 1)
     return ScaleGrid.windows(base / 4, min(longest, MAX_WINDOW * base), model.size)
+
+
+def readable_headers(items: Iterable[Item]) -> Iterator[Header]:
+    """Read the headers of images; those that cannot be read are reported when they are used."""
+    for path, _ in items:
+        with suppress(DataError):
+            yield read_header(path)
 
 
 def _following(
@@ -294,14 +265,6 @@ def is_photo(config: TrainConfig) -> bool:
 def is_mirrored(config: TrainConfig) -> bool:
     """Whether the recipe of a run is `mirrored`."""
     return config.recipe is not None and config.recipe.name == "mirrored"
-
-
-def is_augmented(config: TrainConfig) -> bool:
-    """Whether the recipe of a run is `mirrored`, with random flips, shifts or sizes in training."""
-    recipe = config.recipe
-    if recipe is None or not is_mirrored(config):
-        return False
-    return recipe.flip or recipe.shift > 0 or recipe.sizes != NO_SIZES
 
 
 def unused_setting(config: TrainConfig, given: Collection[str]) -> tuple[str, str] | None:
@@ -375,7 +338,8 @@ def generated_from(source: str) -> str | None:
     return str(files[0].manifest["source"]["name"]) if files[0].manifest else None
 
 
-def _count(config: TrainConfig, there: int, split: SplitName) -> int:
+def sample_count(config: TrainConfig, there: int, split: SplitName) -> int:
+    """Return the number of images that a run uses, of those that are `there` in a split."""
     if split != "train" or not config.samples:
         return there
     if config.samples > there:

@@ -7,11 +7,8 @@ them.
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels.
 
 import math
-import mmap
 import os
-import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -21,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from foveate.checks import check_memory
-from foveate.data.decoding import read_header
 from foveate.data.large_scale import send
 from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import Recipe
 from foveate.data.shards import Shards
-from foveate.data.store import one_thread
+from foveate.data.splits import SplitName
+from foveate.data.store import cpu_threads
 from foveate.errors import ConfigError, DataError
 from foveate.execution import patches
 from foveate.execution.captured import Batch
@@ -34,48 +31,12 @@ from foveate.execution.plan import Prepared
 from foveate.models.channels import ScaleChannels
 from foveate.resampling.definition import PatchSpec, resample
 from foveate.training.config import TrainConfig
-from foveate.training.data import LISTED, Batches, open_pictures
+from foveate.training.data import LISTED, Batches, open_pictures, readable_headers, sample_count
 from foveate.training.photo_reader import Packed, PhotoDataset, PhotoReader
 from foveate.training.rescaling import AugmentationSeed
 from foveate.training.skipped import Bad, Skipped
 
 MOST_WORKERS = 8  # by default
-
-
-class PatchMemory:
-    """Memory for the patches of batches on a CPU, reused once no tensor refers to it.
-
-    The system fills new memory with zeros, which takes about as long as computing the patches.
-    """
-
-    def __init__(self) -> None:
-        self.maps: list[mmap.mmap] = []
-        self.unused = 0  # reference count of a map that no tensor uses
-
-    def empty(self, *size: int) -> Tensor:
-        """Allocate a float32 tensor, in huge pages if the system supports them."""
-        count = math.prod(size)
-        if count == 0 or not hasattr(mmap, "MADV_HUGEPAGE"):
-            return torch.empty(size)
-        free = [i for i, references in enumerate(self._references()) if references == self.unused]
-        fitting = [i for i in free if len(self.maps[i]) >= 4 * count]
-        if not fitting:
-            self.maps = [pages for i, pages in enumerate(self.maps) if i not in free]
-            self.maps.append(_map_memory(4 * count))
-            self.unused = self._references()[-1]
-        pages = self.maps[fitting[0] if fitting else -1]
-        return torch.frombuffer(pages, dtype=torch.float32, count=count).view(size)
-
-    def _references(self) -> list[int]:
-        """Return the reference count of each map: the storage of a tensor holds one."""
-        return [sys.getrefcount(pages) for pages in self.maps]
-
-
-def _map_memory(size: int) -> mmap.mmap:
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # the kernel does not support huge pages
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return pages
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +56,6 @@ class PhotoBatches(Batches):
     bad: Bad = "stop"
     skipped: Skipped = field(default_factory=dict)
     idle: list[PhotoReader] = field(default_factory=list)
-    memory: PatchMemory = field(default_factory=PatchMemory)
 
     def __post_init__(self) -> None:
         if self.workers < 0:
@@ -136,12 +96,11 @@ class PhotoBatches(Batches):
         """Stop the workers, which wait for the next epoch."""
         while self.idle:
             self.idle.pop().close()
-        self.memory.maps.clear()
 
     def _batch(self, found: Packed) -> Batch:
         pinned = self.device.type == "cuda"  # other copies must end before the worker goes on
         packed = found._replace(values=found.values.to(self.device, non_blocking=pinned))
-        cut = cut_patches(packed, self.recipe, windows_of(self.net), self.memory)
+        cut = cut_patches(packed, self.recipe, windows_of(self.net))
         labels = send(torch.from_numpy(packed.labels), self.device)
         return Batch(Prepared(patches, (cut,)), labels)
 
@@ -162,10 +121,28 @@ class PhotoBatches(Batches):
         return PhotoReader(dataset, workers, pinned=self.device.type != "cpu")
 
 
+def open_photos(
+    config: TrainConfig,
+    images: Shards,
+    split: SplitName,
+    net: nn.Module,
+    device: torch.device,
+    workers: int | None = None,
+    **options: Any,
+) -> PhotoBatches:
+    """Return a loader with the recipe, the batch size and the precision of a run.
+
+    By default it has `default_workers`; `options` are further fields of `PhotoBatches`.
+    """
+    count = sample_count(config, len(images.labels(split)), split)
+    workers = default_workers() if workers is None else workers
+    usual = {"recipe": config.recipe, "largest": config.batch, "workers": workers}
+    given = {**usual, **options}
+    return PhotoBatches(images, split, count, net, device, config.precision, **given)
+
+
 @torch.no_grad()
-def cut_patches(
-    packed: Packed, recipe: Recipe, windows: ScaleChannels, memory: PatchMemory
-) -> Tensor:
+def cut_patches(packed: Packed, recipe: Recipe, windows: ScaleChannels) -> Tensor:
     """Normalise images and resample their patches (B, S, C, P, P).
 
     On a CPU, they are processed one by one while each is in the cache, by one thread: the workers
@@ -173,10 +150,10 @@ def cut_patches(
     """
     if packed.values.device.type != "cpu" and len(packed.labels):
         return cut_together(packed, recipe, windows)
-    found = memory.empty(len(packed.labels), len(windows.scales), 3, windows.size, windows.size)
+    found = torch.empty(len(packed.labels), len(windows.scales), 3, windows.size, windows.size)
     options = (windows.scales, windows.size, windows.padding, windows.antialias)
     centres = torch.from_numpy(packed.centres)
-    with one_thread():
+    with cpu_threads(1):
         for picture, centre, out in zip(packed.pictures(), centres, found, strict=True):
             spec = PatchSpec(*options, centre[None])
             resample(recipe.normalise(picture)[None], spec, out=out[None])
@@ -237,11 +214,8 @@ def _sizes(images: Shards) -> str:
     """Return the range of image sizes in a folder as text; empty for tar files."""
     if not isinstance(folder := images.shards[0], PictureFolder):
         return ""
-    sizes = []
-    for path, _ in folder.items["train"][:LISTED]:
-        with suppress(DataError):  # reported when the image is used
-            header = read_header(path)
-            sizes.append((header.width * header.height, f"{header.width}x{header.height}"))
+    headers = readable_headers(folder.items["train"][:LISTED])
+    sizes = [(h.width * h.height, f"{h.width}x{h.height}") for h in headers]
     return f", {min(sizes)[1]} to {max(sizes)[1]} pixels" if sizes else ""
 
 

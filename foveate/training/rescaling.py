@@ -22,50 +22,43 @@ RescaleFunction = Callable[[Tensor, Tensor, AugmentationSeed], Tensor]
 """Rescales images (N, C, h, w), given their indices (N,), to their training scales."""
 
 
-def rescaling(config: TrainConfig, scales: Tensor, margin: int = 0) -> RescaleFunction:
-    """Return a function that rescales each image to its training scale.
+def rescaling(config: TrainConfig, scales: Tensor, training: bool = True) -> RescaleFunction:
+    """Return a function that rescales each image to its scale.
 
-    The frame is `margin` pixels larger on each side than `config.size`.
+    In `training`, it first distorts images, and with the recipe `mirrored` it changes their sizes,
+    shifts and flips them.
     """
-    same, recipe = bool((scales == scales[0]).all()), config.recipe or Recipe()
-    size = config.size + 2 * margin
+    recipe, count = config.recipe or Recipe(), len(scales)
+    distorted, mirrored = training and config.distortions > 0, training and is_augmented(config)
+    margin = int(recipe.shift) if mirrored else 0
 
     def rescale_images(images: Tensor, indices: Tensor, seed: AugmentationSeed) -> Tensor:
-        factors = float(scales[0]) if same else scales[indices]
-        return recipe.rescale(images, factors, size=size, border=config.border)
-
-    return rescale_images
-
-
-def augmented_rescaling(config: TrainConfig, scales: Tensor) -> RescaleFunction:
-    """Return a function that augments images with the recipe `mirrored` and rescales them."""
-    assert config.recipe is not None
-    flip, shift, sizes = config.recipe.flip, int(config.recipe.shift), config.recipe.sizes
-    enlarge = rescaling(config, scales, margin=shift)
-
-    def rescale_images(images: Tensor, indices: Tensor, seed: AugmentationSeed) -> Tensor:
-        drawn = draw_augmentation(len(scales), *seed, flip, shift)
-        flips, offsets = (send(values[indices], images.device) for values in drawn)
-        if sizes == NO_SIZES:
-            shown = enlarge(images, indices, seed)
-        else:
-            factors = scales * draw_sizes(len(scales), *seed, sizes)
-            shown = rescaling(config, factors, margin=shift)(images, indices, seed)
+        factors = scales
+        if distorted:
+            drawn = draw_distortions(count, seed, config.distortions)
+            chosen = (send(values[indices], images.device) for values in drawn)
+            images = distort(images, Distortions(*chosen))
+        if mirrored and recipe.sizes != NO_SIZES:
+            factors = scales * draw_sizes(count, *seed, recipe.sizes)
+        same = bool((factors == factors[0]).all())
+        wanted = float(factors[0]) if same else factors[indices]
+        size = config.size + 2 * margin
+        shown = recipe.rescale(images, wanted, size=size, border=config.border)
+        if not mirrored:
+            return shown
+        augmentation = draw_augmentation(count, *seed, recipe.flip, margin)
+        flips, offsets = (send(values[indices], images.device) for values in augmentation)
         return crop_and_flip(shown, flips, offsets, config.size)
 
     return rescale_images
 
 
-def distorted_rescaling(config: TrainConfig, scales: Tensor) -> RescaleFunction:
-    """Return a function that distorts each image, and rescales it to its training scale."""
-    enlarge, count = rescaling(config, scales), len(scales)
-
-    def rescale_images(images: Tensor, indices: Tensor, seed: AugmentationSeed) -> Tensor:
-        drawn = draw_distortions(count, seed, config.distortions)
-        chosen = Distortions(*(send(values[indices], images.device) for values in drawn))
-        return enlarge(distort(images, chosen), indices, seed)
-
-    return rescale_images
+def is_augmented(config: TrainConfig) -> bool:
+    """Whether the recipe of a run is `mirrored`, with random flips, shifts or sizes in training."""
+    recipe = config.recipe
+    if recipe is None or recipe.name != "mirrored":
+        return False
+    return recipe.flip or recipe.shift > 0 or recipe.sizes != NO_SIZES
 
 
 def draw_training_scales(config: TrainConfig, count: int, split: SplitName) -> Tensor:

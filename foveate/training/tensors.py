@@ -5,50 +5,25 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from foveate.errors import DataError
 from foveate.files import check_regular
 
-MAX_READS = 20  # of a file that other processes keep replacing
-
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read the tensors and the metadata of a safetensors file, and verify their digest.
 
-    Files of older versions have no digest. Nothing in a file is executed. If another process
-    replaces the file meanwhile, it is read again: safetensors opens header and tensors separately.
+    Files of older versions have no digest. Nothing in a file is executed. The file is opened once,
+    so that another process can replace it meanwhile.
     """
-    for _ in range(MAX_READS - 1):
-        before = _identity(path)
-        try:
-            return _read(path)
-        except DataError:
-            if _identity(path) == before:
-                raise
-    return _read(path)
-
-
-def _identity(path: Path) -> tuple[int, ...] | None:
-    """Return numbers that change if the file is replaced, or None if it cannot be examined."""
     try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    try:
-        with safe_open(check_regular(path), framework="pt") as file:
-            # Copies, because the file can be replaced while its tensors are in use.
-            tensors = {key: file.get_tensor(key).clone() for key in file.keys()}  # noqa: SIM118
-            note = file.metadata() or {}
+        tensors, note = unpack_tensors(check_regular(path).read_bytes())
     except FileNotFoundError:
         raise DataError(f"no such file: {path}; check the path") from None
-    except (SafetensorError, OSError, RuntimeError) as error:  # PyTorch raises RuntimeError
+    except (SafetensorError, OSError, KeyError) as error:  # KeyError: unknown dtype
         raise DataError(
             f"{path} is not a complete safetensors file ({error}); remove it and train again"
         ) from None
@@ -56,6 +31,13 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     if expected is not None and expected != _digest(tensors, note):
         raise DataError(f"{path} is damaged: its sha256 does not match; remove it and train again")
     return tensors, note
+
+
+def unpack_tensors(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the metadata in the bytes of a safetensors file."""
+    tensors = load(data)
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return tensors, header.get("__metadata__", {})
 
 
 def pack_tensors(tensors: dict[str, Tensor], note: dict[str, str]) -> bytes:

@@ -13,6 +13,7 @@ accuracy at 4√2 and 8: 88.7 and 55.4 % without zooms, 95.9 and 92.5 % with zoo
 
 from copy import copy
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -27,6 +28,7 @@ from foveate.resampling.definition import foveate
 STEPS = 16  # distinct factors in an epoch; images with the same factor are prepared together
 
 
+@lru_cache(maxsize=32)  # one entry for each of several concurrent runs
 def draw_zooms(limits: tuple[float, ...], count: int, seed: tuple[int, int]) -> Tensor:
     """Draw a log-uniform factor within `limits` for each image, from the seed and the epoch.
 

@@ -303,7 +303,14 @@ def audit_together(
     if not sums.any():
         raise DataError("no image could be read; check the files")
     return [
-        _result(each, grid, native, tuple(classes), tuple(most_confident(chosen)))
+        Audit(
+            scales=grid,
+            native=native,
+            classes=tuple(classes),
+            overall=tuple(_counts(row) for row in each.sum(1).tolist()),
+            per_class=tuple(tuple(_counts(row) for row in rows) for rows in each.tolist()),
+            changes=tuple(most_confident(chosen)),
+        )
         for each, chosen in zip(sums, changes, strict=True)
     ]
 
@@ -317,23 +324,6 @@ def _predictions(logits: Tensor, scale: float) -> tuple[Tensor, Tensor]:
             f"{scale:g}; check its weights and its input range"
         )
     return confidence, prediction
-
-
-def _result(
-    sums: Tensor,
-    scales: tuple[float, ...],
-    native: float,
-    classes: tuple[str, ...],
-    changes: tuple[Change, ...],
-) -> Audit:
-    return Audit(
-        scales=scales,
-        native=native,
-        classes=classes,
-        overall=tuple(_counts(row) for row in sums.sum(1).tolist()),
-        per_class=tuple(tuple(_counts(row) for row in rows) for rows in sums.tolist()),
-        changes=changes,
-    )
 
 
 def _counts(sums: list[float]) -> Counts:

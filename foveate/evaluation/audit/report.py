@@ -15,8 +15,7 @@ from foveate.errors import ConfigError
 from foveate.evaluation.audit.audited_images import AuditImages
 from foveate.evaluation.audit.images import Transform
 from foveate.evaluation.audit.measure import MEASURES, SCALES, Audit, audit_together
-from foveate.evaluation.audit.run_recipe import PhotoTransform
-from foveate.evaluation.audit.transforms import AnyTransform, classifier_for
+from foveate.evaluation.audit.transforms import AnyTransform, PhotoTransform, classifier_for
 from foveate.evaluation.audit.zero_shot import Comparison, largest_batch, pair_with_channels
 from foveate.evaluation.models import Model
 from foveate.evaluation.results import write_tables

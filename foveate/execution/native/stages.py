@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from foveate.native.build import library
-from foveate.native.calls import PARTS, call
+from foveate.native.calls import PARTS, call, fields
 
 MAX_BUFFER = 1 << 23  # largest buffer to cache, in floats
 MAX_CACHED = 1 << 25  # limit of all cached buffers together, in floats
@@ -25,20 +25,15 @@ class Job(ctypes.Structure):
     """Mirror of `struct job` in native/trunk.h, field by field."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("kind", "count", "parts", "colours", "height")),
-        *((name, ctypes.c_int64) for name in ("width", "from", "to", "stride", "plane", "pitch")),
-        *((name, ctypes.c_void_p) for name in ("images", "shift", "weight", "bias", "first")),
-        *((name, ctypes.c_void_p) for name in ("first_bias", "moments", "map", "norm", "below")),
-        *((name, ctypes.c_void_p) for name in ("below_norm", "boxes", "below_boxes", "result")),
-        *((name, ctypes.c_void_p) for name in ("slope", "below_slope")),
-        *((name, ctypes.c_void_p) for name in ("unnorm", "below_unnorm", "sums", "squares")),
-        *((name, ctypes.c_void_p) for name in ("weight_sums", "bias_sums", "first_sums")),
-        *((name, ctypes.c_void_p) for name in ("first_bias_sums", "weight_gradient")),
-        *((name, ctypes.c_void_p) for name in ("bias_gradient", "norm_weight", "norm_bias")),
-        *((name, ctypes.c_void_p) for name in ("norm_weight_gradient", "norm_bias_gradient")),
-        *((name, ctypes.c_void_p) for name in ("running_mean", "running_variance")),
-        *((name, ctypes.c_double) for name in ("momentum", "eps")),
-        *((name, ctypes.c_int64) for name in ("training", "next", "failed")),
+        *fields(ctypes.c_int64, "kind count parts colours height width from to stride plane pitch"),
+        *fields(ctypes.c_void_p, "images shift weight bias first first_bias moments map norm"),
+        *fields(ctypes.c_void_p, "below below_norm boxes below_boxes result slope below_slope"),
+        *fields(ctypes.c_void_p, "unnorm below_unnorm sums squares weight_sums bias_sums"),
+        *fields(ctypes.c_void_p, "first_sums first_bias_sums weight_gradient bias_gradient"),
+        *fields(ctypes.c_void_p, "norm_weight norm_bias norm_weight_gradient norm_bias_gradient"),
+        *fields(ctypes.c_void_p, "running_mean running_variance"),
+        *fields(ctypes.c_double, "momentum eps"),
+        *fields(ctypes.c_int64, "training next failed"),
     )
 
 
@@ -85,14 +80,14 @@ def parts_of(count: int) -> int:
     return min(PARTS, -(-count // 4))
 
 
-def stage(kind: str, count: int, **fields: Field) -> None:
-    """Run one stage on `count` patches; `fields` are those of `struct job`.
+def stage(kind: str, count: int, **given: Field) -> None:
+    """Run one stage on `count` patches; `given` are fields of `struct job`.
 
     Tensors must be contiguous.
     """
     lib = library()
     assert lib is not None
-    held = {name: _address(value) for name, value in fields.items()}
+    held = {name: _address(value) for name, value in given.items()}
     parts = 0 if kind in WITHOUT_PARTS else parts_of(count)
     job = Job(kind=KINDS.index(kind), count=count, parts=parts, **held)
     if parts:
