@@ -115,7 +115,7 @@ def _train(
     team: "Team",
 ) -> None:
     from foveate.training.checkpoint import RunFolder
-    from foveate.training.data import is_photo
+    from foveate.training.data import describe_missing, is_photo
     from foveate.training.loop import train as run
     from foveate.training.photos import describe_photos
     from foveate.training.skipped import TABLE, check_bad, read_skipped
@@ -130,8 +130,11 @@ def _train(
     folder = RunFolder(path)
     state = "was already finished" if folder.finished else "is finished"
     device = "cpu" if folder.finished else team.device(how["device"])
-    if is_photo(config) and team.is_main and not folder.finished:
-        print_message(describe_photos(config))
+    if team.is_main and not folder.finished:
+        if is_photo(config):
+            print_message(describe_photos(config))
+        for line in describe_missing(config.source):
+            print_message(f"note: {line}")
     with (
         interruptible(lambda: _saved(folder) if team.may_print() else ""),
         _shown(f"training {model} in {path}", team) as callback,
