@@ -58,6 +58,7 @@ def audit(
     patch: Annotated[int | None, options.PATCH("the input size", min=1)] = None,
     lazy: Annotated[float | None, options.LAZY("all channels")] = None,
     pretrained: options.PretrainedOption = False,
+    weights: options.WeightsOption = None,
     trust: options.TrustOption = False,
     out: Annotated[Path, options.OUT_FOLDER()] = Path("audit"),
     batch: Annotated[int, options.BATCH(min=1, panel=options.EXECUTION)] = 32,
@@ -110,7 +111,7 @@ def audit(
     names = _classes(classes)
     if batch > MAX_BATCH:
         raise ConfigError(f"batch must be at most {MAX_BATCH:,} images, got {batch}")
-    found = load_model(model, trust=trust, device=place, pretrained=pretrained)
+    found = load_model(model, trust=trust, device=place, pretrained=pretrained, weights=weights)
     if lazy is not None:
         lazy_channels(found.net).lazy = lazy
     load = cached_loader()

@@ -16,6 +16,7 @@ def export(
         int | None, options.SIZE("as trained; for photographs, any height and width", min=1)
     ] = None,
     pretrained: options.PretrainedOption = False,
+    weights: options.WeightsOption = None,
     trust: options.TrustOption = False,
 ) -> None:
     """Export a network to ONNX (.onnx) or torch.export (.pt2), for any batch size.
@@ -36,7 +37,7 @@ def export(
     from foveate.models.export import Format
     from foveate.models.export import export as write
 
-    found = load_model(model, trust=trust, pretrained=pretrained)
+    found = load_model(model, trust=trust, pretrained=pretrained, weights=weights)
     channels, side = found.shape[1], size
     if side is None and found.photo is None:
         side = found.size

@@ -38,7 +38,7 @@ def train(
     changed_data: options.ChangedDataOption = False,
     backbone: Annotated[str | None, options.BACKBONE("as in the preset")] = None,
     pretrained: options.PretrainedOption = False,
-    weights: Annotated[str | None, options.WEIGHTS("random")] = None,
+    weights: options.WeightsOption = None,
     windows: Annotated[
         str | None,
         options.WINDOWS("as in the preset; for a backbone on photographs, from the image sizes"),

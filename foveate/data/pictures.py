@@ -175,9 +175,7 @@ def _plan(folder: Path) -> list[Classes]:
     if names >= VALIDATION:
         raise DataError(f"{folder} has both val and validation; remove one of them")
     train = _classes(folder / "train")
-    others = {
-        name: _of_known(folder / name, tuple(train)) for name in sorted(names - {"train"})
-    }
+    others = {name: _of_known(folder / name, tuple(train)) for name in sorted(names - {"train"})}
     test = others.pop("test")
     if others:
         return [train, *others.values(), test]
@@ -189,8 +187,8 @@ def _of_known(folder: Path, known: tuple[str, ...]) -> Classes:
     found = _classes(folder)
     if unknown := [name for name in found if name not in known]:
         raise DataError(
-            f"{folder} has the class {unknown[0]!r}, which train does not have; add training images "
-            "of this class, or rename or remove the subfolder"
+            f"{folder} has the class {unknown[0]!r}, which train does not have; add training "
+            "images of this class, or rename or remove the subfolder"
         )
     return {name: found.get(name, []) for name in known}
 

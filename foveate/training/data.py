@@ -355,7 +355,8 @@ def describe_missing(source: str) -> Iterator[str]:
     if not source.startswith("folder:"):
         return
     images = open_source(source, stream=True)
-    assert isinstance(images, Shards) and isinstance(folder := images.shards[0], PictureFolder)
+    folder = images.shards[0] if isinstance(images, Shards) else None
+    assert isinstance(folder, PictureFolder)
     for split in SPLITS:
         if names := folder.missing_classes(split):
             more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
