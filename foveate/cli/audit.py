@@ -129,7 +129,7 @@ def audit(
         images,
         recipe=None if recipe is None else RECIPES[recipe],
         size=size,
-        border=_border(border),
+        border=parse_border(border),
         mean=_numbers("mean", mean),
         std=_numbers("std", std),
         fit=fit,
@@ -191,7 +191,8 @@ def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:
         raise ConfigError(f"{name} must be a number, or one per channel, got {text!r}") from None
 
 
-def _border(text: str | None) -> str | float | tuple[float, ...] | None:
+def parse_border(text: str | None) -> str | float | tuple[float, ...] | None:
+    """Parse a border: the name of a mode, a number, or a colour such as 0.5,0.4,0.4."""
     try:
         numbers = () if text is None else tuple(map(float, text.split(",")))
     except ValueError:

@@ -218,6 +218,10 @@ BACKBONE = shared(
     "NAME", "Network in each scale channel: timm:NAME, torchvision:NAME or package.module:factory.",
     MODEL, values=("timm:", "torchvision:"),
 )  # fmt: skip
+FREEZE_NORMS = shared(
+    "", "Use the stored statistics of batch norms and do not update them.", TRAINING,
+    "--freeze-norms",
+)  # fmt: skip
 STREAM = shared("", "Read FILE.h5 or folder:DIR batch by batch, not into memory.", DATA, "--stream")
 RECOMPUTE = shared("N", "Scale channels trained at a time, to save memory; 0 for all.", EXECUTION)
 NORMS = shared(

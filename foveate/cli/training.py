@@ -49,6 +49,7 @@ def train(
     precision: Annotated[
         str | None, options.PRECISION("float32; on a GPU as in the preset")
     ] = None,
+    freeze_norms: Annotated[bool, options.FREEZE_NORMS()] = False,
     change: Annotated[list[str] | None, options.SETTING()] = None,
     out: Annotated[
         Path | None, options.OUT_FOLDER("runs/NETWORK-DIGEST, per configuration")
@@ -83,6 +84,7 @@ def train(
         "backbone": backbone,
         "pretrained": True if pretrained else None,
         "weights": weights,
+        "freeze_norms": True if freeze_norms else None,
         "recipe": recipe,
         "windows": windows,
     }

@@ -68,6 +68,8 @@ class Model:
             models.
         class_names: Class names stored with the run; empty if there are none.
         precision: Precision in which a run on photographs is trained and evaluated.
+        weights: For a timm model, ``pretrained`` or the path of its file of weights; empty if they
+            are random, and for other models.
         device: Device of the weights and of the input.
 
     Shape:
@@ -96,6 +98,7 @@ class Model:
     recipe: Recipe | None = None
     class_names: tuple[str, ...] = ()
     precision: Precision = "float32"
+    weights: str = ""
     device: torch.device | str = "cpu"
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -120,7 +123,7 @@ class Model:
         ConfigError if the size is unknown.
         """
         if self.photo is not None and isinstance(self.net, ScaleChannels):
-            return _frame(self.net)
+            return frame_of(self.net)
         if side := self.shape[2] or (FRAME if self.config else None):
             return side
         raise ConfigError(f"{self.name} has an unknown input size; export it to ONNX")
@@ -287,7 +290,7 @@ def _of_config(
     )
 
 
-def _frame(net: ScaleChannels) -> int:
+def frame_of(net: ScaleChannels) -> int:
     """Return the smallest even side of a square image that contains every window."""
     scale = net.scales[-1]
     beyond = max(scale, 1.0) if net.antialias else 1.0  # half-width of the resampling kernel
@@ -358,6 +361,7 @@ def _from_timm(ref: str, start: Path | bool, changes: dict[str, Any]) -> Model:
         mean=tuple(settings["mean"]) if fits else (0.0,),
         std=tuple(settings["std"]) if fits else (1.0,),
         class_names=_class_names(net),
+        weights="pretrained" if start is True else str(start or ""),
     )
 
 

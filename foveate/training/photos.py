@@ -35,7 +35,7 @@ from foveate.models.channels import ScaleChannels
 from foveate.resampling.definition import PatchSpec, resample
 from foveate.training.config import TrainConfig
 from foveate.training.data import LISTED, Batches, open_pictures
-from foveate.training.photo_reader import Packed, PhotoDataset, PhotoReader
+from foveate.training.photo_reader import Background, Packed, PhotoDataset, PhotoReader
 from foveate.training.rescaling import AugmentationSeed
 from foveate.training.skipped import Bad, Skipped
 
@@ -92,6 +92,7 @@ class PhotoBatches(Batches):
     largest: int = 32
     workers: int = 0
     share: float = 1.0
+    background: Background | None = None
     bad: Bad = "stop"
     skipped: Skipped = field(default_factory=dict)
     idle: list[PhotoReader] = field(default_factory=list)
@@ -157,7 +158,8 @@ class PhotoBatches(Batches):
         size = 4 * self.net.size**2 * 3 * len(self.net.scales) * batch
         remedy = "use a smaller batch or a smaller model.size"
         check_memory(2 * size, "two batches of patches", remedy)
-        dataset = PhotoDataset(self.images, self.split, self.recipe, self.bad, self.share)
+        how = (self.recipe, self.bad, self.share, self.background)
+        dataset = PhotoDataset(self.images, self.split, *how)
         workers = min(self.workers, math.ceil(self.count / batch))
         return PhotoReader(dataset, workers, pinned=self.device.type != "cpu")
 

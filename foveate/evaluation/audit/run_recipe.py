@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foveate.data.recipes import MAX_BASE, Recipe, check_resized
+from foveate.data.recipes import MAX_BASE, Recipe, check_resized, surround
 from foveate.errors import ConfigError
-from foveate.evaluation.audit.images import View, check_view
-from foveate.evaluation.models import Model
+from foveate.evaluation.audit.images import BorderMode, View, check_border_mode, check_view
+from foveate.evaluation.models import Model, frame_of
 from foveate.execution import patches
 from foveate.execution.plan import Prepared, outputs
 from foveate.execution.precision import cast
@@ -31,14 +31,18 @@ class PhotoTransform:
         view: At scale s, "zoom" resizes the short side of an image to s times the base size.
             "resolution" resizes it to the base size, then reduces it to s times the pixels along
             each axis and enlarges it again, both with antialiasing.
+        border: What windows see outside the image; None for the padding of the run.
     """
 
     recipe: Recipe
     windows: ScaleChannels
     view: View = "zoom"
+    border: BorderMode | None = None
 
     def __post_init__(self) -> None:
         check_view(self.view, 1.0)
+        if self.border is not None:
+            check_border_mode(self.border)
         self.recipe.transform()
 
     def __call__(self, images: Sequence[Tensor], scale: float = 1.0) -> Tensor:
@@ -92,7 +96,7 @@ class PhotoTransform:
             "view": self.view,
             "windows": [net.size * scale for scale in net.scales],
             "size": net.size,
-            "padding": net.padding,
+            "padding": net.padding if self.border is None else self.border,
             "antialias": net.antialias,
         }
 
@@ -102,7 +106,10 @@ class PhotoTransform:
     def _resized(self, image: Tensor, scale: float) -> Tensor:
         """Return the resized image as a batch of one, (1, 3, H, W)."""
         share = 1.0 if self.view == "zoom" else scale
-        return replace(self.recipe, base=self._base(scale)).transform(share)(image)[None]
+        resized = replace(self.recipe, base=self._base(scale)).resize(share=share)(image)
+        if self.border is not None:
+            resized = surround(resized, frame_of(self.windows), self.border)
+        return self.recipe.normalise(resized)[None]
 
 
 def from_patches(model: Model) -> Callable[[Tensor], Tensor]:

@@ -1,7 +1,7 @@
 """Choose the transform for a model and its audit images."""
 
 from collections.abc import Mapping
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +41,8 @@ def choose_transform(
     image = images.first(1)[0]
     folder = images.source.startswith("folder:")
     if model.photo is not None and recipe in (None, "photo"):
-        given = {"size": size, "border": border, "mean": mean, "std": std, "fit": fit}
-        return _own_transform(model, len(images.classes), given, cast(View, view))
+        given = {"size": size, "mean": mean, "std": std, "fit": fit}
+        return _own_transform(model, len(images.classes), given, cast(View, view), border)
     usual = "frame" if folder and model.config is None else "large-scale"
     own = model.recipe
     if (own and own.name == "mirrored") or images.source.partition(":")[0] == "cifar10":
@@ -63,7 +63,11 @@ def choose_transform(
 
 
 def _own_transform(
-    model: Model, classes: int, given: Mapping[str, object], view: View
+    model: Model,
+    classes: int,
+    given: Mapping[str, object],
+    view: View,
+    border: BorderMode | None,
 ) -> PhotoTransform:
     """Return the transform of a run on photographs, after one call of the model on zeros."""
     if named := [name for name, value in given.items() if value is not None]:
@@ -72,7 +76,8 @@ def _own_transform(
             "--recipe frame"
         )
     assert model.photo is not None and isinstance(model.net, nn.Module)
-    transform = PhotoTransform(recipe=model.photo, windows=windows_of(model.net), view=view)
+    seen: dict[str, Any] = {"view": view, "border": border}
+    transform = PhotoTransform(recipe=model.photo, windows=windows_of(model.net), **seen)
     with torch.no_grad():
         empty = torch.zeros(2, 3, 2, 2, device=model.device)
         classifier_for(model, transform, classes)(transform.windows.patches(empty))
