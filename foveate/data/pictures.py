@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foveate.data.decoding import Header, is_colour, read_header
 from foveate.data.decoding import Pixels as Pixels
-from foveate.data.decoding import is_colour
 from foveate.data.decoding import read_picture as read_picture
 from foveate.data.splits import SPLITS, Labels, Source, Split, SplitName
 from foveate.errors import DataError
@@ -93,6 +93,10 @@ class PictureFolder:
         """Read the images, each (C, H, W), at the given `indices`."""
         paths = [self.items[split][index][0] for index in indices]
         return [read_picture(path).transpose(2, 0, 1) for path in paths]
+
+    def header(self, split: SplitName, index: int) -> Header:
+        """Read the mode and size of an image."""
+        return read_header(self.items[split][index][0])
 
     @cached_property
     def in_colour(self) -> bool:

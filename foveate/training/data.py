@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
@@ -11,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from foveate.checks import check_memory
-from foveate.data.decoding import read_header
 from foveate.data.large_scale import send
 from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import NO_SIZES, Recipe, find_recipe
@@ -20,7 +18,7 @@ from foveate.data.sources import Load as Load
 from foveate.data.sources import Source, open_source
 from foveate.data.splits import SPLITS, SplitName
 from foveate.data.store import ScaledFile
-from foveate.errors import ConfigError, DataError
+from foveate.errors import ConfigError
 from foveate.execution.captured import CHUNK, Batch
 from foveate.execution.plan import Prepared, prepare
 from foveate.scales import ScaleGrid
@@ -263,17 +261,12 @@ def propose_windows(config: TrainConfig) -> ScaleGrid:
     """Propose windows for objects at 1/4 to 2 times their size in the training images.
 
     The smallest window is one quarter of the recipe's base size. The largest is twice the long side
-    of an image with the median aspect ratio. For tar files, the model's scales are unchanged.
+    of an image with the median aspect ratio.
     """
     assert config.recipe is not None
-    model, base, images = config.model, config.recipe.base, open_pictures(config.source)
-    if not isinstance(folder := images.shards[0], PictureFolder):
-        return model.scales
-    items, aspects = folder.items["train"], []
-    for path, _ in items[:: max(1, len(items) // LISTED)]:
-        with suppress(DataError):  # reported when the image is used
-            header = read_header(path)
-            aspects.append(max(header.width, header.height) / min(header.width, header.height))
+    model, base = config.model, config.recipe.base
+    sizes = open_pictures(config.source).sizes("train", LISTED)
+    aspects = [max(size) / min(size) for size in sizes]
     longest = 2 * base * (median(aspects) if aspects else 1)
     return ScaleGrid.windows(base / 4, min(longest, MAX_WINDOW * base), model.size)
 

@@ -21,9 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from foveate.checks import check_memory
-from foveate.data.decoding import read_header
 from foveate.data.large_scale import send
-from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import Recipe
 from foveate.data.shards import Shards
 from foveate.data.store import one_thread
@@ -221,7 +219,7 @@ def windows_of(net: nn.Module) -> ScaleChannels:
 def describe_photos(config: TrainConfig) -> str:
     """Describe the images, the recipe and the windows of a run in one line.
 
-    The range of sizes is that of the first `LISTED` training images, read from their headers.
+    The range of sizes is that of about `LISTED` training images, read from their headers.
     """
     assert config.recipe is not None
     images, model = open_pictures(config.source), config.model
@@ -236,15 +234,10 @@ def describe_photos(config: TrainConfig) -> str:
 
 
 def _sizes(images: Shards) -> str:
-    """Return the range of image sizes in a folder as text; empty for tar files."""
-    if not isinstance(folder := images.shards[0], PictureFolder):
-        return ""
-    sizes = []
-    for path, _ in folder.items["train"][:LISTED]:
-        with suppress(DataError):  # reported when the image is used
-            header = read_header(path)
-            sizes.append((header.width * header.height, f"{header.width}x{header.height}"))
-    return f", {min(sizes)[1]} to {max(sizes)[1]} pixels" if sizes else ""
+    """Return the range of image sizes as text."""
+    sizes = [(height * width, width, height) for height, width in images.sizes("train", LISTED)]
+    ends = [f"{width}x{height}" for _, width, height in (min(sizes), max(sizes))] if sizes else []
+    return f", {' to '.join(ends)} pixels" if ends else ""
 
 
 def default_workers(runs: int = 1) -> int:
