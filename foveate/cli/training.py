@@ -135,6 +135,11 @@ def _train(
     if team.is_main and not folder.finished:
         if is_photo(config):
             print_message(describe_photos(config))
+        elif config.recipe is None and config.source.startswith("folder:"):
+            print_message(
+                f"{config.source}: grey images; recipe mnist-large-scale, which stretches their "
+                "contrast; use --recipe photo for photographs"
+            )
         for line in describe_missing(config.source):
             print_message(f"note: {line}")
     with (
