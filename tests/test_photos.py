@@ -1,5 +1,6 @@
 """Training on photographs of mixed sizes, read and cut by worker processes."""
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -23,6 +24,7 @@ from foveate.data.pictures import PictureFolder, read_picture
 from foveate.data.recipes import Recipe
 from foveate.data.sources import load_source, open_source
 from foveate.errors import ConfigError, DataError, FoveateError
+from foveate.evaluation.audit.report import ORIGINAL
 from foveate.execution import patches
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import build_net
@@ -374,6 +376,16 @@ def test_photographs_in_tar_files_are_those_of_the_folder(tmp_path):
         order = torch.arange(9)
         found = [cut(opened(photo_config(source=s), split), order, 4) for s in (SOURCE, tars)]
         assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+    folder = train(photo_config(epochs="1"), tmp_path / "run", workers=0)
+    for name in (SOURCE, tars):
+        given = ["--source", name, "--scales", "0.5,1", "--changed-data"]
+        assert (
+            run_command(["audit", str(folder.path), *given, "--out", str(tmp_path / name[:3])]) == 0
+        )
+    audits = [json.loads((tmp_path / name / "audit.json").read_text()) for name in ("fol", "sha")]
+    assert audits[0]["checksum"] == audits[1]["checksum"]  # of pixels and labels
+    found = [[at["right"] for at in audit["audits"][ORIGINAL]["scales"]] for audit in audits]
+    assert found[0] == found[1] and audits[1]["audits"][ORIGINAL]["classes"] == ["0", "1", "2"]
     wide = {"backbone": "photo_runs:backbone", "recipe": "photo", "recipe.base": "48"}
     made = [
         adapt_to_source(preset("finetune").changed({**wide, "source": source}), load_source)

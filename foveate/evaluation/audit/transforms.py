@@ -39,11 +39,11 @@ def choose_transform(
     that wrong shapes are reported before the data is read.
     """
     image = images.first(1)[0]
-    folder = images.source.startswith("folder:")
+    files = images.source.startswith(("folder:", "shards:"))
     if model.photo is not None and recipe in (None, "photo"):
         given = {"size": size, "mean": mean, "std": std, "fit": fit}
         return _own_transform(model, len(images.classes), given, cast(View, view), border)
-    usual = "frame" if folder and model.config is None else "large-scale"
+    usual = "frame" if files and model.config is None else "large-scale"
     own = model.recipe
     if (own and own.name == "mirrored") or images.source.partition(":")[0] == "cifar10":
         usual = "mirrored"
