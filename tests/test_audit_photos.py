@@ -1,5 +1,6 @@
 """`foveate audit` on photographs: the recipe of a run, and any classifier on whole pictures."""
 
+import html
 import json
 import shutil
 from dataclasses import replace
@@ -8,6 +9,7 @@ import pytest
 import torch
 from photo_runs import SOURCE, photo_config
 from PIL import Image
+from safetensors.torch import save_file
 from torch import nn
 
 from foveate.cli.app import run
@@ -268,3 +270,59 @@ class Constant(nn.Module):
 
     def forward(self, patches):
         return patches.new_tensor([1.0, 0.0, 0.0]).expand(len(patches), 3)
+
+
+def test_a_timm_model_is_audited_with_a_file_of_weights(tmp_path, monkeypatch):
+    timm = pytest.importorskip("timm", reason="pip install 'foveate[photos]'")
+    net = timm.create_model("lcnet_035", num_classes=3)
+    torch.nn.init.zeros_(net.classifier.weight)
+    torch.nn.init.constant_(net.classifier.bias[1:], -9)  # always the first class
+    monkeypatch.chdir(tmp_path)
+    save_file(net.state_dict(), "net.safetensors")
+    given = ["--source", SOURCE, "--scales", "1", "--size", "32", "--out", "out"]
+    assert run(["audit", "timm:lcnet_035", "--weights", "net.safetensors", *given]) == 0
+    found = content(tmp_path / "out")
+    assert found["weights"] == "net.safetensors"
+    shares = found["audits"][ORIGINAL]["scales"][0]["per_class"].values()
+    assert [share["right"] == share["count"] for share in shares] == [True, False, False]
+    shown = html.unescape((tmp_path / "out" / "audit.html").read_text())
+    assert "load_model('timm:lcnet_035', weights='net.safetensors').net.train()" in shown
+
+
+@pytest.mark.parametrize("scale", [0.25, 1.0, 2.0])
+def test_backgrounds_are_those_of_the_windows_padding(trained, photos, scale):
+    model = load_model(trained)
+    image = photos.first(1)  # larger windows than images at 1/4: several reflections
+    made = {mode: choose_transform(model, photos, border=mode) for mode in ("replicate", "reflect")}
+    for mode, padding in {"replicate": "border", "reflect": "reflect"}.items():
+        plain = replace(choose_transform(model, photos))
+        plain.windows.padding = padding
+        torch.testing.assert_close(made[mode](image, scale), plain(image, scale))
+    colour = (0.2, 0.4, 1.0)
+    found = choose_transform(model, photos, border=colour)(image, scale)
+    mean, std = (torch.tensor(v) for v in (model.photo.mean, model.photo.std))
+    filled = (torch.tensor(colour) - mean) / std
+    outside = model.photo.base * scale < 64 - 4  # the short side, in the largest window
+    at_corner = torch.allclose(found[0, -1, :, 0, 0], filled, atol=1e-5)
+    assert at_corner == outside
+    torch.testing.assert_close(found[0, 0, :, 8, 8], made["reflect"](image, scale)[0, 0, :, 8, 8])
+
+
+def test_evaluate_and_audit_show_a_run_the_same_background(trained, tmp_path, capsys):
+    found = {}
+    for border in ("replicate", "reflect", "1,0,0"):
+        given = ["--border", border, "--scales", "0.25,1", "--out", str(tmp_path)]
+        assert run(["evaluate", str(trained), *given]) == 0
+        evaluated = json.loads((tmp_path / "results.json").read_text())
+        assert evaluated["border"] == border
+        assert run(["audit", str(trained), "--source", SOURCE, *given]) == 0
+        audited = content(tmp_path)["audits"][ORIGINAL]["scales"]
+        at = [point["accuracy"] for point in evaluated["runs"][0]["scales"]]
+        assert at == [point["accuracy"]["value"] for point in audited]
+        ends = [audited[0]["accuracy"][end] for end in ("low", "high")]
+        assert evaluated["runs"][0]["scales"][0]["interval"] == ends
+        found[border] = evaluated["runs"][0]["scales"][0]["winners"]
+    assert found["replicate"] != found["1,0,0"]
+    assert f"({100 * ends[0]:.1f}–{100 * ends[1]:.1f})" in capsys.readouterr().out
+    assert run(["evaluate", str(trained), "--border", "mirror", "--out", str(tmp_path)]) == 2
+    assert "border must be replicate, reflect, a number" in capsys.readouterr().err

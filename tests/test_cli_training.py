@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -122,6 +123,24 @@ def test_the_network_follows_a_folder_of_pictures(tmp_path, capsys):
     capsys.readouterr()
     assert run(["evaluate", str(tmp_path / "run"), "--source", "mnist-5k"]) == 2
     assert "mnist-5k has images of 1 channels, but the network takes 3" in capsys.readouterr().err
+
+
+def test_the_contrast_of_grey_pictures_is_not_stretched_silently(tmp_path, capsys):
+    pictures(tmp_path / "a")
+    for path in (tmp_path / "a").rglob("*.png"):
+        Image.open(path).convert("L").save(path)
+    shutil.copytree(tmp_path / "a", tmp_path / "b" / "train")
+    shutil.copytree(tmp_path / "a", tmp_path / "b" / "test")
+    shutil.rmtree(tmp_path / "b" / "test" / "class1")
+    options = [*SMALL, "--epochs", "1", "--scales", "1", "--set", "model.scales=1:2:1"]
+    source, out = f"folder:{tmp_path / 'b'}", str(tmp_path / "run")
+    assert run(["train", "fovavg", "--source", source, *options, "--out", out]) == 0
+    said = capsys.readouterr().err
+    assert "grey images; recipe mnist-large-scale, which stretches their contrast" in said
+    assert f"note: {source} has no test images of class1\n" in said
+    assert run(["evaluate", out, "--scales", "1"]) == 0
+    found = json.loads((tmp_path / "run" / "results.json").read_text())["runs"][0]["scales"][0]
+    assert found["per_class"][1] is None
 
 
 def test_what_is_set_is_not_made_to_follow(tmp_path):

@@ -10,6 +10,7 @@ import torch
 from demo_nets import base64_of, saved
 from photo_runs import PHOTOGRAPHS, photo_config
 from PIL import Image
+from safetensors.torch import save_file
 from tiny_runs import tiny
 
 from foveate.cli.app import run
@@ -20,7 +21,7 @@ from foveate.demo.pages import open_page
 from foveate.demo.photo_networks import predict_photo, to_photo_networks
 from foveate.demo.photo_page import EXAMPLES_SHOWN, PhotoPage
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.models import Model, load_model
+from foveate.evaluation.models import load_model
 from foveate.evaluation.test_sets import open_test_set
 from foveate.models.channels import ScaleChannels
 from foveate.training.checkpoint import RunFolder
@@ -223,10 +224,7 @@ def test_a_model_of_timm_is_wrapped_with_the_names_of_its_classes(monkeypatch):
     assert (len(names), names[1]) == (1000, "goldfish")
     reply = page.predict(base64_of(FILES[0].read_bytes()), 0.5, 0, 0)
     assert reply["cards"].count("<li>") == 10  # five classes for each of the two
-    few = Model(
-        name="timm:lcnet_035", net=create("lcnet_035", num_classes=7), shape=(None, 3, 224, 224)
-    )
-    few = replace(few, mean=(0.5,) * 3, std=(0.5,) * 3)
+    few = load_model("timm:lcnet_035", num_classes=7)
     assert to_photo_networks([few])[1].model.classes == tuple("0123456")
     bare = replace(few, net=create("lcnet_035", num_classes=0))
     with pytest.raises(ConfigError, match="is not a classifier of RGB images"):
@@ -236,6 +234,19 @@ def test_a_model_of_timm_is_wrapped_with_the_names_of_its_classes(monkeypatch):
 def test_pretrained_is_for_timm(photo_run):
     with pytest.raises(ConfigError, match="add --model timm:NAME"):
         open_page([photo_run], pretrained=True)
+    with pytest.raises(ConfigError, match="--weights applies to timm models only"):
+        open_page([photo_run], weights="net.safetensors")
+    with pytest.raises(ConfigError, match="--weights is for one timm model, got 2"):
+        open_page(["timm:lcnet_035", "timm:resnet10t"], weights="net.safetensors")
+
+
+def test_a_model_of_timm_is_opened_with_a_file_of_weights(tmp_path):
+    timm = pytest.importorskip("timm", reason="pip install 'foveate[photos]'")
+    net, path = timm.create_model("lcnet_035", num_classes=7), tmp_path / "net.safetensors"
+    save_file(net.state_dict(), path)
+    found = open_page(["timm:lcnet_035"], weights=path).networks[1].model
+    assert torch.equal(found.net.backbone.classifier.weight, net.classifier.weight)
+    assert len(found.classes) == 7
 
 
 def test_one_channel_each_has_no_strip(page):

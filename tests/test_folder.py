@@ -8,9 +8,10 @@ import pytest
 from made_sources import error_of
 from PIL import Image
 
-from foveate.data.pictures import PictureFolder, split_fraction
+from foveate.data.pictures import PictureFolder, list_pictures, split_fraction
 from foveate.data.sources import load_source
 from foveate.errors import DataError
+from foveate.training.data import describe_missing
 
 
 def save(path, pixels, **options):
@@ -127,12 +128,22 @@ def test_folder_with_all_three_splits(tmp_path):
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
-def test_splits_with_different_classes(tmp_path, split):
+def test_a_class_that_train_lacks_is_refused_with_the_remedy(tmp_path, split):
     write_splits(tmp_path, {"train": 2, "val": 2, "test": 2})
-    save(tmp_path / split / "zebra" / "0.png", 0)
+    save(tmp_path / split / "0zebra" / "0.png", 0)
     message = error_of(f"folder:{tmp_path}")
-    assert "zebra" in message
-    assert split in message
+    assert f"{split} has the class '0zebra', which train does not have; add training" in message
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_split_may_lack_a_class_of_train(tmp_path, split):
+    write_splits(tmp_path, {"train": 2, "val": 2, "test": 2})
+    shutil.rmtree(tmp_path / split / "a")  # the first class: the labels of b stay 1
+    source = load_source(name := f"folder:{tmp_path}")
+    assert source.classes == ("a", "b")
+    assert source.labels(split).tolist() == [1, 1] and len(source.train) == 4
+    assert list(describe_missing(name)) == [f"{name} has no {split} images of a"]
+    assert list_pictures(tmp_path, split)[1] == ("a", "b")
 
 
 def test_train_without_test_is_not_taken_for_a_class(tmp_path):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from tiny_runs import MODEL, tiny
 
 import foveate
@@ -73,8 +74,6 @@ def test_loading_a_file_leaves_the_random_state_alone(folder):
 
 
 def test_a_file_of_weights_without_its_architecture_is_refused(tmp_path):
-    from safetensors.torch import save_file
-
     save_file(MODEL.build().state_dict(), tmp_path / "net.safetensors")
     message = one_line(lambda: load_model(tmp_path / "net.safetensors"), DataError)
     assert (
@@ -169,6 +168,25 @@ def test_weights_of_timm_are_asked_for(monkeypatch):
     for pretrained in (False, True):
         load_model("timm:resnet10t", pretrained=pretrained)
     assert given == [("resnet10t", False), ("resnet10t", True)]
+
+
+def test_weights_of_timm_from_a_file(folder, tmp_path):
+    timm = pytest.importorskip("timm")
+    net, path = timm.create_model("resnet10t", num_classes=4).eval(), tmp_path / "net.safetensors"
+    save_file(net.state_dict(), path)
+    images = torch.rand(2, 3, 32, 32)
+    with torch.no_grad():  # the file determines the number of classes
+        assert torch.equal(load_model("timm:resnet10t", weights=path)(images), net(images))
+    message = one_line(lambda: load_model("timm:resnet10t", weights=path, num_classes=3))
+    assert "'fc.weight' of shape (4, 512), but the backbone needs (3, 512)" in message
+    message = one_line(lambda: load_model("timm:resnet18", weights=path))
+    assert "use weights saved from this backbone" in message
+    message = one_line(lambda: load_model("timm:resnet10t", weights=path, pretrained=True))
+    assert "pretrained and weights exclude each other" in message
+    assert "weights is only for timm" in one_line(lambda: load_model(folder, weights=path))
+    Image.fromarray(np.eye(28, dtype=np.uint8) * 255).save(tmp_path / "x.png")
+    given = ["--model", "timm:resnet10t", "--weights", str(path), "--device", "cpu"]
+    assert run(["predict", str(tmp_path / "x.png"), *given]) == 0
 
 
 def test_without_timm_the_remedy_is_named(monkeypatch):

@@ -1,9 +1,11 @@
 """Training on photographs of mixed sizes, read and cut by worker processes."""
 
+import json
 import multiprocessing
 import os
 import shutil
 import signal
+import tarfile
 import time
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
@@ -22,6 +24,7 @@ from foveate.data.pictures import PictureFolder, read_picture
 from foveate.data.recipes import Recipe
 from foveate.data.sources import load_source, open_source
 from foveate.errors import ConfigError, DataError, FoveateError
+from foveate.evaluation.audit.report import ORIGINAL
 from foveate.execution import patches
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import build_net
@@ -34,6 +37,7 @@ from foveate.training.photos import (
     cut_patches,
     cut_together,
     default_workers,
+    describe_photos,
     windows_of,
 )
 from foveate.training.presets import preset
@@ -356,6 +360,40 @@ def test_grey_pictures_and_digits_keep_the_recipe_of_the_paper(copied):
             assert adapt_to_source(config, load_source).recipe is None
     grey = photo_config(source=f"folder:{copied}")  # as asked
     assert cut(opened(grey), torch.arange(24), 10)[0].shape[2] == 3
+
+
+def test_photographs_in_tar_files_are_those_of_the_folder(tmp_path):
+    folder = PictureFolder(PHOTOGRAPHS)
+    for split, items in folder.items.items():
+        with tarfile.open(tmp_path / f"{split}-000.tar", "w") as tar:
+            for number, (path, label) in enumerate(items):
+                tar.add(path, f"{number:04}{path.suffix}")
+                (tmp_path / "label").write_text(str(label))
+                tar.add(tmp_path / "label", f"{number:04}.cls")
+    tars = f"shards:{tmp_path}"
+    for split in ("train", "val"):
+        order = torch.arange(9)
+        found = [cut(opened(photo_config(source=s), split), order, 4) for s in (SOURCE, tars)]
+        assert torch.equal(found[0][0], found[1][0]) and torch.equal(found[0][1], found[1][1])
+    folder = train(photo_config(epochs="1"), tmp_path / "run", workers=0)
+    for name in (SOURCE, tars):
+        given = ["--source", name, "--scales", "0.5,1", "--changed-data"]
+        assert (
+            run_command(["audit", str(folder.path), *given, "--out", str(tmp_path / name[:3])]) == 0
+        )
+    audits = [json.loads((tmp_path / name / "audit.json").read_text()) for name in ("fol", "sha")]
+    assert audits[0]["checksum"] == audits[1]["checksum"]  # of pixels and labels
+    found = [[at["right"] for at in audit["audits"][ORIGINAL]["scales"]] for audit in audits]
+    assert found[0] == found[1] and audits[1]["audits"][ORIGINAL]["classes"] == ["0", "1", "2"]
+    wide = {"backbone": "photo_runs:backbone", "recipe": "photo", "recipe.base": "48"}
+    made = [
+        adapt_to_source(preset("finetune").changed({**wide, "source": source}), load_source)
+        for source in (SOURCE, tars)
+    ]
+    assert made[0].model == made[1].model  # windows from the sizes of the photographs
+    assert describe_photos(made[1]).removeprefix(tars) == (
+        describe_photos(made[0]).removeprefix(SOURCE)
+    )
 
 
 # The command

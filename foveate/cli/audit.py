@@ -58,6 +58,7 @@ def audit(
     patch: Annotated[int | None, options.PATCH("the input size", min=1)] = None,
     lazy: Annotated[float | None, options.LAZY("all channels")] = None,
     pretrained: options.PretrainedOption = False,
+    weights: options.WeightsOption = None,
     trust: options.TrustOption = False,
     out: Annotated[Path, options.OUT_FOLDER()] = Path("audit"),
     batch: Annotated[int, options.BATCH(min=1, panel=options.EXECUTION)] = 32,
@@ -110,7 +111,7 @@ def audit(
     names = _classes(classes)
     if batch > MAX_BATCH:
         raise ConfigError(f"batch must be at most {MAX_BATCH:,} images, got {batch}")
-    found = load_model(model, trust=trust, device=place, pretrained=pretrained)
+    found = load_model(model, trust=trust, device=place, pretrained=pretrained, weights=weights)
     if lazy is not None:
         lazy_channels(found.net).lazy = lazy
     load = cached_loader()
@@ -128,7 +129,7 @@ def audit(
         images,
         recipe=None if recipe is None else RECIPES[recipe],
         size=size,
-        border=_border(border),
+        border=parse_border(border),
         mean=_numbers("mean", mean),
         std=_numbers("std", std),
         fit=fit,
@@ -190,7 +191,8 @@ def _numbers(name: str, text: str | None) -> tuple[float, ...] | None:
         raise ConfigError(f"{name} must be a number, or one per channel, got {text!r}") from None
 
 
-def _border(text: str | None) -> str | float | tuple[float, ...] | None:
+def parse_border(text: str | None) -> str | float | tuple[float, ...] | None:
+    """Parse a border: the name of a mode, a number, or a colour such as 0.5,0.4,0.4."""
     try:
         numbers = () if text is None else tuple(map(float, text.split(",")))
     except ValueError:

@@ -11,6 +11,7 @@ def demo(
     host: Annotated[str, options.HOST()] = "127.0.0.1",
     port: Annotated[int, options.PORT(min=0, max=65535)] = 7860,
     pretrained: options.PretrainedOption = False,
+    weights: options.WeightsOption = None,
     trust: options.TrustOption = False,
 ) -> None:
     """Open a web page that compares networks while you change the size of an object.
@@ -31,5 +32,5 @@ def demo(
     from foveate.demo.server import serve
 
     with status("loading ..."):
-        page = open_page(model or (), trust=trust, pretrained=pretrained)
+        page = open_page(model or (), trust=trust, pretrained=pretrained, weights=weights)
     serve(page, host, port, lambda address: OUTPUT.print(f"{address} (press Ctrl-C to stop)"))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from foveate.cli import options
+from foveate.cli.audit import parse_border
 from foveate.cli.console import OUTPUT, print_table, progress
 from foveate.cli.training import cached_loader, warn_of_skipped
 from foveate.errors import ConfigError
@@ -27,6 +28,7 @@ def evaluate(
     split: Annotated[str, options.SPLIT()] = "test",
     scales: Annotated[str, options.SCALES()] = "all",
     view: Annotated[str, options.VIEW()] = "zoom",
+    border: Annotated[str | None, options.BORDER("as in training")] = None,
     bad: options.BadOption = "stop",
     changed_data: options.ChangedDataOption = False,
     windows: Annotated[str | None, options.WINDOWS("as in training")] = None,
@@ -47,8 +49,8 @@ def evaluate(
     ```
 
     Writes accuracy.csv (one line per run and scale), results.json (also the accuracy per class, the
-    confusion matrix and the winning scale channels), accuracy.png and accuracy.svg. For runs that
-    differ only in their seed, the table shows mean and standard deviation.
+    confusion matrix and the winning scale channels), accuracy.png and accuracy.svg. The table shows
+    95 % Wilson intervals or, for runs that differ only in their seed, mean and standard deviation.
 
     With --lazy, the winning channels are unknown. --lazy auto chooses the tolerance from the
     validation images at the same scales: the class of at most 0.02 % of them differs from that of
@@ -74,9 +76,8 @@ def evaluate(
     check_folder(target)
     folders = [RunFolder(path) for path in dict.fromkeys(runs)]
     made = [with_channels(f.net(trust), f.config(), windows, pool) for f in folders]
-    shown: dict[str, Any] = {
-        "source": source, "bad": bad, "changed_data": changed_data, "view": view
-    }  # fmt: skip
+    shown: dict[str, Any] = {"source": source, "bad": bad, "changed_data": changed_data}
+    shown |= {"view": view, "border": parse_border(border)}
     part = cast("SplitName", split)
     tests = [open_test_set(folder, load, split=part, **shown) for folder in folders]
     tolerances = [
@@ -97,6 +98,7 @@ def evaluate(
     about: dict[str, Any] = {
         "split": split,
         "view": view,
+        "border": border,
         "sources": [{"name": n, "checksum": c} for n, c in sorted(checksums.items())],
         "hardware": hardware(place),
     }
@@ -165,4 +167,7 @@ def print_accuracy(curves: "list[Curve]") -> None:
 
 def _cell(curve: "Curve", row: int) -> str:
     spread = f" ± {100 * curve.spread[row]:.2f}" if curve.spread else ""
+    if curve.intervals:
+        low, high = (100 * end for end in curve.intervals[row])
+        spread = f" ({low:.1f}–{high:.1f})"
     return f"{100 * curve.mean[row]:.2f}{spread}"

@@ -13,16 +13,17 @@ def export(
     out: Annotated[Path, options.OUT_FILE()],
     format: Annotated[str | None, options.FORMAT("from the file name")] = None,
     size: Annotated[
-        int | None, options.SIZE("as trained; for photographs, the largest window", min=1)
+        int | None, options.SIZE("as trained; for photographs, any height and width", min=1)
     ] = None,
     pretrained: options.PretrainedOption = False,
+    weights: options.WeightsOption = None,
     trust: options.TrustOption = False,
 ) -> None:
     """Export a network to ONNX (.onnx) or torch.export (.pt2), for any batch size.
 
     ```
     foveate export fovmax-mnist-tr2 --out fovmax.onnx
-    foveate export runs/photos --size 448 --out photos.pt2
+    foveate export runs/photos --out photos.pt2
     ```
 
     The exported model maps images to logits and, for a network with scale channels, to the logits
@@ -36,9 +37,11 @@ def export(
     from foveate.models.export import Format
     from foveate.models.export import export as write
 
-    found = load_model(model, trust=trust, pretrained=pretrained)
-    side, channels = found.size if size is None else size, found.shape[1]
-    check_size(side)
+    found = load_model(model, trust=trust, pretrained=pretrained, weights=weights)
+    channels, side = found.shape[1], size
+    if side is None and found.photo is None:
+        side = found.size
+    check_size(side or 1)
     if channels is None or not found.trainable:
         raise ConfigError(f"cannot export {model}; use a network of foveate or timm")
     with status(f"exporting {model} ..."):

@@ -218,7 +218,10 @@ BACKBONE = shared(
     "NAME", "Network in each scale channel: timm:NAME, torchvision:NAME or package.module:factory.",
     MODEL, values=("timm:", "torchvision:"),
 )  # fmt: skip
-WEIGHTS = shared("FILE", "Initial weights of the backbone, a .safetensors file.", MODEL)
+FREEZE_NORMS = shared(
+    "", "Use the stored statistics of batch norms and do not update them.", TRAINING,
+    "--freeze-norms",
+)  # fmt: skip
 STREAM = shared("", "Read FILE.h5 or folder:DIR batch by batch, not into memory.", DATA, "--stream")
 RECOMPUTE = shared("N", "Scale channels trained at a time, to save memory; 0 for all.", EXECUTION)
 NORMS = shared(
@@ -274,6 +277,11 @@ PretrainedOption = Annotated[
     bool,
     shared("", "Download the pretrained weights of a timm or torchvision model.", MODEL,
            "--pretrained")(),
+]  # fmt: skip
+WeightsOption = Annotated[
+    str | None,
+    shared("FILE", "Weights of the backbone or the timm model, a .safetensors file.", MODEL,
+           "--weights")("random"),
 ]  # fmt: skip
 TrustOption = Annotated[
     bool,

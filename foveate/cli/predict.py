@@ -21,6 +21,7 @@ def predict(
     images: Annotated[list[Path], options.IMAGES],
     model: Annotated[str, options.MODEL_REF()] = DEFAULT,
     pretrained: options.PretrainedOption = False,
+    weights: options.WeightsOption = None,
     trust: options.TrustOption = False,
     invert: Annotated[bool | None, options.INVERT("detect dark on light")] = None,
     scale: Annotated[float | None, options.SCALE("the image fills the frame")] = None,
@@ -57,7 +58,8 @@ def predict(
     from foveate.training.loop import find_device
 
     _check(images, search, step, picture, lazy)
-    loaded = load_model(model, trust=trust, device=find_device(device), pretrained=pretrained)
+    place = find_device(device)
+    loaded = load_model(model, trust=trust, device=place, pretrained=pretrained, weights=weights)
     if lazy is not None:
         lazy_channels(loaded.net).lazy = lazy
     found: dict[int, Prediction] = {}

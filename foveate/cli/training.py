@@ -38,7 +38,7 @@ def train(
     changed_data: options.ChangedDataOption = False,
     backbone: Annotated[str | None, options.BACKBONE("as in the preset")] = None,
     pretrained: options.PretrainedOption = False,
-    weights: Annotated[str | None, options.WEIGHTS("random")] = None,
+    weights: options.WeightsOption = None,
     windows: Annotated[
         str | None,
         options.WINDOWS("as in the preset; for a backbone on photographs, from the image sizes"),
@@ -49,6 +49,7 @@ def train(
     precision: Annotated[
         str | None, options.PRECISION("float32; on a GPU as in the preset")
     ] = None,
+    freeze_norms: Annotated[bool, options.FREEZE_NORMS()] = False,
     change: Annotated[list[str] | None, options.SETTING()] = None,
     out: Annotated[
         Path | None, options.OUT_FOLDER("runs/NETWORK-DIGEST, per configuration")
@@ -83,6 +84,7 @@ def train(
         "backbone": backbone,
         "pretrained": True if pretrained else None,
         "weights": weights,
+        "freeze_norms": True if freeze_norms else None,
         "recipe": recipe,
         "windows": windows,
     }
@@ -115,7 +117,7 @@ def _train(
     team: "Team",
 ) -> None:
     from foveate.training.checkpoint import RunFolder
-    from foveate.training.data import is_photo
+    from foveate.training.data import describe_missing, is_photo
     from foveate.training.loop import train as run
     from foveate.training.photos import describe_photos
     from foveate.training.skipped import TABLE, check_bad, read_skipped
@@ -130,8 +132,16 @@ def _train(
     folder = RunFolder(path)
     state = "was already finished" if folder.finished else "is finished"
     device = "cpu" if folder.finished else team.device(how["device"])
-    if is_photo(config) and team.is_main and not folder.finished:
-        print_message(describe_photos(config))
+    if team.is_main and not folder.finished:
+        if is_photo(config):
+            print_message(describe_photos(config))
+        elif config.recipe is None and config.source.startswith("folder:"):
+            print_message(
+                f"{config.source}: grey images; recipe mnist-large-scale, which stretches their "
+                "contrast; use --recipe photo for photographs"
+            )
+        for line in describe_missing(config.source):
+            print_message(f"note: {line}")
     with (
         interruptible(lambda: _saved(folder) if team.may_print() else ""),
         _shown(f"training {model} in {path}", team) as callback,

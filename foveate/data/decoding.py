@@ -40,7 +40,7 @@ def read_picture(path: Path | BinaryIO, background: Background = "black") -> Pix
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path | BinaryIO) -> Header:
     """Read the mode and the displayed size of an image without decoding its pixels."""
     with _opened(path) as image:
         width, height = image.size

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from foveate.data.decoding import Header, is_colour, read_header
 from foveate.data.decoding import Pixels as Pixels
-from foveate.data.decoding import is_colour
 from foveate.data.decoding import read_picture as read_picture
 from foveate.data.splits import SPLITS, Labels, Source, Split, SplitName
 from foveate.errors import DataError
@@ -37,7 +37,8 @@ def read_folder(name: str, folder: Path) -> Source:
 
     Classes and files are sorted by name. The subfolders `train`, `val` (or `validation`) and `test`
     are the splits. Without `val`, one sixth of `train` is the validation set. Without such
-    subfolders, one fifth of all files is the test set and one tenth the validation set. A hash of
+    subfolders, one fifth of all files is the test set and one tenth the validation set. The classes
+    are those of `train`; other splits can lack some of them. A hash of
     class and file name assigns the files (see `split_fraction`), so adding or removing a file does
     not move any other. Near-duplicates, such as the frames of a video, can then end up in different
     splits; create the subfolders yourself for such data. The images of each split alternate between
@@ -79,6 +80,11 @@ class PictureFolder:
             for split, items in self.items.items()
         }
 
+    def missing_classes(self, split: SplitName) -> list[str]:
+        """Return the names of the classes of which a split has no images."""
+        found = set(self.labels[split].tolist())
+        return [name for label, name in enumerate(self.classes) if label not in found]
+
     def open(self) -> ExitStack:
         """Return an empty context: no file stays open between two images."""
         return ExitStack()
@@ -87,6 +93,10 @@ class PictureFolder:
         """Read the images, each (C, H, W), at the given `indices`."""
         paths = [self.items[split][index][0] for index in indices]
         return [read_picture(path).transpose(2, 0, 1) for path in paths]
+
+    def header(self, split: SplitName, index: int) -> Header:
+        """Read the mode and size of an image."""
+        return read_header(self.items[split][index][0])
 
     @cached_property
     def in_colour(self) -> bool:
@@ -169,17 +179,22 @@ def _plan(folder: Path) -> list[Classes]:
     if names >= VALIDATION:
         raise DataError(f"{folder} has both val and validation; remove one of them")
     train = _classes(folder / "train")
-    others = {name: _classes(folder / name) for name in sorted(names - {"train"})}
-    for name, classes in others.items():
-        if different := sorted(train.keys() ^ classes.keys()):
-            raise DataError(
-                f"train and {name} in {folder} must have the same classes; only one of them has "
-                f"{', '.join(different)}"
-            )
+    others = {name: _of_known(folder / name, tuple(train)) for name in sorted(names - {"train"})}
     test = others.pop("test")
     if others:
         return [train, *others.values(), test]
     return _checked(folder, [_part(train, 1 / 6, 1), _part(train, 0, 1 / 6), test])
+
+
+def _of_known(folder: Path, known: tuple[str, ...]) -> Classes:
+    """Return the files of a split by the classes of train, of which it can lack some."""
+    found = _classes(folder)
+    if unknown := [name for name in found if name not in known]:
+        raise DataError(
+            f"{folder} has the class {unknown[0]!r}, which train does not have; add training "
+            "images of this class, or rename or remove the subfolder"
+        )
+    return {name: found.get(name, []) for name in known}
 
 
 def _refuse_unknown_splits(folder: Path, names: set[str]) -> None:

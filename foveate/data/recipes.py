@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import Any, Literal, cast, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -296,6 +297,26 @@ def _normalisation(
 
 def _draw(low: float, high: float) -> float:
     return low + (high - low) * float(torch.rand(()))
+
+
+def surround(picture: Tensor, side: int, border: str | float | tuple[float, ...]) -> Tensor:
+    """Extend an image evenly on all sides, so that a centred square of `side` pixels is filled.
+
+    Args:
+        picture: uint8 image ``(3, H, W)``.
+        side: Side of the square.
+        border: New pixels: "reflect" mirrors the image about its edge pixels, "replicate" repeats
+            them, and a number or one number per channel, from 0 to 1, is a colour.
+    """
+    more = [(0, 0), *((max(0, math.ceil((side - n) / 2)),) * 2 for n in picture.shape[1:])]
+    if isinstance(border, str):
+        names = {"reflect": "reflect", "replicate": "edge"}
+        return torch.from_numpy(np.pad(picture.numpy(), more, mode=cast(Any, names[border])))
+    colour = torch.tensor(border).expand(3).mul(255).round().clamp(0, 255).to(torch.uint8)
+    (_, (top, _), (left, _)), (height, width) = more, picture.shape[1:]
+    found = colour[:, None, None].repeat(1, height + 2 * top, width + 2 * left)
+    found[:, top : top + height, left : left + width] = picture
+    return found
 
 
 def check_resized(picture: Tensor, base: int) -> None:

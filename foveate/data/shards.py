@@ -7,7 +7,8 @@ shards:PATTERN, all files whose path matches. Files are sorted by name.
   can lack splits.
 - Tar files follow WebDataset: each sample is an image and a text file with its label, such as
   0001.png and 0001.cls, one after the other. File names begin with the split: train-000.tar,
-  val-000.tar. All images have one size. If the first one is RGB, grey ones are converted to RGB.
+  val-000.tar. All images have one size, except with the recipe `photo`. If the first one is RGB,
+  grey ones are converted to RGB.
 
 Images are read individually, so batches can have any order, and a resumed run reads the same
 batches. Only the label of each image and, for a tar file, the position of the image are held in
@@ -31,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from foveate.data.decoding import Header, read_header
 from foveate.data.pictures import EXTENSIONS, PictureFolder, folder_fingerprint, read_picture
 from foveate.data.splits import SPLITS, Labels, SplitName, checked_labels, digest
 from foveate.data.store import ScaledFile
@@ -40,6 +42,7 @@ from foveate.files import NamedBytes, check_regular, wrap_read_errors
 PREFIX = "shards:"
 OPEN = 32  # largest number of open files
 LONGEST_LABEL = 32  # bytes
+HEADER = 1 << 20  # bytes of an image file that contain its size
 SETTLED = 2_000_000_000  # ns; file systems can record one time for two changes in quick succession
 
 
@@ -130,6 +133,13 @@ class TarShard:
             picture = read_picture(NamedBytes(content, f"{index} of {self.path}"))
             found.append(picture.transpose(2, 0, 1))
         return found
+
+    def header(self, split: SplitName, index: int) -> Header:
+        """Read the mode and size of an image from its first bytes."""
+        offset, size = map(int, self.places[index])
+        with self.open() as file:
+            content = os.pread(file.fileno(), min(size, HEADER), offset)
+        return read_header(NamedBytes(content, f"{index} of {self.path}"))
 
     def describe_image(self, split: SplitName, index: int) -> str:
         """Return the name of an image for error messages."""
@@ -227,6 +237,19 @@ class Shards:
         """Read the image (C, H, W) at an index; images can differ in size."""
         at, inside = self._place(split, index)
         return self._read(at, split, [inside])[0]
+
+    def sizes(self, split: SplitName, most: int) -> list[tuple[int, int]]:
+        """Return height and width of at most about `most` image files, evenly spaced in a split.
+
+        Files that cannot be read are ignored here and reported when they are used.
+        """
+        found = []
+        for index in range(0, len(labels := self.labels(split)), max(1, len(labels) // most)):
+            at, inside = self._place(split, index)
+            if isinstance(shard := self.shards[at], PictureFolder | TarShard):
+                with suppress(DataError):
+                    found.append(shard.header(split, inside)[1:])
+        return found
 
     def describe_image(self, split: SplitName, index: int) -> str:
         """Return the name of an image for error messages."""

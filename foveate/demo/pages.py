@@ -1,6 +1,8 @@
 """Choose the demo page for the networks: digits or photographs."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from foveate.data.sources import load_source
 from foveate.demo.digit_page import DigitPage
@@ -16,7 +18,11 @@ MAX_NETWORKS = 4  # networks that fit next to each other on the page
 
 
 def open_page(
-    refs: Sequence[str] = (), *, trust: bool = False, pretrained: bool = False
+    refs: Sequence[str] = (),
+    *,
+    trust: bool = False,
+    pretrained: bool = False,
+    weights: str | Path | None = None,
 ) -> DigitPage | PhotoPage:
     """Load networks and build the demo page for them.
 
@@ -25,6 +31,7 @@ def open_page(
             with the package.
         trust: Allow a reference to run code that it contains or names.
         pretrained: Download the weights of timm:NAME, unless they are cached.
+        weights: File with the weights of timm:NAME.
 
     Returns:
         The page for digits or for photographs.
@@ -37,18 +44,22 @@ def open_page(
             f"the demo compares at most {MAX_NETWORKS} networks, got {len(refs)}; remove --model "
             "options"
         )
-    if pretrained and not any(ref.startswith(TIMM) for ref in refs):
-        raise ConfigError("--pretrained applies to timm models only: add --model timm:NAME")
-    for ref in refs:
-        if ref.startswith(TIMM) and not pretrained:
-            raise ConfigError(f"{ref} has no trained weights here: add --pretrained")
+    timm = [ref for ref in refs if ref.startswith(TIMM)]
+    start: dict[str, Any] = {"pretrained": pretrained, "weights": weights}
+    if not timm and (pretrained or weights):
+        option = "--pretrained" if pretrained else "--weights"
+        raise ConfigError(f"{option} applies to timm models only: add --model timm:NAME")
+    if timm and not (pretrained or weights):
+        raise ConfigError(f"{timm[0]} has no trained weights here: add --pretrained or --weights")
+    if weights and len(timm) > 1:
+        raise ConfigError(f"--weights is for one timm model, got {len(timm)}; use --pretrained")
     if not refs and not set(DEFAULT_NETWORKS) <= set(pretrained_names()):
         raise ConfigError(
             "this version contains no trained networks: run 'foveate quickstart', then 'foveate "
             "demo --model quickstart/cnn --model quickstart/fovmax --model quickstart/fovavg'"
         )
     chosen = refs or DEFAULT_NETWORKS
-    models = [load_model(r, trust=trust, pretrained=r.startswith(TIMM)) for r in chosen]
+    models = [load_model(r, trust=trust, **(start if r in timm else {})) for r in chosen]
     photos = [model for model in models if model.photo or model.name.startswith(TIMM)]
     if not photos:
         return DigitPage(to_digit_networks(models), load_source("mnist-5k").test)

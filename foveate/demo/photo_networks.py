@@ -68,19 +68,8 @@ def _of_timm(model: Model) -> PageNetwork:
     name = model.name.removeprefix(TIMM)
     size = model.size if fixed_size(name) else SIZE
     wrapped = wrap(net, recipe.base / 4, 2 * recipe.base, size=size, pool="logsumexp").eval()
-    inside = replace(model, net=wrapped, recipe=recipe, class_names=_class_names(net))
+    inside = replace(model, net=wrapped, recipe=recipe)
     return PageNetwork(title=name, model=inside)
-
-
-def _class_names(net: Any) -> tuple[str, ...]:
-    """Return the first name of each ImageNet class, or numbers if timm has no class names."""
-    from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
-
-    if not (subset := infer_imagenet_subset(net)):
-        return tuple(map(str, range(net.num_classes)))
-    info = ImageNetInfo(subset)
-    names = (info.index_to_description(k) for k in range(net.num_classes))
-    return tuple(name.partition(",")[0] for name in names)
 
 
 def _on_whole_frame(network: PageNetwork) -> PageNetwork:

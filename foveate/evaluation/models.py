@@ -33,7 +33,7 @@ from foveate.files import parse_json
 from foveate.models.channels import ScaleChannels
 from foveate.models.pretrained import load_weights, pretrained_info, pretrained_names
 from foveate.models.zoo import ZOO, ModelConfig, create_model, model_config
-from foveate.training.backbones import timm_model
+from foveate.training.backbones import classes_of, load_backbone, timm_model
 from foveate.training.checkpoint import RunFolder
 from foveate.training.data import generated_from, is_mirrored, is_photo
 from foveate.training.tensors import read_tensors
@@ -68,6 +68,8 @@ class Model:
             models.
         class_names: Class names stored with the run; empty if there are none.
         precision: Precision in which a run on photographs is trained and evaluated.
+        weights: For a timm model, ``pretrained`` or the path of its file of weights; empty if they
+            are random, and for other models.
         device: Device of the weights and of the input.
 
     Shape:
@@ -96,6 +98,7 @@ class Model:
     recipe: Recipe | None = None
     class_names: tuple[str, ...] = ()
     precision: Precision = "float32"
+    weights: str = ""
     device: torch.device | str = "cpu"
 
     def __call__(self, images: Tensor) -> Tensor:
@@ -120,7 +123,7 @@ class Model:
         ConfigError if the size is unknown.
         """
         if self.photo is not None and isinstance(self.net, ScaleChannels):
-            return _frame(self.net)
+            return frame_of(self.net)
         if side := self.shape[2] or (FRAME if self.config else None):
             return side
         raise ConfigError(f"{self.name} has an unknown input size; export it to ONNX")
@@ -193,6 +196,7 @@ def load_model(
     trust: bool = False,
     device: torch.device | str = "cpu",
     pretrained: bool = False,
+    weights: str | Path | None = None,
     **changes: Any,
 ) -> Model:
     """Load a classifier by name, or from a run, a file, a Python factory or timm.
@@ -218,6 +222,8 @@ def load_model(
             with a custom backbone require it.
         device: Device to load the model to.
         pretrained: Download the pretrained weights of a timm model.
+        weights: A ``.safetensors`` file with the weights of a timm model, which also determines its
+            number of classes.
         **changes: Options of the zoo's `create_model` or of ``timm.create_model``, such as
             ``num_classes=5``.
 
@@ -233,22 +239,26 @@ def load_model(
         >>> model(torch.zeros(1, 1, 112, 112)).shape
         torch.Size([1, 10])
     """
-    model = _find(str(ref), torch.device(device), trust, pretrained, changes)
+    if weights is not None and pretrained:
+        raise ConfigError("pretrained and weights exclude each other; set only one of them")
+    start = Path(weights).expanduser() if weights else pretrained
+    model = _find(str(ref), torch.device(device), trust, start, changes)
     if isinstance(model.net, nn.Module):
         model.net.to(device).eval()
     return replace(model, device=device)
 
 
 def _find(
-    ref: str, device: torch.device, trust: bool, pretrained: bool, changes: dict[str, Any]
+    ref: str, device: torch.device, trust: bool, start: Path | bool, changes: dict[str, Any]
 ) -> Model:
     path = os.path.expanduser(ref)
     found = os.path.isdir(path) or os.path.isfile(path)
     if ref.startswith(TIMM):
-        return _from_timm(ref, pretrained, changes)
-    if pretrained:
+        return _from_timm(ref, start, changes)
+    if start:
+        option = "pretrained" if start is True else "weights"
         raise ConfigError(
-            f"pretrained is only for timm models, got {ref!r}; load a pretrained network of "
+            f"{option} is only for timm models, got {ref!r}; load a pretrained network of "
             "foveate by its name, such as fovmax-mnist-tr2"
         )
     if ref in ZOO and not found:
@@ -280,7 +290,7 @@ def _of_config(
     )
 
 
-def _frame(net: ScaleChannels) -> int:
+def frame_of(net: ScaleChannels) -> int:
     """Return the smallest even side of a square image that contains every window."""
     scale = net.scales[-1]
     beyond = max(scale, 1.0) if net.antialias else 1.0  # half-width of the resampling kernel
@@ -332,9 +342,14 @@ def _from_pretrained(name: str) -> Model:
     return _of_config(name, net, info.model, info.size, **known)
 
 
-def _from_timm(ref: str, pretrained: bool, changes: dict[str, Any]) -> Model:
+def _from_timm(ref: str, start: Path | bool, changes: dict[str, Any]) -> Model:
+    """Create a timm model, with downloaded weights if `start` is True, or those of a file."""
     name = ref.removeprefix(TIMM)
-    net = timm_model(name, pretrained=pretrained, **changes)
+    weights = read_tensors(start)[0] if isinstance(start, Path) else {}
+    changes = classes_of(name, weights) | changes
+    net = timm_model(name, pretrained=start is True, **changes)
+    if isinstance(start, Path):
+        load_backbone(net, weights, start, new_head=False)
     settings: Any = net.pretrained_cfg
     channels, height, width = settings["input_size"]
     channels = changes.get("in_chans", channels)
@@ -345,4 +360,17 @@ def _from_timm(ref: str, pretrained: bool, changes: dict[str, Any]) -> Model:
         shape=(None, channels, height, width),
         mean=tuple(settings["mean"]) if fits else (0.0,),
         std=tuple(settings["std"]) if fits else (1.0,),
+        class_names=_class_names(net),
+        weights="pretrained" if start is True else str(start or ""),
     )
+
+
+def _class_names(net: Any) -> tuple[str, ...]:
+    """Return the first name of each ImageNet class, or numbers if timm has no class names."""
+    from timm.data.imagenet_info import ImageNetInfo, infer_imagenet_subset
+
+    if not (subset := infer_imagenet_subset(net)):
+        return tuple(map(str, range(net.num_classes)))
+    info = ImageNetInfo(subset)
+    names = (info.index_to_description(k) for k in range(net.num_classes))
+    return tuple(name.partition(",")[0] for name in names)

@@ -9,6 +9,7 @@ from typing import Any
 
 from foveate import __version__
 from foveate.errors import ConfigError, DataError
+from foveate.evaluation.audit.measure import wilson
 from foveate.evaluation.curve import AtScale
 from foveate.files import parse_json, read_text, wrap_write_errors, write_csv, write_text
 from foveate.provenance import commit
@@ -50,10 +51,11 @@ class RunResult:
         """Convert the result to a dictionary that can be serialised as JSON.
 
         Returns:
-            The fields, plus the network name, training scales and seed.
+            The fields, plus the network name, training scales, seed, and the 95 % Wilson interval
+            of each accuracy.
         """
         names = {"run": self.run, "model": self.model, "trained_on": self.config.scales}
-        scales = [at.to_dict() for at in self.scales]
+        scales = [{**at.to_dict(), "interval": _interval(at)} for at in self.scales]
         rest = {"config": self.config.to_dict(), "made_with": self.made_with, "scales": scales}
         return {**names, "seed": self.config.seed, **rest}
 
@@ -86,6 +88,7 @@ class Curve:
         scales: Test scales.
         mean: Mean accuracy at each scale.
         spread: Sample standard deviation (n - 1) at each scale; empty for a single run.
+        intervals: 95 % Wilson interval of the accuracy at each scale; only for a single run.
 
     Examples:
         >>> Curve(label="FovMax", trained_on="2", runs=1, scales=(1, 2), mean=(0.98, 0.99)).spread
@@ -98,6 +101,7 @@ class Curve:
     scales: tuple[float, ...]
     mean: tuple[float, ...]
     spread: tuple[float, ...] = ()
+    intervals: tuple[tuple[float, float], ...] = ()
 
     @classmethod
     def of(
@@ -248,7 +252,16 @@ def _curve(label: str, group: list[RunResult]) -> Curve:
             f"the runs of {label} were tested at different scales; evaluate them at the same scales"
         )
     columns = list(zip(*([at.accuracy for at in r.scales] for r in group), strict=True))
-    return Curve.of(label, group[0].config.scales, scales, columns)
+    curve = Curve.of(label, group[0].config.scales, scales, columns)
+    if len(group) > 1:
+        return curve
+    return replace(curve, intervals=tuple(map(_interval, group[0].scales)))
+
+
+def _interval(at: AtScale) -> tuple[float, float]:
+    """Return the 95 % Wilson interval of the accuracy at a scale."""
+    found = wilson(sum(row[k] for k, row in enumerate(at.confusion)), at.count)
+    return found.low, found.high
 
 
 def _labels(firsts: list[RunResult]) -> list[str]:

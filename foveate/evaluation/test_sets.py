@@ -14,9 +14,10 @@ from foveate.data.shards import Shards, is_shards
 from foveate.data.sources import Load
 from foveate.data.splits import Source, Split, SplitName
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.audit.images import View, check_view
+from foveate.evaluation.audit.images import BorderMode, View, check_border_mode, check_view
 from foveate.evaluation.calibration import DISAGREEMENT, Calibration, choose_tolerance
 from foveate.evaluation.curve import AtScale, eval_mode, measure_accuracy, rescaled_batches
+from foveate.evaluation.models import frame_of
 from foveate.execution.plan import Prepared, outputs
 from foveate.execution.precision import cast as cast_to
 from foveate.models.channels import ScaleChannels
@@ -26,7 +27,7 @@ from foveate.scales import ScaleGrid, parse_windows
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.data import generated_from, is_photo, open_pictures
-from foveate.training.photos import open_photos
+from foveate.training.photos import open_photos, windows_of
 from foveate.training.skipped import Bad, Skipped, check_bad
 from foveate.training.unchanged import check_unchanged, source_checksum
 
@@ -37,8 +38,8 @@ class TestSet:
 
     With the recipes `mnist-large-scale` and `mirrored`, each image is rescaled into a frame of the
     size of the run. With `photo`, scale s resizes the short side of an image to s times the base
-    size of the recipe; windows that extend past the image see its edge pixels repeated. The view
-    "resolution" of photographs reduces their resolution instead.
+    size of the recipe; windows that extend past the image see its edge pixels repeated, or the
+    given `border`. The view "resolution" of photographs reduces their resolution instead.
     """
 
     __test__ = False  # keep pytest from collecting the class
@@ -49,6 +50,7 @@ class TestSet:
     images: Source | Shards
     split: SplitName
     view: View = "zoom"
+    border: BorderMode | None = None
     bad: Bad = "stop"
     skipped: Skipped = field(default_factory=dict)
 
@@ -102,6 +104,9 @@ class TestSet:
             yield from rescaled_batches(net, data, scale, precision=config.precision, **how)
             return
         assert recipe is not None
+        background = None
+        if self.border is not None:
+            background = frame_of(windows_of(net)), self.border
         batches = open_photos(
             config,
             self.images,
@@ -110,6 +115,7 @@ class TestSet:
             next(net.parameters()).device,
             recipe=recipe.at_scale(scale) if self.view == "zoom" else recipe,
             share=1.0 if self.view == "zoom" else scale,
+            background=background,
             bad=self.bad,
             skipped=self.skipped,
         )
@@ -180,6 +186,7 @@ def open_test_set(
     changed_data: bool = False,
     bad: Bad = "stop",
     view: View = "zoom",
+    border: BorderMode | None = None,
 ) -> TestSet:
     """Open the test set of a run.
 
@@ -191,6 +198,7 @@ def open_test_set(
         changed_data: Accept a source whose content changed since the run started.
         bad: Whether unusable images raise an error, or are skipped and listed in `skipped`.
         view: Meaning of a scale, for photographs: "zoom" or "resolution".
+        border: What windows see outside a photograph: "replicate", "reflect", a number or a colour.
 
     Raises:
         ConfigError: If the source is unknown, its images do not fit the network, or the view is
@@ -200,10 +208,13 @@ def open_test_set(
     config = folder.config()
     check_bad(bad, config)
     check_view(view, 1.0)
-    if view != "zoom" and not is_photo(config):
+    if border is not None:
+        check_border_mode(border)
+    if (view != "zoom" or border is not None) and not is_photo(config):
+        option = "border" if view == "zoom" else "view"
         raise ConfigError(
-            f"the view {view} requires a run on photographs, and {folder.path} has the source "
-            f"{config.source}; leave out --view"
+            f"--{option} requires a run on photographs, and {folder.path} has the source "
+            f"{config.source}; leave it out"
         )
     name = _find_own_source(folder, config) if source is None else source
     if not changed_data:
@@ -221,8 +232,9 @@ def open_test_set(
                 f"{name} has images of {images.shape[0]} channels, but the network takes "
                 f"{config.model.channels}; pass another --source"
             )
-    known = {"config": config, "name": name, "checksum": checksum}
-    return TestSet(images=images, split=split, bad=bad, view=view, **known)  # type: ignore[arg-type]
+    known: dict[str, Any] = {"config": config, "name": name, "checksum": checksum}
+    known |= {"view": view, "border": border}
+    return TestSet(images=images, split=split, bad=bad, **known)
 
 
 def _find_own_source(folder: RunFolder, config: TrainConfig) -> str:

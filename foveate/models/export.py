@@ -27,7 +27,9 @@ NEEDS = "exporting to ONNX requires more packages; run pip install 'foveate[onnx
 NOTE = "foveate.json"
 """Key of the metadata in the file: version, scales of the channels, and the caller's `about`."""
 BATCHES = (1, 3)  # batch sizes for the comparison; the network is traced with 2
+SIDES = ((64, 80), (97, 71))  # height and width for the trace and the comparison, if they vary
 
+Shape: TypeAlias = tuple[int, int | None, int | None]
 ForwardFunction: TypeAlias = Callable[[Tensor], Sequence[Tensor]]
 
 
@@ -60,22 +62,24 @@ def export(
     net: nn.Module,
     path: Path,
     *,
-    shape: tuple[int, int, int],
+    shape: Shape,
     format: Format | None = None,
     about: dict[str, Any] | None = None,
 ) -> Exported:
     """Export a network as an ONNX model or a `torch.export` program.
 
     The file has the input ``images`` and the output ``logits``, and for networks with scale
-    channels the output ``channels``. The batch size is dynamic; the image size is fixed. Before the
-    file is saved under its final name, it is loaded and compared with the network on random images.
-    A file that differs by more than rounding is deleted.
+    channels the output ``channels``. The batch size is dynamic, and so is the image size if
+    ``shape`` does not give it. Before the file is saved under its final name, it is loaded and
+    compared with the network on random images. A file that differs by more than rounding is
+    deleted.
 
     Args:
         net: Network from images to logits. It is copied, and exported in float32 and evaluation
             mode.
         path: File to write, ending in ``.onnx`` or ``.pt2`` unless ``format`` is given.
-        shape: Shape ``(C, H, W)`` of an image.
+        shape: Shape ``(C, H, W)`` of an image, or ``(C, None, None)`` for any height and width,
+            which `ScaleChannels` accepts.
         format: ``"onnx"`` or ``"torch"``; by default chosen by the suffix of ``path``.
         about: Further metadata for the file; must be serialisable as JSON.
 
@@ -106,7 +110,8 @@ def export(
     program = _trace(plain, shape)
     names = ("logits", "channels")[: len(program.graph_signature.user_outputs)]
     note = json.dumps({"version": __version__, **_channels(net), **(about or {})})
-    data = _to_onnx(program, names, note) if kind == "onnx" else _to_torch(program, note)
+    axes = _dynamic(shape)
+    data = _to_onnx(program, axes, names, note) if kind == "onnx" else _to_torch(program, note)
     load = _load_onnx if kind == "onnx" else _load_torch
     with wrap_write_errors(path), replacing(path) as temporary:
         temporary.write_bytes(data)
@@ -149,12 +154,12 @@ def _channels(net: nn.Module) -> dict[str, Any]:
     return {} if scales is None else {"scales": list(scales)}
 
 
-def _trace(plain: _PlainOutputs, shape: tuple[int, int, int]) -> torch.export.ExportedProgram:
-    images = torch.zeros(2, *shape)
+def _trace(plain: _PlainOutputs, shape: Shape) -> torch.export.ExportedProgram:
+    images = torch.zeros(2, *_sized(shape, SIDES[0]))
     try:
         with torch.no_grad():
             plain(images)
-            return torch.export.export(plain, (images,), dynamic_shapes=_dynamic())
+            return torch.export.export(plain, (images,), dynamic_shapes=_dynamic(shape))
     except FoveateError:
         raise
     except Exception as error:  # a custom backbone can raise anything
@@ -165,8 +170,17 @@ def _trace(plain: _PlainOutputs, shape: tuple[int, int, int]) -> torch.export.Ex
         ) from error
 
 
-def _dynamic() -> tuple[dict[int, Any]]:
-    return ({0: torch.export.Dim("batch", min=1)},)
+def _sized(shape: Shape, sides: tuple[int, int]) -> tuple[int, int, int]:
+    """Return a shape (C, H, W) with `sides` for a height and width that are not given."""
+    channels, height, width = shape
+    return channels, height or sides[0], width or sides[1]
+
+
+def _dynamic(shape: Shape) -> tuple[dict[int, Any]]:
+    """Return the axes of the input that have no fixed size."""
+    free = [i for i, length in enumerate((None, *shape)) if length is None]
+    names = ("batch", "channels", "height", "width")
+    return ({i: torch.export.Dim(names[i], min=1) for i in free},)
 
 
 def _to_torch(program: torch.export.ExportedProgram, note: str) -> bytes:
@@ -180,7 +194,12 @@ def _load_torch(data: bytes) -> ForwardFunction:
         return torch.export.load(io.BytesIO(data)).module()
 
 
-def _to_onnx(program: torch.export.ExportedProgram, names: Sequence[str], note: str) -> bytes:
+def _to_onnx(
+    program: torch.export.ExportedProgram,
+    axes: tuple[dict[int, Any]],
+    names: Sequence[str],
+    note: str,
+) -> bytes:
     import onnx
 
     with _quiet():
@@ -188,7 +207,7 @@ def _to_onnx(program: torch.export.ExportedProgram, names: Sequence[str], note: 
             program,
             dynamo=True,
             verbose=False,
-            dynamic_shapes=_dynamic(),
+            dynamic_shapes=axes,
             input_names=["images"],
             output_names=list(names),
         )
@@ -224,9 +243,7 @@ def _quiet() -> Iterator[None]:
 
 
 @torch.no_grad()
-def _compare(
-    plain: _PlainOutputs, forward: ForwardFunction, shape: tuple[int, int, int]
-) -> tuple[float, float]:
+def _compare(plain: _PlainOutputs, forward: ForwardFunction, shape: Shape) -> tuple[float, float]:
     """Return the largest difference between file and network, and the limit due to rounding.
 
     Both round the same sums. PyTorch adds in blocks, which is nearly exact. In a runtime that adds
@@ -239,8 +256,8 @@ def _compare(
     random.seed()  # different images in every call
     apart: list[Tensor] = []
     rounding: list[Tensor] = []
-    for batch in BATCHES:
-        images = torch.randn(batch, *shape, generator=random)
+    for batch, sides in zip(BATCHES, SIDES, strict=True):
+        images = torch.randn(batch, *_sized(shape, sides), generator=random)
         for ours, theirs, right in zip(
             plain(images), forward(images), exact(images.double()), strict=True
         ):

@@ -78,9 +78,11 @@ def _code(page: Page, report: AuditReport) -> None:
     assert isinstance(transform, Transform)  # photograph runs already have scale channels
     unit, smooth = transform.size[0] / patch, transform.recipe == "frame"
     scales = ", ".join(f"{scale * unit:.6g}" for scale in report.channels)
+    weights = report.metadata.get("weights", "")
+    start = ", pretrained=True" if weights == "pretrained" else f", weights={weights!r}"
     page.code(
         "from foveate import ScaleChannels, load_model\n\n"
-        f"backbone = load_model({report.model!r}).net.train()\n"
+        f"backbone = load_model({report.model!r}{start if weights else ''}).net.train()\n"
         f"scales = [{scales}]\n"
         f"net = ScaleChannels(backbone, scales, size={patch}, pool={report.metadata['pool']!r}, "
         f"antialias={smooth})"

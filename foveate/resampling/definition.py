@@ -113,9 +113,20 @@ def resample(images: Tensor, spec: PatchSpec, out: Tensor | None = None) -> Tens
         from foveate.resampling.compiled import gather
 
         return gather(images, spec, out)
+    # The products read `images.shape` as numbers, which would fix the size of an exported program.
+    variable = exporting() and not isinstance(images.shape[-1], int)
     with _full_precision(images):
-        patches = _resample(images, spec)
+        patches = _by_definition(images, spec) if variable else _resample(images, spec)
     return patches if out is None else out.copy_(patches)
+
+
+def _by_definition(images: Tensor, spec: PatchSpec) -> Tensor:
+    """Compute `_resample` as one einsum, for images whose size is a variable of an export."""
+    axes = "sph,bchw,sqw->bscpq" if spec.centres is None else "bsph,bchw,bsqw->bscpq"
+    pixels = images.to(_working_dtype(images))
+    rows, columns, frame = _matrices(pixels, pixels.shape, spec)
+    patches = torch.einsum(axes, rows, pixels, columns)
+    return (patches if frame is None else patches + frame.unsqueeze(-3)).to(images.dtype)
 
 
 def scatter_plain(gradient: Tensor, shape: torch.Size, spec: PatchSpec) -> Tensor:
@@ -231,7 +242,8 @@ def _matrices(
     height, width = shape[-2:]
     y, x = (None, None) if spec.centres is None else spec.centres.unbind(1)
     rows, row_sums = _axis(like, height, spec, y)
-    if spec.centres is None and height == width:
+    square = isinstance(width, int) and height == width  # sizes of a trace are not compared
+    if spec.centres is None and square:
         columns, column_sums = rows, row_sums
     else:
         columns, column_sums = _axis(like, width, spec, x)

@@ -1,6 +1,6 @@
 """Create backbones for scale channels from timm, torchvision or a factory function."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -65,12 +65,14 @@ def _takes_size(factory: Callable[..., Any]) -> bool:
         return False
 
 
-def load_backbone(backbone: nn.Module, weights: dict[str, Tensor], path: Path) -> None:
-    """Load weights into a backbone, except a classifier for another number of classes.
+def load_backbone(
+    backbone: nn.Module, weights: dict[str, Tensor], path: Path, new_head: bool = True
+) -> None:
+    """Load weights into a backbone; with `new_head`, except a classifier for other classes.
 
     Raises:
-        ConfigError: If a weight is missing, unknown or not finite, or if one outside the classifier
-            has another shape.
+        ConfigError: If a weight is missing, unknown or not finite, or if one has another shape,
+            outside the classifier with `new_head`.
     """
     counts = ".num_batches_tracked"  # some files lack it
     own = {n: t for n, t in backbone.state_dict().items() if not n.endswith(counts)}
@@ -82,7 +84,8 @@ def load_backbone(backbone: nn.Module, weights: dict[str, Tensor], path: Path) -
         raise ConfigError(f"{path} has non-finite values in {broken}; use another file")
     other = [name for name in own if own[name].shape != weights[name].shape]
     heads = {name.rpartition(".")[0] for name in other}
-    if len(heads) > 1 or any(own[n].shape[1:] != weights[n].shape[1:] for n in other):
+    head_only = len(heads) == 1 and all(own[n].shape[1:] == weights[n].shape[1:] for n in other)
+    if other and not (new_head and head_only):
         got, wanted = tuple(weights[other[0]].shape), tuple(own[other[0]].shape)
         raise ConfigError(
             f"{path} has {other[0]!r} of shape {got}, but the backbone needs {wanted}; "
@@ -119,6 +122,13 @@ def timm_model(name: str, **options: Any) -> nn.Module:
     if not timm.is_model(name):
         raise _unknown("timm", name, timm.list_models())
     return _checked(f"timm:{name}", timm.create_model, name, **options)
+
+
+def classes_of(name: str, weights: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the ``num_classes`` of weights of a timm model; empty if they do not tell."""
+    settings: Any = _import("timm", name).get_pretrained_cfg(name)
+    head = weights.get(f"{settings and settings.classifier}.weight")
+    return {} if head is None else {"num_classes": len(head)}
 
 
 def fixed_size(name: str) -> bool:

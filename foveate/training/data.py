@@ -1,8 +1,7 @@
 """The images of a run: rescaled to the training scales, prepared once, and loaded in batches."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal
@@ -11,16 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from foveate.checks import check_memory
-from foveate.data.decoding import Header, read_header
 from foveate.data.large_scale import send
-from foveate.data.pictures import Item, PictureFolder
+from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import Recipe, find_recipe
 from foveate.data.shards import Shards, is_shards, open_shards
 from foveate.data.sources import Load as Load
 from foveate.data.sources import Source, open_source
-from foveate.data.splits import SplitName
+from foveate.data.splits import SPLITS, SplitName
 from foveate.data.store import ScaledFile
-from foveate.errors import ConfigError, DataError
+from foveate.errors import ConfigError
 from foveate.execution.captured import CHUNK, Batch
 from foveate.execution.plan import Prepared, prepare
 from foveate.scales import ScaleGrid
@@ -36,6 +34,7 @@ from foveate.training.rescaling import (
 from foveate.training.zooms import draw_zooms, prepare_zoomed
 
 LISTED = 1000  # images whose headers are read to estimate the sizes of all
+NAMED = 5  # classes without images that a message names
 MAX_WINDOW = 8  # times the base size: limits the largest window for very elongated images
 PHOTO_SHAPE = (3,)  # channels of an image with the recipe photo; its size varies
 
@@ -228,24 +227,14 @@ def propose_windows(config: TrainConfig) -> ScaleGrid:
     """Propose windows for objects at 1/4 to 2 times their size in the training images.
 
     The smallest window is one quarter of the recipe's base size. The largest is twice the long side
-    of an image with the median aspect ratio. For tar files, the model's scales are unchanged.
+    of an image with the median aspect ratio.
     """
     assert config.recipe is not None
-    model, base, images = config.model, config.recipe.base, open_pictures(config.source)
-    if not isinstance(folder := images.shards[0], PictureFolder):
-        return model.scales
-    items = folder.items["train"]
-    headers = list(readable_headers(items[:: max(1, len(items) // LISTED)]))
-    aspects = [max(h.width, h.height) / min(h.width, h.height) for h in headers]
+    model, base = config.model, config.recipe.base
+    sizes = open_pictures(config.source).sizes("train", LISTED)
+    aspects = [max(size) / min(size) for size in sizes]
     longest = 2 * base * (median(aspects) if aspects else 1)
     return ScaleGrid.windows(base / 4, min(longest, MAX_WINDOW * base), model.size)
-
-
-def readable_headers(items: Iterable[Item]) -> Iterator[Header]:
-    """Read the headers of images; those that cannot be read are reported when they are used."""
-    for path, _ in items:
-        with suppress(DataError):
-            yield read_header(path)
 
 
 def _following(
@@ -310,6 +299,19 @@ def open_pictures(source: str) -> Shards:
         f"the recipe photo reads image files, and {source} has none; use folder:DIR, shards:DIR "
         "with .tar files, or the recipe mirrored"
     )
+
+
+def describe_missing(source: str) -> Iterator[str]:
+    """Yield one line for each split of a folder that has no images of some classes."""
+    if not source.startswith("folder:"):
+        return
+    images = open_source(source, stream=True)
+    folder = images.shards[0] if isinstance(images, Shards) else None
+    assert isinstance(folder, PictureFolder)
+    for split in SPLITS:
+        if names := folder.missing_classes(split):
+            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+            yield f"{source} has no {split} images of {', '.join(names[:NAMED])}{more}"
 
 
 def is_file(source: str) -> bool:

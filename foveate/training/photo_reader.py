@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from foveate.data.recipes import Recipe, Transform
+from foveate.data.recipes import Recipe, Transform, surround
 from foveate.data.shards import Shards
 from foveate.data.splits import SplitName
 from foveate.errors import DataError, FoveateError
@@ -27,6 +27,8 @@ GRACE = 20  # seconds for which a worker survives SIGTERM, so that the run can b
 AHEAD = 2  # batches that each worker reads in advance
 BLOCKS = AHEAD + 1  # and one that the main process uses
 Item = tuple[int, int, int]
+Background = tuple[int, str | float | tuple[float, ...]]
+"""Side of the largest window, and what fills it outside an image, see `surround`."""
 
 
 class Sample(NamedTuple):
@@ -119,6 +121,7 @@ class PhotoDataset(Dataset[Sample]):
         bad: Treatment of images that cannot be used: ``stop`` makes the batch an error, ``skip``
             leaves the image out of the batch.
         share: Share of the pixels along each axis to which images are reduced.
+        background: How `surround` extends the resized images; by default it does not.
     """
 
     def __init__(
@@ -128,8 +131,10 @@ class PhotoDataset(Dataset[Sample]):
         recipe: Recipe,
         bad: Bad = "stop",
         share: float = 1.0,
+        background: Background | None = None,
     ) -> None:
         self.images, self.split, self.recipe, self.share = images, split, recipe, share
+        self.background = background
         self.bad, self.labels = bad, images.labels(split)
         self.training = split == "train"
 
@@ -170,9 +175,10 @@ class PhotoDataset(Dataset[Sample]):
 
     def _resized(self, picture: Tensor, index: int) -> Tensor:
         try:
-            return self.resize(picture)
+            resized = self.resize(picture)
         except DataError as error:
             raise DataError(f"{self.images.describe_image(self.split, index)} {error}") from error
+        return resized if self.background is None else surround(resized, *self.background)
 
 
 def _seed(seed: int, epoch: int, index: int) -> int:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from foveate.checks import check_memory
 from foveate.data.large_scale import send
-from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import Recipe
 from foveate.data.shards import Shards
 from foveate.data.splits import SplitName
@@ -31,8 +30,8 @@ from foveate.execution.plan import Prepared
 from foveate.models.channels import ScaleChannels
 from foveate.resampling.definition import PatchSpec, resample
 from foveate.training.config import TrainConfig
-from foveate.training.data import LISTED, Batches, open_pictures, readable_headers, sample_count
-from foveate.training.photo_reader import Packed, PhotoDataset, PhotoReader
+from foveate.training.data import LISTED, Batches, open_pictures, sample_count
+from foveate.training.photo_reader import Background, Packed, PhotoDataset, PhotoReader
 from foveate.training.rescaling import AugmentationSeed
 from foveate.training.skipped import Bad, Skipped
 
@@ -53,6 +52,7 @@ class PhotoBatches(Batches):
     largest: int = 32
     workers: int = 0
     share: float = 1.0
+    background: Background | None = None
     bad: Bad = "stop"
     skipped: Skipped = field(default_factory=dict)
     idle: list[PhotoReader] = field(default_factory=list)
@@ -116,7 +116,8 @@ class PhotoBatches(Batches):
         size = 4 * self.net.size**2 * 3 * len(self.net.scales) * batch
         remedy = "use a smaller batch or a smaller model.size"
         check_memory(2 * size, "two batches of patches", remedy)
-        dataset = PhotoDataset(self.images, self.split, self.recipe, self.bad, self.share)
+        how = (self.recipe, self.bad, self.share, self.background)
+        dataset = PhotoDataset(self.images, self.split, *how)
         workers = min(self.workers, math.ceil(self.count / batch))
         return PhotoReader(dataset, workers, pinned=self.device.type != "cpu")
 
@@ -196,7 +197,7 @@ def windows_of(net: nn.Module) -> ScaleChannels:
 def describe_photos(config: TrainConfig) -> str:
     """Describe the images, the recipe and the windows of a run in one line.
 
-    The range of sizes is that of the first `LISTED` training images, read from their headers.
+    The range of sizes is that of about `LISTED` training images, read from their headers.
     """
     assert config.recipe is not None
     images, model = open_pictures(config.source), config.model
@@ -211,12 +212,10 @@ def describe_photos(config: TrainConfig) -> str:
 
 
 def _sizes(images: Shards) -> str:
-    """Return the range of image sizes in a folder as text; empty for tar files."""
-    if not isinstance(folder := images.shards[0], PictureFolder):
-        return ""
-    headers = readable_headers(folder.items["train"][:LISTED])
-    sizes = [(h.width * h.height, f"{h.width}x{h.height}") for h in headers]
-    return f", {min(sizes)[1]} to {max(sizes)[1]} pixels" if sizes else ""
+    """Return the range of image sizes as text."""
+    sizes = [(height * width, width, height) for height, width in images.sizes("train", LISTED)]
+    ends = [f"{width}x{height}" for _, width, height in (min(sizes), max(sizes))] if sizes else []
+    return f", {' to '.join(ends)} pixels" if ends else ""
 
 
 def default_workers(runs: int = 1) -> int:

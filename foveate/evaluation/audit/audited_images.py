@@ -6,13 +6,16 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from foveate.checks import check_choice
 from foveate.data.pictures import has_splits, list_pictures, read_picture
+from foveate.data.shards import Shards, is_shards, open_shards
 from foveate.data.sources import Source, load_source
+from foveate.data.splits import SplitName
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.audit.images import Rescale
 
@@ -107,14 +110,14 @@ def open_images(
     classes: Sequence[str] = (),
     load: Callable[[str], Source] = load_source,
 ) -> AuditImages:
-    """Open the images of a source; images of a folder can differ in size.
+    """Open the images of a source; images of a folder or of tar files can differ in size.
 
     Args:
         source: Data source, such as ``folder:photos`` or ``mnist``.
         split: train, val, test or all; test by default, all for a folder without splits.
         limit: Use only the first `limit` images.
         classes: Class names in the order of the model's logits; the order of the source by default.
-        load: Function that loads sources other than folders.
+        load: Function that loads sources other than folders and tar files.
     """
     kind, _, name = source.partition(":")
     folder = Path(name).expanduser() if kind == "folder" and name else None
@@ -131,12 +134,29 @@ def open_images(
             return torch.from_numpy(read_picture(items[index][0]).copy()).movedim(-1, 0)
 
         found = AuditImages(source, split, read, labels, names, lambda i: f"image {items[i][0]}")
+    elif is_shards(source) and not (shards := open_shards(source)).scaled:
+        found = _streamed(source, split, limit, shards)
     else:
         found = _loaded(source, split, limit, load(source))
     if classes:
         found.labels = _reordered(found, classes)
         found.classes = tuple(classes)
     return found
+
+
+def _streamed(source: str, split: str, limit: int | None, shards: Shards) -> AuditImages:
+    """Return the images of tar files, whose classes have no names."""
+    parts = [name for name in shards.counts if split == "all"] or [cast(SplitName, split)]
+    labels = torch.cat([shards.labels(part) for part in parts])[:limit]
+    places = [(part, index) for part in parts for index in range(len(shards.labels(part)))]
+
+    def read(index: int) -> Tensor:
+        return torch.from_numpy(shards.read(*places[index]).copy())
+
+    names = tuple(map(str, range(shards.num_classes)))
+    return AuditImages(
+        source, split, read, labels, names, lambda i: shards.describe_image(*places[i])
+    )
 
 
 def _loaded(source: str, split: str, limit: int | None, data: Source) -> AuditImages:

@@ -98,6 +98,25 @@ def check_view(view: str, scale: float) -> None:
         )
 
 
+def check_border_mode(border: BorderMode, channels: int = 3) -> None:
+    """Raise a ConfigError unless `zoom` and `surround` accept the border."""
+    if border in ("replicate", "reflect"):
+        return
+    numbers = border if isinstance(border, tuple) else (border,)
+    if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
+        raise ConfigError(
+            f"border must be replicate, reflect, a number or one number per channel, got {border!r}"
+        )
+    _check_count("border", cast(tuple[float, ...], numbers), channels)
+
+
+def _check_count(name: str, values: tuple[float, ...], channels: int) -> None:
+    if len(values) not in (1, channels):
+        raise ConfigError(
+            f"{name} must be one number or one per channel ({channels}), got {len(values)}"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Transform:
     """Preprocessing that turns images into the input of a model at a given scale.
@@ -133,7 +152,7 @@ class Transform:
         if self.channels not in (1, 3):
             raise ConfigError(f"the model must take 1 or 3 image channels, got {self.channels}")
         for name in ("mean", "std"):
-            self._check_count(name, getattr(self, name))
+            _check_count(name, getattr(self, name), self.channels)
         if not all(map(math.isfinite, (*self.mean, *self.std))) or min(self.std) <= 0:
             raise ConfigError(
                 f"std must be above 0 and mean finite, got std {self.std} and mean {self.mean}"
@@ -145,13 +164,7 @@ class Transform:
         if self.recipe != "frame":
             self._check_square()
         else:
-            self._check_border_mode()
-
-    def _check_count(self, name: str, values: tuple[float, ...]) -> None:
-        if len(values) not in (1, self.channels):
-            raise ConfigError(
-                f"{name} must be one number or one per channel ({self.channels}), got {len(values)}"
-            )
+            check_border_mode(self.border, self.channels)
 
     def _check_square(self) -> None:
         if self.recipe == "large-scale":
@@ -165,17 +178,6 @@ class Transform:
                 f"fit and view require the recipe frame, got fit {self.fit} and view {self.view} "
                 f"with the recipe {self.recipe}"
             )
-
-    def _check_border_mode(self) -> None:
-        if self.border in ("replicate", "reflect"):
-            return
-        numbers = self.border if isinstance(self.border, tuple) else (self.border,)
-        if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
-            raise ConfigError(
-                "border must be replicate, reflect, a number or one number per channel, "
-                f"got {self.border!r}"
-            )
-        self._check_count("border", cast(tuple[float, ...], numbers))
 
     def __call__(
         self, images: Sequence[Tensor], scale: float = 1.0, canvas: int | None = None

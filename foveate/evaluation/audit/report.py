@@ -247,6 +247,7 @@ def _about(images: AuditImages, model: Model) -> dict[str, Any]:
     return {
         "source": images.source,
         "split": images.split,
+        "weights": model.weights,
         "pool": None,
         "lazy": getattr(model.net, "lazy", None) if model.scales else None,
         "version": __version__,

@@ -9,13 +9,21 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from foveate.data.recipes import MAX_BASE, check_resized
+from foveate.data.recipes import MAX_BASE, check_resized, surround
 from foveate.data.recipes import Recipe as RunRecipe
 from foveate.errors import ConfigError, FoveateError
 from foveate.evaluation.audit.audited_images import AuditImages
-from foveate.evaluation.audit.images import BorderMode, Fit, Recipe, Transform, View, check_view
+from foveate.evaluation.audit.images import (
+    BorderMode,
+    Fit,
+    Recipe,
+    Transform,
+    View,
+    check_border_mode,
+    check_view,
+)
 from foveate.evaluation.curve import eval_mode
-from foveate.evaluation.models import FRAME, Model
+from foveate.evaluation.models import FRAME, Model, frame_of
 from foveate.evaluation.third_party import Classifier
 from foveate.execution import patches
 from foveate.execution.plan import Prepared, outputs
@@ -36,14 +44,18 @@ class PhotoTransform:
         view: At scale s, "zoom" resizes the short side of an image to s times the base size.
             "resolution" resizes it to the base size, then reduces it to s times the pixels along
             each axis and enlarges it again, both with antialiasing.
+        border: What windows see outside the image; None for the padding of the run.
     """
 
     recipe: RunRecipe
     windows: ScaleChannels
     view: View = "zoom"
+    border: BorderMode | None = None
 
     def __post_init__(self) -> None:
         check_view(self.view, 1.0)
+        if self.border is not None:
+            check_border_mode(self.border)
         self.recipe.transform()
 
     def __call__(self, images: Sequence[Tensor], scale: float = 1.0) -> Tensor:
@@ -97,7 +109,7 @@ class PhotoTransform:
             "view": self.view,
             "windows": [net.size * scale for scale in net.scales],
             "size": net.size,
-            "padding": net.padding,
+            "padding": net.padding if self.border is None else self.border,
             "antialias": net.antialias,
         }
 
@@ -107,7 +119,10 @@ class PhotoTransform:
     def _resized(self, image: Tensor, scale: float) -> Tensor:
         """Return the resized image as a batch of one, (1, 3, H, W)."""
         share = 1.0 if self.view == "zoom" else scale
-        return replace(self.recipe, base=self._base(scale)).transform(share)(image)[None]
+        resized = replace(self.recipe, base=self._base(scale)).resize(share=share)(image)
+        if self.border is not None:
+            resized = surround(resized, frame_of(self.windows), self.border)
+        return self.recipe.normalise(resized)[None]
 
 
 AnyTransform: TypeAlias = Transform | PhotoTransform
@@ -134,11 +149,11 @@ def choose_transform(
     that wrong shapes are reported before the data is read.
     """
     image = images.first(1)[0]
-    folder = images.source.startswith("folder:")
+    files = images.source.startswith(("folder:", "shards:"))
     if model.photo is not None and recipe in (None, "photo"):
-        given = {"size": size, "border": border, "mean": mean, "std": std, "fit": fit}
-        return _own_transform(model, len(images.classes), given, cast(View, view))
-    usual = "frame" if folder and model.config is None else "large-scale"
+        given = {"size": size, "mean": mean, "std": std, "fit": fit}
+        return _own_transform(model, len(images.classes), given, cast(View, view), border)
+    usual = "frame" if files and model.config is None else "large-scale"
     own = model.recipe
     if (own and own.name == "mirrored") or images.source.partition(":")[0] == "cifar10":
         usual = "mirrored"
@@ -158,7 +173,11 @@ def choose_transform(
 
 
 def _own_transform(
-    model: Model, classes: int, given: Mapping[str, object], view: View
+    model: Model,
+    classes: int,
+    given: Mapping[str, object],
+    view: View,
+    border: BorderMode | None,
 ) -> PhotoTransform:
     """Return the transform of a run on photographs, after one call of the model on zeros."""
     if named := [name for name, value in given.items() if value is not None]:
@@ -167,7 +186,8 @@ def _own_transform(
             "--recipe frame"
         )
     assert model.photo is not None and isinstance(model.net, nn.Module)
-    transform = PhotoTransform(recipe=model.photo, windows=windows_of(model.net), view=view)
+    seen: dict[str, Any] = {"view": view, "border": border}
+    transform = PhotoTransform(recipe=model.photo, windows=windows_of(model.net), **seen)
     with torch.no_grad():
         empty = torch.zeros(2, 3, 2, 2, device=model.device)
         classifier_for(model, transform, classes)(transform.windows.patches(empty))
