@@ -173,6 +173,12 @@ class ScaleGrid:
             math.isclose(float(scale), value, rel_tol=1e-12) for value in self.values
         )
 
+    def __str__(self) -> str:
+        if len(self) == 1:
+            return f"1 scale, {_readable(self.low)}"
+        ends = f"from {_readable(self.low)} to {_readable(self.high)}"
+        return f"{len(self)} scales {ends}, {self.per_octave:g} per octave"
+
     def to_dict(self) -> dict[str, float]:
         """Return the three constructor arguments as a dict for JSON.
 
@@ -369,3 +375,11 @@ def _positive(name: str, value: object) -> float:
     if not (math.isfinite(number) and number > 0):
         raise ConfigError(f"{name} must be finite and above 0, got {number:g}")
     return number
+
+
+def _readable(scale: float) -> str:
+    """Format a scale for display: 1/2 for 0.5, otherwise the shortest decimal form."""
+    inverse = 1 / scale
+    if scale < 1 and inverse == round(inverse):
+        return f"1/{round(inverse)}"
+    return f"{scale:g}"

@@ -57,6 +57,19 @@ def test_equal_grids_are_one_key():
     assert ScaleGrid(0.5, 8, per_octave=2) != PAPER
 
 
+@pytest.mark.parametrize(
+    ("grid", "text"),
+    [
+        (PAPER, "17 scales from 1/2 to 8, 4 per octave"),
+        (ScaleGrid(0.75, 1.5, per_octave=1), "2 scales from 0.75 to 1.5, 1 per octave"),
+        (ScaleGrid(0.25, 4, per_octave=0.5), "3 scales from 1/4 to 4, 0.5 per octave"),
+        (ScaleGrid(2, 2), "1 scale, 2"),
+    ],
+)
+def test_a_grid_reads_well(grid, text):
+    assert str(grid) == text
+
+
 def test_repr_and_dict():
     assert repr(PAPER) == "ScaleGrid(low=0.5, high=8.0, per_octave=4)"
     assert PAPER.to_dict() == {"low": 0.5, "high": 8.0, "per_octave": 4}

@@ -180,8 +180,12 @@ def _digits(rows: Rows, name: str) -> Claim:
     def lowest(place: int) -> float:
         return min(rows.at("fovplus", name, SCALES[place]))
 
+    # Rounded to two digits, as the figures of the paper are.
     gain = smallest(
-        Measured(mean(rows.at("fovplus", name, scale)) - _paper(name, place), f"at {scale:.3g}")
+        Measured(
+            round(round(mean(rows.at("fovplus", name, scale)), 2) - _paper(name, place), 2),
+            f"at {scale:.3g}",
+        )
         for place, scale in enumerate(SCALES[:-2])
     )
     parameters = max((record.parameters for record in rows.of("fovplus", name)), default=nan)
