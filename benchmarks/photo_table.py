@@ -30,14 +30,16 @@ from typing import NamedTuple
 
 from foveate.training.interrupt import SIGNALS, end_with_parent, raise_interrupt
 
-PLAIN = ["--set", "model.pool=avg", "--set", "learning_rate=6e-4"]
+SHARP = ["--set", "recipe.resolution=1", "--set", "ema=0"]
+PLAIN = [*SHARP, "--set", "model.pool=avg", "--set", "learning_rate=6e-4"]
 FRAME = ["--set", "model.size=448", "--set", "model.scales=1", *PLAIN]
 SMALL = ["--set", "model.size=224", "--set", "model.scales=2", *PLAIN]
 SIZES = ["--set", "recipe.sizes=[0.25,2]"]
-AVG = ["--set", "model.size=112", "--set", "model.pool=avg"]
+AVG = [*SHARP, "--set", "model.size=112", "--set", "model.pool=avg"]
 CIFAR = [
-    "--backbone", "timm:resnet18", "--recipe", "mirrored", "--epochs", "20", "--batch", "128",
-    "--set", "model.size=64", "--set", "learning_rate=2e-3", "--set", "weight_decay=0.05",
+    *SHARP, "--backbone", "timm:resnet18", "--recipe", "mirrored", "--epochs", "20",
+    "--batch", "128", "--set", "model.size=64", "--set", "learning_rate=2e-3",
+    "--set", "weight_decay=0.05",
 ]  # fmt: skip
 WHOLE = ["--set", "model.scales=1", "--set", "model.pool=avg"]
 
@@ -73,7 +75,8 @@ SUITES = {
             ),
             "avg": ("scale channels of 112 pixels, avg, one size", AVG),
             "finetune": ("scale channels of 160 pixels, logsumexp, one size", []),
-            "both": ("scale channels of 160 pixels, logsumexp, all sizes", SIZES),
+            "sharp": ("scale channels of 160 pixels, logsumexp, one size, full resolution", SHARP),
+            "both": ("scale channels of 160 pixels, logsumexp, all sizes", [*SHARP, *SIZES]),
         },
         {
             "averaged": (
@@ -93,8 +96,15 @@ SUITES = {
         (0.5, 0.5946, 0.7071, 0.8409, 1.0, 1.1892, 1.4142, 1.6818, 2.0),
         {
             "frame": ("whole frame of 64, one size", WHOLE),
-            "sizes": ("the same, all sizes", [*WHOLE, "--set", "recipe.sizes=[0.5,2]"]),
-            "channels": ("scale channels of 64 pixels, one size", ["--windows", "16-64"]),
+            "sizes": ("whole frame of 64, all sizes", [*WHOLE, "--set", "recipe.sizes=[0.5,2]"]),
+            "narrow": (
+                "scale channels of 64 pixels, windows of 16 to 64, one size",
+                ["--windows", "16-64"],
+            ),
+            "channels": (
+                "scale channels of 64 pixels, windows of 16 to 128, one size",
+                ["--windows", "16-128", "--set", "model.padding=reflect"],
+            ),
         },
         {},
     ),

@@ -107,6 +107,10 @@ def _all_photographs(found: Reproduction) -> str:
     return photo_results.table(photo_results.read_curves(PHOTOGRAPHS))
 
 
+def _cifar(found: Reproduction) -> str:
+    return photo_results.table(photo_results.read_curves(PHOTOGRAPHS.with_name("cifar.csv")))
+
+
 def _shown_photographs() -> list[Curve]:
     curves = photo_results.read_curves(PHOTOGRAPHS)
     return [curve for curve in curves if curve.label in photo_results.SHOWN]
@@ -167,6 +171,7 @@ BLOCKS: dict[str, Callable[[Reproduction], str]] = {
     "headline": _headline,
     "photographs": _photographs,
     "all-photographs": _all_photographs,
+    "cifar": _cifar,
     "claims": _claims,
     "bars": _bars,
     "table1": _over_scale_of("table1"),

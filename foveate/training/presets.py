@@ -65,7 +65,7 @@ FINETUNE = TrainConfig(
         pool="logsumexp", scales=ScaleGrid(0.35, 2.8, per_octave=2), size=160, channels=3,
         antialias=True,
     ),
-    recipe=Recipe(name="photo", base=224, shift=12.0),
+    recipe=Recipe(name="photo", base=224, shift=12.0, resolution=0.5),
     backbone="timm:tf_efficientnet_lite0",
     epochs=8,
     learning_rate=3e-4,
@@ -75,6 +75,7 @@ FINETUNE = TrainConfig(
     label_smoothing=0.1,
     keep="best",
     precision="bf16",
+    ema=0.99,
 )  # fmt: skip
 """Fine-tuning of a backbone on photographs: seven channels with windows of 56 to 448 pixels."""
 
