@@ -1,7 +1,6 @@
 """Scale channels: one backbone, shared by rescaled copies of the image, pooled over scale."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels, K classes.
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import get_args
@@ -12,6 +11,7 @@ from torch.func import functional_call
 
 from foveate.checks import check_choice
 from foveate.errors import ConfigError
+from foveate.models.chunks import patches_at_once
 from foveate.models.lazy import all_patches, check_lazy, is_separable, lazy_inputs, lazy_logits
 from foveate.models.pooling import Mixing, Pool, class_logits, pool_scales
 from foveate.models.recompute import forward_in_groups
@@ -20,7 +20,6 @@ from foveate.resampling import Padding, check_window, foveate
 from foveate.scales import MAX_SCALES, ScaleGrid, as_scales
 
 PAPER_SCALES = ScaleGrid(0.5, 8, per_octave=4)
-CACHED = 5 << 17  # patch values that a CPU evaluates at a time: 8 colour patches of 160 pixels
 
 
 class ScaleChannels(nn.Module):
@@ -189,7 +188,7 @@ class ScaleChannels(nn.Module):
         mask, flat = self.draw_mask(patches), patches.flatten(0, 1)
         run_backbone = partial(self._run_backbone, mask=mask)
         if mask is None and is_separable(self.backbone, patches):
-            parts = flat.split(self._at_once(patches))
+            parts = flat.split(self._at_once(flat, len(patches)))
             outputs = torch.cat([run_backbone(self.backbone, part) for part in parts])
         elif self.recompute and not torch.compiler.is_compiling():
             return forward_in_groups(self.backbone, run_backbone, patches, self.recompute)
@@ -339,16 +338,11 @@ class ScaleChannels(nn.Module):
         low, high = self._scales[0], self._scales[-1]
         return f"{len(self._scales)} scales {low:g} to {high:g}, size={self.size}, pool={self.pool}"
 
-    def _at_once(self, patches: Tensor) -> int:
-        """Return the number of patches to evaluate at a time; on a CPU they must fit the cache.
-
-        All groups have about the same size: a patch alone takes 1.2 to 1.5 times as long.
-        """
+    def _at_once(self, patches: Tensor, images: int) -> int:
+        """Return the number of patches (N, C, P, P) to evaluate at a time."""
         if patches.device.type == "cpu":
-            most = max(1, CACHED // max(1, patches.shape[2:].numel()))
-            count = patches.shape[:2].numel()
-            return max(1, math.ceil(count / max(1, math.ceil(count / most))))
-        return max(1, patches.shape[0] * (self.recompute or patches.shape[1]))
+            return patches_at_once(self.backbone, patches)
+        return max(1, images * self.recompute or len(patches))
 
     def _run_backbone(
         self, backbone: Callable[..., Tensor], patches: Tensor, mask: Tensor | None
