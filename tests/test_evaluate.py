@@ -13,12 +13,14 @@ from tiny_runs import MODEL, tiny
 
 import foveate
 from foveate.cli.app import run
+from foveate.cli.evaluation import print_accuracy
 from foveate.data.large_scale import rescale
 from foveate.data.sources import Split, load_source
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.curve import AtScale, accuracy_over_scale
 from foveate.evaluation.results import (
     COLUMNS,
+    Curve,
     RunResult,
     read_results,
     save_results,
@@ -263,6 +265,15 @@ def test_evaluate_prints_a_table_and_the_paths(runs, tmp_path, capsys):
     assert content["runs"][0]["scales"][0]["accuracy"] == RunFolder(runs[0]).metrics()[-1][
         "validation"
     ]  # fmt: skip
+
+
+def test_intervals_are_printed_if_they_fit_into_a_line(capsys):
+    ends = ((0.21, 0.29),)
+    curve = Curve(label="a", trained_on="1", runs=1, scales=(1.0,), mean=(0.25,), intervals=ends)
+    for count, text in ((1, "25.00 (21.0–29.0)"), (3, "25.00 (21.0–29.0)"), (4, "25.00  ")):
+        print_accuracy([curve] * count)
+        (row,) = [x for x in capsys.readouterr().out.splitlines() if x.startswith("1.000")]
+        assert text in row and ("(" in row) == (count < 4) and len(row.rstrip()) <= 80
 
 
 def test_one_run_gets_its_results_in_its_folder_and_at_17_scales(tmp_path, capsys):

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from foveate.data.splits import SplitName
     from foveate.evaluation.results import Curve, RunResult
     from foveate.evaluation.test_sets import TestSet
+
+WITH_INTERVALS = 3  # curves whose intervals fit into a line of 80 characters
 
 
 def evaluate(
@@ -50,7 +53,8 @@ def evaluate(
 
     Writes accuracy.csv (one line per run and scale), results.json (also the accuracy per class, the
     confusion matrix and the winning scale channels), accuracy.png and accuracy.svg. The table shows
-    95 % Wilson intervals or, for runs that differ only in their seed, mean and standard deviation.
+    95 % Wilson intervals for up to three runs, and mean and standard deviation for runs that differ
+    only in their seed.
 
     With --lazy, the winning channels are unknown. --lazy auto chooses the tolerance from the
     validation images at the same scales: the class of at most 0.02 % of them differs from that of
@@ -157,7 +161,9 @@ def _write(results: "list[RunResult]", target: Path, about: dict[str, Any]) -> N
 
 
 def print_accuracy(curves: "list[Curve]") -> None:
-    """Print a table of the accuracy per scale, one column per curve."""
+    """Print a table of the accuracy per scale, one column per curve; intervals if they fit."""
+    if len(curves) > WITH_INTERVALS:
+        curves = [replace(curve, intervals=()) for curve in curves]
     rows = [
         [f"{scale:.3f}", *(_cell(curve, row) for curve in curves)]
         for row, scale in enumerate(curves[0].scales)
