@@ -13,11 +13,11 @@ sides = st.lists(st.tuples(st.integers(7, 30), st.integers(7, 30)), min_size=1, 
 
 
 @given(sides)
-def test_grids_lie_inside_the_canvas_and_apart(units):
-    layout = pack_grids([(4 * h, 4 * w) for h, w in units])
+def test_grids_lie_inside_the_canvas_and_apart(grids):
+    layout = pack_grids(grids, 4)
     count = torch.zeros(layout.height, layout.width)
-    for (top, left, height, width), (h, w) in zip(layout.places, units, strict=True):
-        assert (height, width) == (4 * h, 4 * w)
+    for (top, left, height, width), grid in zip(layout.places, grids, strict=True):
+        assert (height, width) == grid
         assert top % 4 == left % 4 == 0
         part = count[top : top + height, left : left + width]
         assert part.shape == (height, width)
@@ -27,7 +27,7 @@ def test_grids_lie_inside_the_canvas_and_apart(units):
 
 def test_painting_and_cutting_give_back_the_grids():
     grids = [torch.randn(2, 3, n, n + 4) for n in (28, 44, 36)]
-    layout = pack_grids([(g.shape[2], g.shape[3]) for g in grids])
+    layout = pack_grids([(g.shape[2], g.shape[3]) for g in grids], 4)
     painted = fill_canvas(grids, layout)
     for grid, part in zip(grids, split_maps(painted, layout, size=1, stride=1), strict=True):
         assert torch.equal(grid, part)
@@ -36,7 +36,7 @@ def test_painting_and_cutting_give_back_the_grids():
 def test_the_strongest_window_lies_within_a_grid_and_is_found_on_the_canvas():
     size, stride = 8, 4
     grids = [torch.randn(3, 2, n, n + 4) for n in (8, 24, 16)]
-    layout = pack_grids([(g.shape[2], g.shape[3]) for g in grids])
+    layout = pack_grids([(g.shape[2], g.shape[3]) for g in grids], 4)
     painted = fill_canvas(grids, layout)
     tall, wide = ((n - size) // stride + 1 for n in painted.shape[-2:])
     maps = torch.randn(3, 5, tall, wide)
@@ -101,6 +101,14 @@ def test_channels_from_a_canvas_are_those_of_every_scale_alone(pool, shape):
         found = canvas.outputs(net, canvas.prepare(net, images, torch.float64)).channels
     assert torch.equal(found.argmax(2), expected.argmax(2))
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("size", [28, 29, 30, 31])
+def test_windows_need_not_be_a_multiple_of_the_stride(size):
+    net = create_model("swmax", size=size, dropout=0.0).double().train()
+    images = torch.randn(2, 1, 40, 52).double()
+    found = canvas.outputs(net, canvas.prepare(net, images, torch.float64)).logits
+    torch.testing.assert_close(found, net(images), atol=1e-12, rtol=0)
 
 
 def test_batch_norm_keeps_off_the_canvas():

@@ -7,6 +7,7 @@ would include the seams between grids, so networks with batch norm are computed 
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P window pixels, K classes,
 # h w positions.
 
+import math
 from collections.abc import Sequence
 from itertools import combinations
 from operator import index
@@ -123,21 +124,27 @@ def layout_of(net: SlidingChannels, height: int, width: int) -> Layout:
         if len(_layouts) >= MOST_LAYOUTS:
             _layouts.clear()
         tall, wide = ([extent(n / s, size, stride) for s in net.scales] for n in sides)
-        _layouts[key] = pack_grids(list(zip(tall, wide, strict=True)))
+        _layouts[key] = pack_grids(list(zip(tall, wide, strict=True)), stride)
     return _layouts[key]
 
 
-def pack_grids(sides: Sequence[tuple[int, int]]) -> Layout:
-    """Arrange grids of (height, width) on a small canvas.
+def pack_grids(grids: Sequence[tuple[int, int]], stride: int) -> Layout:
+    """Arrange grids of (height, width) on a small canvas, at multiples of the stride.
 
-    Canvases of several heights are tried. The 17 grids of SWMax fill 96 % of the smallest. If all
-    sides are multiples of a stride, so are all positions.
+    Canvases of several heights are tried. The 17 grids of SWMax fill 96 % of the smallest.
     """
+    sides = [
+        (math.ceil(height / stride) * stride, math.ceil(width / stride) * stride)
+        for height, width in grids
+    ]
     tallest = sorted((height for height, _ in sides), reverse=True)[:6]
     heights = {sum(some) for count in (1, 2, 3) for some in combinations(tallest, count)}
     heights = {height for height in heights if height >= tallest[0]}
     layouts = [_pack_within(sides, height) for height in sorted(heights)]
-    return min(layouts, key=lambda layout: layout.height * layout.width)
+    best = min(layouts, key=lambda layout: layout.height * layout.width)
+    corners = (place[:2] for place in best.places)
+    places = (Place(*corner, *grid) for corner, grid in zip(corners, grids, strict=True))
+    return best._replace(places=tuple(places))
 
 
 def _pack_within(sides: Sequence[tuple[int, int]], height: int) -> Layout:

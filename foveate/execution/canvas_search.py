@@ -36,6 +36,7 @@ def applies(backbone: ConvNet, canvas: Tensor) -> bool:
     strides = [conv.stride[0] for conv in convs]
     shaped = all(conv.out_channels in WIDTHS for conv in convs) and convs[0].out_channels == 16
     shaped = shaped and strides[:2] == [1, 2] and canvas.shape[1] <= 4
+    shaped = shaped and backbone.size % backbone.stride == 0
     head = backbone.hidden.out_features <= MOST_UNITS and backbone.head.out_features <= MOST_CLASSES
     exact = canvas.dtype == autocast_dtype(canvas) == torch.bfloat16
     return canvas.device.type in KERNEL_DEVICES and exact and shaped and head
