@@ -6,7 +6,7 @@ own CUDA stream, so that several runs can share a GPU.
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foveate.execution.fused import FusedGradients, find_fused
 from foveate.execution.plan import Prepared, logits
 from foveate.execution.precision import Precision, cast
 
@@ -79,10 +80,11 @@ class Recording(NamedTuple):
 
 
 class CapturedStep:
-    """The training step, compiled and captured once as a CUDA graph, then replayed.
+    """The training step, captured once as a CUDA graph, then replayed.
 
-    The graph is captured for the first batch of size `batch`. Smaller batches, such as the last of
-    an epoch, use the plain step. If all images are on the device, the graph selects the batch
+    The step has its own kernels if there are any for this network, and is otherwise compiled. The
+    graph is captured for the first batch of size `batch`. Smaller batches, such as the last of an
+    epoch, are not captured. If all images are on the device, the graph selects the batch
     itself, so the tensors of images and labels must not be replaced. The warm-up must not train:
     weights, running statistics, optimiser state and random state are restored afterwards.
     """
@@ -100,13 +102,18 @@ class CapturedStep:
         self.net, self.optimiser, self.precision, self.batch = net, optimiser, precision, batch
         self.loss_of = torch.compile(loss_of, dynamic=False) if compiled else loss_of
         self.plain = plain_step(net, optimiser, precision, smoothing)
+        self.fused: FusedGradients | None = None
         self.recorded: Recording | None = None
+        self.begun = False
 
     def __call__(self, batch: Batch) -> Tensor:
         """Copy the batch to the graph's inputs and replay the graph."""
         images, labels, indices = batch
+        if not self.begun and self.precision == "bf16":
+            self.fused = find_fused(self.net, images)
+        self.begun = True
         if len(labels if indices is None else indices) != self.batch:
-            return self.plain(batch)
+            return self.plain(batch) if self.fused is None else self._step(batch)
         if self.recorded is None:
             self.recorded = self._capture(batch)
         given = (*images.inputs, labels) if indices is None else (indices,)
@@ -124,7 +131,7 @@ class CapturedStep:
             static_inputs = (batch.indices.clone(),)
             batch = batch._replace(indices=static_inputs[0])
         before, drawn = [t.detach().clone() for t in self._state()], torch.cuda.get_rng_state()
-        with _compiling():
+        with _compiling() if self.fused is None else nullcontext():
             for _ in range(3):
                 self._step(batch)
             graph = torch.cuda.CUDAGraph()
@@ -142,9 +149,13 @@ class CapturedStep:
         return Recording(graph, static_inputs, loss)
 
     def _step(self, batch: Batch) -> Tensor:
+        if self.fused is not None:
+            loss = self.fused(*batch, self.smoothing)
+            self.optimiser.step()
+            return loss
         self.optimiser.zero_grad(set_to_none=True)
         given = (*batch.select(), self.precision, self.smoothing)
-        loss: Tensor = self.loss_of(self.net, *given)
+        loss = self.loss_of(self.net, *given)
         with _allow_tf32(self.precision):
             loss.backward()
         self.optimiser.step()
@@ -174,12 +185,19 @@ def warm_up_compiler() -> None:
 def _compiling() -> Iterator[None]:
     """Raise torch's recompile limit (8 by default) and suppress its developer warnings.
 
-    cuDNN benchmarks its convolution algorithms unless deterministic results are required.
+    Unless deterministic results are required, cuDNN and the compiler choose kernels by timing.
     """
+    from torch._inductor import config as inductor  # takes seconds to import
+
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = not torch.backends.cudnn.deterministic
+    exact = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.benchmark = not exact
     try:
-        with torch._dynamo.config.patch(recompile_limit=NETWORKS), warnings.catch_warnings():
+        with (
+            torch._dynamo.config.patch(recompile_limit=NETWORKS),
+            inductor.patch(deterministic=exact),
+            warnings.catch_warnings(),
+        ):
             warnings.filterwarnings("ignore", "TensorFloat32 tensor cores", UserWarning)
             warnings.filterwarnings("ignore", ".*is deprecated", FutureWarning, "torch")
             warnings.filterwarnings("ignore", ".*code generation for complex", UserWarning)

@@ -143,9 +143,8 @@ def train_together(
 
 
 def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFolder]:
-    plain = any(not config.backbone for config, _ in runs)  # most other runs are not compiled
     gpu = shared.device.type == "cuda"
-    if plain and shared.compiled and gpu:
+    if shared.compiled and gpu and any(_is_compiled(config) for config, _ in runs):
         warm_up_compiler()
     shared = shared._replace(load=lru_cache(maxsize=1)(shared.load))
     sessions = [Session(config, RunFolder(folder), shared) for config, folder in runs]
@@ -163,6 +162,12 @@ def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFold
                 with suppress(FoveateError):  # the error being raised is more informative
                     steps.close()
     return [session.folder for session in sessions]
+
+
+def _is_compiled(config: TrainConfig) -> bool:
+    """Whether a run is probably compiled: most backbones are not, and `fused` needs no compiler."""
+    fused = config.precision == "bf16" and config.model.form != "sliding"
+    return not config.backbone and not fused
 
 
 def find_device(name: str) -> torch.device:

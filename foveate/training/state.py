@@ -172,8 +172,6 @@ def deterministic(strict: bool) -> Iterator[None]:
     gradient of a maximum (FovMax on one H200: 18 % per step), while the rest costs 2 %. The
     caller's settings are restored afterwards.
     """
-    from torch._inductor import config as inductor  # takes seconds to import; only GPUs need it
-
     os.environ.setdefault(WORKSPACE, ":4096:8")  # required by PyTorch; cuBLAS reads it at start
     algorithms = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -183,8 +181,7 @@ def deterministic(strict: bool) -> Iterator[None]:
     # Filling new tensors would cost a pass over each of them and change none of our results.
     cudnn.deterministic, cudnn.benchmark, memory.fill_uninitialized_memory = True, False, False
     try:
-        with inductor.patch(deterministic=True):
-            yield
+        yield
     finally:
         cudnn.deterministic, cudnn.benchmark, memory.fill_uninitialized_memory = before
         torch.use_deterministic_algorithms(algorithms, warn_only=warn_only)

@@ -1,0 +1,613 @@
+"""Triton kernels for a whole training step of a `ConvNet` in bf16, from windows to gradients.
+
+Maps are stored as the convolutions leave them, in channels-last order. A kernel that reads a map
+applies the norm and the ReLU, and the kernel that writes it also sums what the norm needs. Each
+program sums a fixed range of positions and stores its part; the parts are added in a fixed order,
+and the ranges depend only on the shapes, so the results are deterministic.
+"""
+# Shape letters: B images, S scale channels, N = B S patches, H W pixels, I O channels of a map,
+# F features of a patch, U hidden units, K classes, P programs.
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import triton
+import triton.language as tl
+
+LOW = tl.constexpr(tl.bfloat16)  # type of maps, slopes and rounded weights
+GUARDED = ["total", "steps", "count", "images", "values"]  # sizes that must not cause compilation
+
+
+@triton.jit
+def _rectified(value):
+    return tl.where(value <= 0, 0.0, value)  # tl.maximum would replace NaN by 0
+
+
+@triton.jit(do_not_specialize=GUARDED)
+def pack(flat, table, packed, total, BLOCK: tl.constexpr):
+    """Round parameters to bf16, in the order of `table`."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    source = tl.load(table + at, at < total, other=-1)
+    value = tl.load(flat + source, source >= 0, other=0.0)
+    tl.store(packed + at, value.to(LOW), at < total)
+
+
+@triton.jit
+def _track(running, value, momentum, place, inside):
+    before = tl.load(running + place, inside, other=0.0)
+    tl.store(running + place, before + momentum * (value - before), inside)
+
+
+@triton.jit(do_not_specialize=GUARDED)
+def fold(
+    flat, means, squares, indices, running_mean, running_var, tracked, folded, kept, images, count,
+    momentum, eps, WEIGHT: tl.constexpr, BIAS: tl.constexpr, GAIN: tl.constexpr,
+    OFFSET: tl.constexpr, OUT: tl.constexpr, OUT_P: tl.constexpr
+):  # fmt: skip
+    """Fold the first norm into the first convolution, from the moments of the windows.
+
+    `folded` has the weight (4 O, 16) on windows of 4 x 4 pixels and the shift (4 O,); `kept` has
+    the mean (16,) and covariance (16, 16) of the windows of 3 x 3 pixels.
+    """
+    out, tap, other = tl.arange(0, OUT_P), tl.arange(0, 16), tl.arange(0, 16)
+    within, real = out < OUT, tap < 9
+    # Sums over the images of 9 means and 81 mean squares, adjacent in memory.
+    column, pair = tl.arange(0, 16), tl.arange(0, 128)
+    sums = tl.zeros([32, 16], tl.float32)
+    squared = tl.zeros([32, 128], tl.float32)
+    for start in range(0, images, 32):
+        image = start + tl.arange(0, 32)
+        known = (image < images)[:, None]
+        chosen = tl.load(indices + image, image < images, other=0)[:, None]
+        sums += tl.load(means + chosen * 9 + column[None, :], known & (column < 9), other=0.0)
+        squared += tl.load(squares + chosen * 81 + pair[None, :], known & (pair < 81), other=0.0)
+    scratch = kept + 272
+    tl.store(scratch + column, tl.sum(sums, 0) / images)
+    tl.store(scratch + 16 + pair, tl.sum(squared, 0) / images)
+    tl.debug_barrier()  # other threads read what this one stored
+    mean = tl.load(scratch + tap)
+    again = tl.load(scratch + other)
+    both = real[:, None] & (other < 9)[None, :]
+    square = tl.load(scratch + 16 + tap[:, None] * 9 + other[None, :], both, other=0.0)
+    covariance = square - mean[:, None] * again[None, :]
+    weight = tl.load(
+        flat + WEIGHT + out[:, None] * 9 + tap[None, :], within[:, None] & real[None, :], other=0.0
+    )
+    centre = tl.sum(weight * mean[None, :], 1)
+    spread = tl.sum(weight[:, :, None] * covariance[None, :, :], 1)
+    # The sum over the first index of the covariance is over the second: it is symmetric.
+    across = tl.load(
+        flat + WEIGHT + out[:, None] * 9 + other[None, :],
+        within[:, None] & (other < 9)[None, :], other=0.0,
+    )  # fmt: skip
+    variance = tl.sum(spread * across, 1)
+    gain = tl.load(flat + GAIN + out, within, other=0.0) / tl.sqrt(variance + eps)
+    shift = tl.load(flat + OFFSET + out, within, other=0.0) - gain * centre
+    for quarter in tl.static_range(4):
+        down, right = tap // 4 - quarter // 2, tap % 4 - quarter % 2
+        inner = (down >= 0) & (down < 3) & (right >= 0) & (right < 3)
+        source = flat + WEIGHT + out[:, None] * 9 + (down * 3 + right)[None, :]
+        value = tl.load(source, within[:, None] & inner[None, :], other=0.0) * gain[:, None]
+        row = quarter * OUT + out
+        every = within[:, None] & (tap >= 0)[None, :]
+        tl.store(folded + row[:, None] * 16 + tap[None, :], value, every)
+        tl.store(folded + 64 * OUT + row, shift, within)
+    tl.store(kept + tap, mean)
+    tl.store(kept + 16 + tap[:, None] * 16 + other[None, :], covariance)
+    bias = tl.load(flat + BIAS + out, within, other=0.0)
+    _track(running_mean, centre + bias, momentum, out, within)
+    _track(running_var, variance * (count / (count - 1)), momentum, out, within)
+    tl.store(tracked, tl.load(tracked) + 1)
+
+
+@triton.jit(do_not_specialize=GUARDED)
+def unfold(
+    sums, flat, kept, slopes, losses, loss, images, eps, WEIGHT: tl.constexpr, GAIN: tl.constexpr,
+    OFFSET: tl.constexpr, OUT: tl.constexpr, OUT_P: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Compute the gradients of the first block from those of its folded weight and shift.
+
+    The program also averages the losses of the images.
+    """
+    given = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, images, BLOCK):
+        image = start + tl.arange(0, BLOCK)
+        given += tl.load(losses + image, image < images, other=0.0)
+    tl.store(loss, tl.sum(given, 0) / images)
+    out, tap, other = tl.arange(0, OUT_P), tl.arange(0, 16), tl.arange(0, 16)
+    within, real = out < OUT, tap < 9
+    inside = within[:, None] & real[None, :]
+    slope = tl.zeros([OUT_P, 16], tl.float32)
+    total = tl.zeros([OUT_P], tl.float32)
+    for quarter in tl.static_range(4):
+        pixel = (tap // 3 + quarter // 2) * 4 + tap % 3 + quarter % 2
+        row = quarter * OUT + out
+        slope += tl.load(sums + row[:, None] * 16 + pixel[None, :], inside, other=0.0)
+        total += tl.load(sums + 64 * OUT + row, within, other=0.0)
+    mean = tl.load(kept + tap)
+    covariance = tl.load(kept + 16 + tap[:, None] * 16 + other[None, :])
+    weight = tl.load(flat + WEIGHT + out[:, None] * 9 + tap[None, :], inside, other=0.0)
+    centre = tl.sum(weight * mean[None, :], 1)
+    # The covariance is symmetric, so both orders of its indices give W C.
+    across = tl.load(
+        flat + WEIGHT + out[:, None] * 9 + other[None, :],
+        within[:, None] & (other < 9)[None, :], other=0.0,
+    )  # fmt: skip
+    spread = tl.sum(across[:, None, :] * covariance[None, :, :], 2)
+    variance = tl.sum(spread * weight, 1)
+    inverse = 1 / tl.sqrt(variance + eps)
+    scale = tl.load(flat + GAIN + out, within, other=0.0)
+    gain = scale * inverse
+    steep = tl.sum(slope * weight, 1) - total * centre  # with respect to the gain
+    bent = -steep * scale * inverse * inverse * inverse  # twice that of the variance
+    found = (slope - total[:, None] * mean[None, :]) * gain[:, None] + bent[:, None] * spread
+    tl.store(slopes + WEIGHT + out[:, None] * 9 + tap[None, :], found, inside)
+    tl.store(slopes + GAIN + out, steep * inverse, within)
+    tl.store(slopes + OFFSET + out, total, within)
+
+
+@triton.jit(do_not_specialize=GUARDED)
+def first_block(
+    rows, indices, folded, active, total, PER: tl.constexpr, FILTERS: tl.constexpr,
+    BLOCK: tl.constexpr
+):  # fmt: skip
+    """Compute relu(rows (R, 16) @ weight.mT + shift) of the chosen images, rounded to bf16."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    column, out = tl.arange(0, 16), tl.arange(0, FILTERS)
+    inside = at < total
+    image = tl.load(indices + at // PER, inside, other=0)
+    source = rows + (image * PER + at % PER)[:, None] * 16 + column[None, :]
+    pixels = tl.load(source, inside[:, None], other=0.0)
+    filters = tl.load(folded + out[None, :] * 16 + column[:, None])
+    value = tl.dot(pixels, filters, input_precision="tf32x3")
+    value = _rectified(value + tl.load(folded + 16 * FILTERS + out)[None, :])
+    place = active + at[:, None] * FILTERS + out[None, :]
+    tl.store(place, value.to(LOW), inside[:, None])
+
+
+@triton.jit(do_not_specialize=GUARDED)
+def convolve(
+    given, coefficients, weight, maps, parts, total, steps, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, SIDE: tl.constexpr,
+    STRIDE: tl.constexpr, NORM: tl.constexpr, IN_P: tl.constexpr, OUT_P: tl.constexpr,
+    BLOCK: tl.constexpr
+):  # fmt: skip
+    """Compute a convolution of a map, normalised and rectified if `NORM`, and sum its moments.
+
+    The weight has the order (O, y, x, I).
+    """
+    TALL: tl.constexpr = (HEIGHT - SIDE) // STRIDE + 1
+    BROAD: tl.constexpr = (WIDTH - SIDE) // STRIDE + 1
+    program = tl.program_id(0)
+    channel, out = tl.arange(0, IN_P), tl.arange(0, OUT_P)
+    used, written = channel < IN, out < OUT
+    if NORM:
+        gain = tl.load(coefficients + channel, used, other=0.0)[None, :]
+        offset = tl.load(coefficients + IN + channel, used, other=0.0)[None, :]
+    first = tl.zeros([OUT_P], tl.float32)
+    second = tl.zeros([OUT_P], tl.float32)
+    filters = weight + out[None, :] * (SIDE * SIDE * IN) + channel[:, None]
+    for step in range(steps):
+        at = (program * steps + step) * BLOCK + tl.arange(0, BLOCK)
+        inside = (at < total)[:, None]
+        image, y, x = at // (TALL * BROAD), at // BROAD % TALL, at % BROAD
+        corner = (image * HEIGHT + y * STRIDE) * WIDTH + x * STRIDE
+        source = given + corner[:, None] * IN + channel[None, :]
+        value = tl.zeros([BLOCK, OUT_P], tl.float32)
+        for tap in tl.static_range(SIDE * SIDE):
+            shift = (tap // SIDE * WIDTH + tap % SIDE) * IN
+            pixels = tl.load(source + shift, inside & used[None, :], other=0.0)
+            if NORM:
+                pixels = _rectified(pixels.to(tl.float32) * gain + offset).to(LOW)
+            kernel = tl.load(filters + tap * IN, used[:, None] & written[None, :], other=0.0)
+            value = tl.dot(pixels, kernel, value)
+        rounded = value.to(LOW)
+        tl.store(maps + at[:, None] * OUT + out[None, :], rounded, inside & written[None, :])
+        value = tl.where(inside, rounded.to(tl.float32), 0.0)
+        first += tl.sum(value, 0)
+        second += tl.sum(value * value, 0)
+    tl.store(parts + program * 2 * OUT + out, first, written)
+    tl.store(parts + (program * 2 + 1) * OUT + out, second, written)
+
+
+@triton.jit
+def _added(
+    parts, count, channel, inside, OUT: tl.constexpr, POSITIONS: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    # Both sums per channel of parts (count, 2, POSITIONS, OUT).
+    first = tl.zeros([PARTS, channel.shape[0]], tl.float32)
+    second = tl.zeros([PARTS, channel.shape[0]], tl.float32)
+    for start in range(0, count * POSITIONS, PARTS):
+        part = start + tl.arange(0, PARTS)
+        row = part // POSITIONS * (2 * POSITIONS) + part % POSITIONS
+        known = (part < count * POSITIONS)[:, None] & inside[None, :]
+        place = parts + row[:, None] * OUT + channel[None, :]
+        first += tl.load(place, known, other=0.0)
+        second += tl.load(place + POSITIONS * OUT, known, other=0.0)
+    return tl.sum(first, 0), tl.sum(second, 0)
+
+
+@triton.jit(do_not_specialize=GUARDED)
+def statistics(
+    parts, flat, running_mean, running_var, tracked, coefficients, count, values, momentum, eps,
+    BIAS: tl.constexpr, GAIN: tl.constexpr, OFFSET: tl.constexpr, OUT: tl.constexpr,
+    CHANNELS: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """Compute gain, offset, mean and inverse deviation of a norm from the moments of its map."""
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channel < OUT
+    first, second = _added(parts, count, channel, inside, OUT, 1, PARTS)
+    mean = first / values
+    variance = second / values - mean * mean
+    variance = tl.where(variance <= 0, 0.0, variance)  # tl.maximum would replace NaN by 0
+    inverse = 1 / tl.sqrt(variance + eps)
+    gain = tl.load(flat + GAIN + channel, inside, other=0.0) * inverse
+    offset = tl.load(flat + OFFSET + channel, inside, other=0.0) - gain * mean
+    tl.store(coefficients + channel, gain, inside)
+    tl.store(coefficients + OUT + channel, offset, inside)
+    tl.store(coefficients + 2 * OUT + channel, mean, inside)
+    tl.store(coefficients + 3 * OUT + channel, inverse, inside)
+    bias = tl.load(flat + BIAS + channel, inside, other=0.0)
+    _track(running_mean, mean + bias, momentum, channel, inside)
+    unbiased = variance * (values * 1.0 / tl.maximum(values - 1, 1))
+    _track(running_var, unbiased, momentum, channel, inside)
+    if tl.program_id(0) == 0:
+        tl.store(tracked, tl.load(tracked) + 1)
+
+
+@triton.jit(do_not_specialize=GUARDED)
+def slope_statistics(
+    parts, coefficients, found, slopes, count, values, GAIN: tl.constexpr, OFFSET: tl.constexpr,
+    OUT: tl.constexpr, POSITIONS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr
+):  # fmt: skip
+    """Compute the gradients of a norm, and how its output's slopes become those of its input.
+
+    The slope of the input is found[0] * slope + found[1] * input + found[2] per channel.
+    """
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    inside = channel < OUT
+    plain, scaled = _added(parts, count, channel, inside, OUT, POSITIONS, PARTS)
+    tl.store(slopes + OFFSET + channel, plain, inside)
+    tl.store(slopes + GAIN + channel, scaled, inside)
+    gain = tl.load(coefficients + channel, inside, other=0.0)
+    mean = tl.load(coefficients + 2 * OUT + channel, inside, other=0.0)
+    inverse = tl.load(coefficients + 3 * OUT + channel, inside, other=0.0)
+    bent = -gain * scaled / values * inverse
+    tl.store(found + channel, gain, inside)
+    tl.store(found + OUT + channel, bent, inside)
+    tl.store(found + 2 * OUT + channel, -gain * plain / values - bent * mean, inside)
+
+
+@triton.jit(do_not_specialize=GUARDED)
+def normalise_slopes(
+    slopes, maps, found, total, OUT: tl.constexpr, OUT_P: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Turn the slopes of a norm's output into those of its input, in place."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    out = tl.arange(0, OUT_P)
+    written = out < OUT
+    inside = (at < total)[:, None] & written[None, :]
+    place = at[:, None] * OUT + out[None, :]
+    slope = tl.load(slopes + place, inside, other=0.0).to(tl.float32)
+    value = tl.load(maps + place, inside, other=0.0).to(tl.float32)
+    slope = slope * tl.load(found + out, written, other=0.0)[None, :]
+    slope += value * tl.load(found + OUT + out, written, other=0.0)[None, :]
+    slope += tl.load(found + 2 * OUT + out, written, other=0.0)[None, :]
+    tl.store(slopes + place, slope.to(LOW), inside)
+
+
+@triton.jit(do_not_specialize=GUARDED)
+def input_gradient(
+    slopes, weight, given, coefficients, found, parts, images, steps, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, STRIDE: tl.constexpr,
+    IN_P: tl.constexpr, OUT_P: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Compute the slopes of a normalised map from those of the 3 x 3 convolution after it.
+
+    With stride 2, each program has the pixels of one parity, which the same filter taps use.
+    """
+    TALL: tl.constexpr = (HEIGHT - 3) // STRIDE + 1
+    BROAD: tl.constexpr = (WIDTH - 3) // STRIDE + 1
+    TAPS: tl.constexpr = (2 + STRIDE) // STRIDE  # along an axis
+    program, parity = tl.program_id(0), tl.program_id(1)
+    top, left = parity // STRIDE, parity % STRIDE
+    tall, broad = (HEIGHT - top + STRIDE - 1) // STRIDE, (WIDTH - left + STRIDE - 1) // STRIDE
+    channel, out = tl.arange(0, IN_P), tl.arange(0, OUT_P)
+    used, read = channel < IN, out < OUT
+    gain = tl.load(coefficients + channel, used, other=0.0)[None, :]
+    offset = tl.load(coefficients + IN + channel, used, other=0.0)[None, :]
+    mean = tl.load(coefficients + 2 * IN + channel, used, other=0.0)[None, :]
+    inverse = tl.load(coefficients + 3 * IN + channel, used, other=0.0)[None, :]
+    plain = tl.zeros([IN_P], tl.float32)
+    scaled = tl.zeros([IN_P], tl.float32)
+    for step in range(steps):
+        at = (program * steps + step) * BLOCK + tl.arange(0, BLOCK)
+        inside = at < images * tall * broad
+        image = at // (tall * broad)
+        y, x = at // broad % tall, at % broad  # of the pixels of this parity
+        value = tl.zeros([BLOCK, IN_P], tl.float32)
+        for tap in tl.static_range(TAPS * TAPS):
+            down, across = top + STRIDE * (tap // TAPS), left + STRIDE * (tap % TAPS)
+            above, before = y - tap // TAPS, x - tap % TAPS
+            there = inside & (above >= 0) & (above < TALL) & (before >= 0) & (before < BROAD)
+            place = ((image * TALL + above) * BROAD + before)[:, None] * OUT + out[None, :]
+            slope = tl.load(slopes + place, there[:, None] & read[None, :], other=0.0)
+            place = (out[:, None] * 9 + down * 3 + across) * IN + channel[None, :]
+            exists = (down < 3) & (across < 3)
+            kernel = tl.load(weight + place, read[:, None] & used[None, :] & exists, other=0.0)
+            value = tl.dot(slope, kernel, value)
+        place = ((image * HEIGHT + top + STRIDE * y) * WIDTH + left + STRIDE * x)[:, None] * IN
+        place += channel[None, :]
+        both = inside[:, None] & used[None, :]
+        pixels = tl.load(given + place, both, other=0.0).to(tl.float32)
+        value = tl.where(pixels * gain + offset <= 0, 0.0, value).to(LOW)
+        tl.store(found + place, value, both)
+        value = tl.where(both, value.to(tl.float32), 0.0)
+        plain += tl.sum(value, 0)
+        scaled += tl.sum(value * ((pixels - mean) * inverse), 0)
+    part = parity * tl.num_programs(0) + program
+    tl.store(parts + part * 2 * IN + channel, plain, used)
+    tl.store(parts + (part * 2 + 1) * IN + channel, scaled, used)
+
+
+@triton.jit(do_not_specialize=GUARDED)
+def weight_gradient(
+    given, coefficients, slopes, parts, total, steps, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    IN: tl.constexpr, OUT: tl.constexpr, STRIDE: tl.constexpr, COLUMNS: tl.constexpr,
+    OUT_P: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Sum the gradient of a 3 x 3 convolution of a normalised map, in the order (y, O, x, I).
+
+    A program has one row of the filters. The three pixels of the row are adjacent in memory.
+    """
+    TALL: tl.constexpr = (HEIGHT - 3) // STRIDE + 1
+    BROAD: tl.constexpr = (WIDTH - 3) // STRIDE + 1
+    program, down = tl.program_id(0), tl.program_id(1)
+    column, out = tl.arange(0, COLUMNS), tl.arange(0, OUT_P)
+    used, read = column < 3 * IN, out < OUT
+    gain = tl.load(coefficients + column % IN, used, other=0.0)[None, :]
+    offset = tl.load(coefficients + IN + column % IN, used, other=0.0)[None, :]
+    value = tl.zeros([OUT_P, COLUMNS], tl.float32)
+    for step in range(steps):
+        at = (program * steps + step) * BLOCK + tl.arange(0, BLOCK)
+        inside = (at < total)[:, None]
+        image, y, x = at // (TALL * BROAD), at // BROAD % TALL, at % BROAD
+        corner = (image * HEIGHT + y * STRIDE + down) * WIDTH + x * STRIDE
+        source = given + corner[:, None] * IN + column[None, :]
+        pixels = tl.load(source, inside & used[None, :], other=0.0).to(tl.float32)
+        active = _rectified(pixels * gain + offset).to(LOW)
+        place = at[:, None] * OUT + out[None, :]
+        slope = tl.load(slopes + place, inside & read[None, :], other=0.0)
+        # Triton 3.6 compiles a computed and transposed first factor wrongly; this one is loaded.
+        value = tl.dot(tl.trans(slope), active, value)
+    part = parts + (program * 3 + down) * (OUT * 3 * IN)
+    place = out[:, None] * (3 * IN) + column[None, :]
+    tl.store(part + place, value, read[:, None] & used[None, :])
+
+
+@triton.jit(do_not_specialize=GUARDED)
+def pair_gradient(
+    rows, indices, active, slopes, weight, parts, total, steps, PATCHES: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, FILTERS: tl.constexpr, OUT: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Sum the gradients of the first two blocks: (4 O, y, x, I), then (4 O, 16) and (4 O,)."""
+    TALL: tl.constexpr = HEIGHT - 1
+    BROAD: tl.constexpr = WIDTH - 1
+    TAPS: tl.constexpr = 4 * OUT
+    PER: tl.constexpr = PATCHES * HEIGHT * WIDTH
+    program = tl.program_id(0)
+    pixel, column, filter = tl.arange(0, 16), tl.arange(0, COLUMNS), tl.arange(0, FILTERS)
+    tap, out = column // OUT, column % OUT
+    up, left, used = (tap // 2)[None, :], (tap % 2)[None, :], (column < TAPS)[None, :]
+    given = weight + (out * 4 + tap)[:, None] * FILTERS + filter[None, :]
+    second = tl.load(given, (column < TAPS)[:, None], other=0.0)
+    second_sum = tl.zeros([FILTERS, COLUMNS], tl.float32)
+    first_sum = tl.zeros([16, FILTERS], tl.float32)
+    shift = tl.zeros([FILTERS], tl.float32)
+    for step in range(steps):
+        at = (program * steps + step) * BLOCK + tl.arange(0, BLOCK)
+        inside = at < total
+        image, y, x = at // (HEIGHT * WIDTH), at // WIDTH % HEIGHT, at % WIDTH
+        below, right = y[:, None] - up, x[:, None] - left
+        there = (below >= 0) & (below < TALL) & (right >= 0) & (right < BROAD)
+        place = ((image[:, None] * TALL + below) * BROAD + right) * OUT + out[None, :]
+        above = tl.load(slopes + place, there & used & inside[:, None], other=0.0)
+        source = active + at[:, None] * FILTERS + filter[None, :]
+        value = tl.load(source, inside[:, None], other=0.0)
+        second_sum = tl.dot(tl.trans(value), above, second_sum)
+        # As the first factor of the next products, transposed, Triton 3.6 compiles it wrongly.
+        slope = tl.where(value <= 0, 0.0, tl.dot(above, second)).to(LOW)
+        chosen = tl.load(indices + at // PER, inside, other=0)
+        source = rows + (chosen * PER + at % PER)[:, None] * 16 + pixel[None, :]
+        pixels = tl.load(source, inside[:, None], other=0.0)
+        # Two bf16 values hold 16 bits of a pixel. TF32 would hold 11.
+        high = pixels.to(LOW)
+        low = (pixels - high.to(tl.float32)).to(LOW)
+        first_sum = tl.dot(tl.trans(high), slope, first_sum)
+        first_sum = tl.dot(tl.trans(low), slope, first_sum)
+        shift += tl.sum(slope.to(tl.float32), 0)
+    part = parts + program * (FILTERS * (TAPS + 17))
+    place = part + filter[:, None] * TAPS + column[None, :]
+    tl.store(place, second_sum, used & (filter >= 0)[:, None])
+    part += FILTERS * TAPS
+    tl.store(part + filter[None, :] * 16 + pixel[:, None], first_sum)
+    tl.store(part + FILTERS * 16 + filter, shift)
+
+
+@triton.jit(do_not_specialize=GUARDED)
+def classify(
+    maps, coefficients, hidden, flat, mask, head, labels, indices, active, units, unit_slopes,
+    logits, logit_slopes, pooled_slopes, slopes, parts, losses, images, smoothing,
+    HIDDEN_BIAS: tl.constexpr, HEAD_BIAS: tl.constexpr, MIXING: tl.constexpr,
+    MIXING_BIAS: tl.constexpr, POOL: tl.constexpr, CHANNELS: tl.constexpr, ROWS: tl.constexpr,
+    OUT: tl.constexpr, FEATURES: tl.constexpr, UNITS: tl.constexpr, UNITS_P: tl.constexpr,
+    CLASSES: tl.constexpr, CLASSES_P: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Compute the linear layers, the pooled logits, the loss, and all slopes down to the features.
+
+    A program has all patches of an image, or `ROWS` images that have one patch each. The hidden
+    weight has the order (U, F), with the features of a position together; the head's is (K, U).
+    """
+    program = tl.program_id(0)
+    row, unit, kind = tl.arange(0, ROWS), tl.arange(0, UNITS_P), tl.arange(0, CLASSES_P)
+    if CHANNELS == 1:
+        patch = program * ROWS + row
+        real = patch < images
+        image = patch
+    else:
+        patch = program * CHANNELS + row
+        real = row < CHANNELS
+        image = tl.zeros([ROWS], tl.int32) + program
+    there, member, named = real[:, None], unit < UNITS, kind < CLASSES
+    value = tl.zeros([ROWS, UNITS_P], tl.float32)
+    for start in range(0, FEATURES, BLOCK):
+        feature = start + tl.arange(0, BLOCK)
+        known = feature < FEATURES
+        place = patch[:, None] * FEATURES + feature[None, :]
+        pixels = tl.load(maps + place, there & known[None, :], other=0.0).to(tl.float32)
+        gain = tl.load(coefficients + feature % OUT, known, other=0.0)[None, :]
+        offset = tl.load(coefficients + OUT + feature % OUT, known, other=0.0)[None, :]
+        rectified = _rectified(pixels * gain + offset).to(LOW)
+        tl.store(active + place, rectified, there & known[None, :])
+        source = hidden + unit[None, :] * FEATURES + feature[:, None]
+        weight = tl.load(source, known[:, None] & member[None, :], other=0.0)
+        value = tl.dot(rectified, weight, value)
+    value += tl.load(flat + HIDDEN_BIAS + unit, member, other=0.0)[None, :]
+    owner = image if SHARED else patch
+    place = owner[:, None] * UNITS + unit[None, :]
+    keep = tl.load(mask + place, there & member[None, :], other=0.0)
+    keep = tl.where(value <= 0, 0.0, keep.to(tl.float32))
+    value = (value * keep).to(LOW)
+    both = there & (unit >= 0)[None, :]
+    tl.store(units + patch[:, None] * UNITS_P + unit[None, :], value, both)
+    source = head + kind[None, :] * UNITS + unit[:, None]
+    weight = tl.load(source, member[:, None] & named[None, :], other=0.0)
+    output = tl.dot(value, weight)
+    output += tl.load(flat + HEAD_BIAS + kind, named, other=0.0)[None, :]
+    asked = there & named[None, :]
+    tl.store(logits + patch[:, None] * CLASSES + kind[None, :], output.to(LOW), asked)
+    if CHANNELS == 1:
+        label = tl.load(labels + tl.load(indices + image, real, other=0), real, other=0)
+        shown = tl.where(asked, output, float("-inf"))
+        top = tl.max(tl.where(there, shown, 0.0), 1)
+        exponent = tl.where(named[None, :], tl.exp(shown - top[:, None]), 0.0)
+        whole = tl.where(real, tl.sum(exponent, 1), 1.0)
+        wanted = tl.where(kind[None, :] == label[:, None], 1 - smoothing, 0.0) + smoothing / CLASSES
+        wanted = tl.where(named[None, :], wanted, 0.0)
+        logarithm = output - top[:, None] - tl.log(whole)[:, None]
+        loss = -tl.sum(tl.where(named[None, :], wanted * logarithm, 0.0), 1)
+        tl.store(losses + image, loss, real)
+        slope = tl.where(asked, (exponent / whole[:, None] - wanted) / images, 0.0)
+    else:
+        if POOL == "avg":
+            pooled = tl.sum(tl.where(asked, output, 0.0), 0) / CHANNELS
+        elif POOL == "concat":
+            # Weight (K, S K) as (K, S, K).
+            place = kind[:, None, None] * CHANNELS + row[None, :, None]
+            place = MIXING + place * CLASSES + kind[None, None, :]
+            inside = named[:, None, None] & asked[None, :, :]
+            mixing = tl.load(flat + place, inside, other=0.0)
+            pooled = tl.sum(tl.sum(mixing * output[None, :, :], 2), 1)
+            pooled += tl.load(flat + MIXING_BIAS + kind, named, other=0.0)
+        else:
+            shown = tl.where(asked, output, float("-inf"))
+            pooled, winner = tl.max(shown, 0, return_indices=True)
+            if POOL == "logsumexp":
+                top = tl.where(named, pooled, 0.0)
+                power = tl.where(asked, tl.exp(output - top[None, :]), 0.0)
+                amount = tl.sum(power, 0)
+                pooled = top + tl.log(tl.where(named, amount, 1.0))
+        label = tl.load(labels + tl.load(indices + program))
+        pooled = tl.where(named, pooled, float("-inf"))
+        largest = tl.max(pooled, 0)
+        exponent = tl.exp(pooled - largest)
+        whole = tl.sum(exponent, 0)
+        wanted = tl.where(kind == label, 1 - smoothing, 0.0) + smoothing / CLASSES
+        wanted = tl.where(named, wanted, 0.0)
+        logarithm = tl.where(named, pooled, 0.0) - largest - tl.log(whole)
+        tl.store(losses + program, -tl.sum(wanted * logarithm, 0))
+        steep = tl.where(named, (exponent / whole - wanted) / images, 0.0)
+        if POOL == "avg":
+            slope = tl.where(asked, steep[None, :] / CHANNELS, 0.0)
+        elif POOL == "max":
+            slope = tl.where(asked & (row[:, None] == winner[None, :]), steep[None, :], 0.0)
+        elif POOL == "logsumexp":
+            slope = power / tl.where(named, amount, 1.0)[None, :] * steep[None, :]
+        else:
+            tl.store(pooled_slopes + program * CLASSES_P + kind, steep.to(LOW))
+            # The sum over the first index of (K, S, K).
+            slope = tl.sum(mixing * steep[:, None, None], 0)
+    slope = slope.to(LOW)
+    place = logit_slopes + patch[:, None] * CLASSES_P + kind[None, :]
+    tl.store(place, slope, there & (kind >= 0)[None, :])
+    source = head + kind[:, None] * UNITS + unit[None, :]
+    weight = tl.load(source, named[:, None] & member[None, :], other=0.0)
+    back = (tl.dot(slope, weight) * keep).to(LOW)
+    tl.store(unit_slopes + patch[:, None] * UNITS_P + unit[None, :], back, both)
+    for start in range(0, FEATURES, BLOCK):
+        last = start + tl.arange(0, BLOCK)
+        exists = last < FEATURES
+        inner = there & exists[None, :]
+        columns = hidden + unit[:, None] * FEATURES + last[None, :]
+        fall = tl.dot(back, tl.load(columns, member[:, None] & exists[None, :], other=0.0))
+        spot = patch[:, None] * FEATURES + last[None, :]
+        pixel = tl.load(maps + spot, inner, other=0.0).to(tl.float32)
+        scale = tl.load(coefficients + last % OUT, exists, other=0.0)[None, :]
+        shift = tl.load(coefficients + OUT + last % OUT, exists, other=0.0)[None, :]
+        mean = tl.load(coefficients + 2 * OUT + last % OUT, exists, other=0.0)[None, :]
+        inverse = tl.load(coefficients + 3 * OUT + last % OUT, exists, other=0.0)[None, :]
+        rounded = tl.where(pixel * scale + shift <= 0, 0.0, fall).to(LOW)
+        tl.store(slopes + spot, rounded, inner)
+        fall = tl.where(inner, rounded.to(tl.float32), 0.0)
+        part = parts + program * 2 * FEATURES + last
+        tl.store(part, tl.sum(fall, 0), exists)
+        tl.store(part + FEATURES, tl.sum(fall * ((pixel - mean) * inverse), 0), exists)
+
+
+@triton.jit(do_not_specialize=GUARDED)
+def product(
+    left, right, parts, total, steps, LEFT: tl.constexpr, RIGHT: tl.constexpr,
+    LEFT_P: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Sum left (N, L).mT @ right (N, R), and the rows of left: (L, R), then (L,)."""
+    program, start = tl.program_id(0), tl.program_id(1) * COLUMNS
+    row, column = tl.arange(0, LEFT_P), start + tl.arange(0, COLUMNS)
+    used, read = row < LEFT, column < RIGHT
+    value = tl.zeros([LEFT_P, COLUMNS], tl.float32)
+    sums = tl.zeros([LEFT_P], tl.float32)
+    for step in range(steps):
+        at = (program * steps + step) * BLOCK + tl.arange(0, BLOCK)
+        inside = (at < total)[:, None]
+        first = tl.load(left + at[:, None] * LEFT + row[None, :], inside & used[None, :], other=0.0)
+        place = at[:, None] * RIGHT + column[None, :]
+        second = tl.load(right + place, inside & read[None, :], other=0.0)
+        value = tl.dot(tl.trans(first), second, value)
+        sums += tl.sum(first.to(tl.float32), 0)
+    part = parts + program * (LEFT * (RIGHT + 1))
+    place = row[:, None] * RIGHT + column[None, :]
+    tl.store(part + place, value, used[:, None] & read[None, :])
+    if start == 0:
+        tl.store(part + LEFT * RIGHT + row, sums, used)
+
+
+@triton.jit(do_not_specialize=GUARDED)
+def collect(parts, table, slopes, total, BLOCK: tl.constexpr, PARTS: tl.constexpr):
+    """Add the parts of every gradient: `table` has first place, step and number for each, or 0."""
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < total
+    first = tl.load(table + at, inside, other=0)
+    step = tl.load(table + total + at, inside, other=0)
+    count = tl.load(table + 2 * total + at, inside, other=0)
+    most = tl.max(count, 0)
+    # Most elements have few parts; they need no large block.
+    if most <= 8:
+        part = tl.arange(0, 8)[:, None]
+        source = parts + first[None, :] + part * step[None, :]
+        found = tl.sum(tl.load(source, part < count[None, :], other=0.0), 0)
+    else:
+        value = tl.zeros([PARTS, BLOCK], tl.float32)
+        for start in range(0, most, PARTS):
+            many = (start + tl.arange(0, PARTS))[:, None]
+            place = parts + first[None, :] + many * step[None, :]
+            value += tl.load(place, many < count[None, :], other=0.0)
+        found = tl.sum(value, 0)
+    tl.store(slopes + at, found, inside & (count > 0))

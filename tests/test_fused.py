@@ -1,0 +1,246 @@
+"""The kernels of a training step equal the loss and gradients of the network itself."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from interpreted import DEVICE, load
+from torch import nn
+
+from foveate import ScaleChannels, ScaleGrid
+from foveate.execution import fused, windows
+from foveate.execution.captured import Batch, CapturedStep
+from foveate.execution.plan import Prepared, prepare
+from foveate.models.backbone import ConvNet
+from foveate.training.adam import PiecewiseAdam
+
+kernels = load("foveate.execution.triton_step")
+pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
+SMALL = ScaleGrid(0.5, 1, per_octave=1)
+
+
+@pytest.fixture(autouse=True)
+def on_this_device(monkeypatch):
+    """Let the kernels run where the tests do, with several blocks and parts per program."""
+    monkeypatch.setattr(fused, "KERNEL_DEVICES", (DEVICE,))
+    few = {"convolve": 3, "input": 3, "weight": 2, "pair": 3, "product": 2}
+    for name, programs in few.items():
+        launch = fused.LAUNCHES[name]._replace(block=32, programs=programs)
+        monkeypatch.setitem(fused.LAUNCHES, name, launch)
+    monkeypatch.setitem(fused.LAUNCHES, "classify", fused.LAUNCHES["classify"]._replace(block=32))
+    monkeypatch.setattr(fused, "PARTS", 16)
+    monkeypatch.setattr(fused, "SUMMED", 16)
+
+
+@pytest.fixture
+def in_float32(monkeypatch):
+    """Let the kernels round to float32 instead of bf16; only Triton's interpreter can do this."""
+    if DEVICE == "cuda":
+        pytest.skip("compiled kernels have fixed types")
+    monkeypatch.setattr(kernels, "LOW", kernels.tl.constexpr(kernels.tl.float32))
+    monkeypatch.setattr(fused, "_bf16", lambda like, size: like.new_empty(size))
+
+
+def channels(pool, features=(16, 16, 32, 32), scales=SMALL, hidden=20):
+    backbone = ConvNet(features, 28, hidden=hidden, classes=7)
+    return ScaleChannels(backbone, scales, 28, pool, classes=7)
+
+
+NETWORKS = {
+    "avg": lambda: channels("avg"),
+    "max": lambda: channels("max"),
+    "logsumexp": lambda: channels("logsumexp"),
+    "concat": lambda: channels("concat"),
+    "one channel": lambda: channels("max", scales=ScaleGrid(1, 1, per_octave=1)),
+    "wide": lambda: channels("avg", features=(8, 16, 48, 40), hidden=33),
+    "two blocks": lambda: ConvNet((4, 8), 12, hidden=9, classes=3),
+    "plain": lambda: ConvNet((16, 16, 16, 24, 32, 32), 42, hidden=20),
+}
+
+
+def problem(name, images=6):
+    """Return a network with other than its initial norms, prepared images, labels and indices."""
+    torch.manual_seed(1)
+    net = NETWORKS[name]().to(DEVICE)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+            nn.init.uniform_(module.running_mean)
+    side = net.size if isinstance(net, ConvNet) else 40
+    pictures = 3 * torch.rand(images, 1, side, side, device=DEVICE)
+    labels = torch.randint(0, 3, (images,), device=DEVICE)
+    return net, pictures, labels, torch.tensor([4, 1, 3, 5, 1], device=DEVICE)[: images - 1]
+
+
+def ready(net, pictures):
+    """Return the images as the plan `windows` prepares them, also on a CPU."""
+    return Prepared(windows, windows.prepare(net, pictures, torch.float32))
+
+
+def mask_of(net, count, dtype):
+    """Draw the dropout mask that the kernels draw."""
+    backbone = net if isinstance(net, ConvNet) else net.backbone
+    shared = getattr(net, "pool", "") == "avg" or isinstance(net, ConvNet)
+    patches = count if shared else count * len(net.scales)
+    ones = torch.ones(patches, backbone.hidden.out_features, device=DEVICE)
+    return backbone.dropout(ones).to(dtype)
+
+
+def definition(net, pictures, labels, mask, smoothing):
+    """Compute loss and gradients as the definition does, with a given dropout mask."""
+    if isinstance(net, ConvNet):
+        logits = net(pictures, mask)
+    else:
+        patches = net.patches(pictures)
+        outputs = net.backbone(patches.flatten(0, 1), mask)
+        logits = net.combine(outputs.unflatten(0, patches.shape[:2]))
+    loss = F.cross_entropy(logits.to(pictures.dtype), labels, label_smoothing=smoothing)
+    loss.backward()
+    return loss.detach()
+
+
+def in_double(net, pictures, labels, indices, smoothing):
+    exact = copy.deepcopy(net).double()
+    torch.manual_seed(3)
+    mask = mask_of(exact.float(), len(indices), torch.float64)
+    exact.double()
+    loss = definition(exact, pictures[indices].double(), labels[indices], mask, smoothing)
+    return exact, loss
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+@pytest.mark.parametrize("name", NETWORKS)
+def test_loss_gradients_and_statistics_equal_the_definition(name, smoothing, in_float32):
+    net, pictures, labels, indices = problem(name)
+    exact, wanted = in_double(net, pictures, labels, indices, smoothing)
+    prepared = ready(net, pictures)
+    found = fused.find_fused(net, prepared)
+    torch.manual_seed(3)
+    loss = found(prepared, labels, indices, smoothing)
+    assert abs(loss - wanted) < 1e-5
+    for (label, ours), other in zip(net.named_parameters(), exact.parameters(), strict=True):
+        # The bias before a norm has no effect: its gradient is 0, up to rounding in the other.
+        size = other.grad.norm() + 1e-6
+        assert (ours.grad - other.grad).norm() < 2e-4 * size, label
+    for (label, ours), other in zip(net.named_buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(ours.double(), other.double(), rtol=1e-4, atol=1e-5, msg=label)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_errors_in_bf16_are_those_of_autocast(name):
+    net, pictures, labels, indices = problem(name)
+    exact, wanted = in_double(net, pictures, labels, indices, 0.1)
+    other = copy.deepcopy(net)
+    torch.manual_seed(3)
+    mask = mask_of(other, len(indices), torch.float32)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        definition(other, pictures[indices], labels[indices], mask, 0.1)
+    prepared = ready(net, pictures)
+    found = fused.find_fused(net, prepared)
+    torch.manual_seed(3)
+    loss = found(prepared, labels, indices, 0.1)
+    assert abs(loss - wanted) < 0.02
+
+    def error(those):
+        pairs = zip(those.parameters(), exact.parameters(), strict=True)
+        return sum(float((p.grad - q.grad).square().sum()) for p, q in pairs) ** 0.5
+
+    assert error(net) < 1.5 * error(other)
+
+
+def test_a_second_call_overwrites_the_gradients():
+    net, pictures, labels, indices = problem("max")
+    prepared = ready(net, pictures)
+    found = fused.find_fused(net, prepared)
+    torch.manual_seed(3)
+    found(prepared, labels, indices, 0.0)
+    first = [p.grad.clone() for p in net.parameters()]
+    net.zero_grad(set_to_none=True)
+    torch.manual_seed(3)
+    found(prepared, labels, indices, 0.0)
+    assert all(map(torch.equal, first, (p.grad for p in net.parameters())))
+    found(prepared, labels, indices[:2], 0.0)  # a smaller batch
+    assert not torch.equal(first[0], next(net.parameters()).grad)
+
+
+def test_without_indices_all_images_are_used():
+    net, pictures, labels, _ = problem("avg")
+    other, prepared = copy.deepcopy(net), ready(net, pictures)
+    torch.manual_seed(3)
+    loss = fused.find_fused(net, prepared)(prepared, labels, None, 0.0)
+    torch.manual_seed(3)
+    every = torch.arange(len(labels), device=DEVICE)
+    assert loss == fused.find_fused(other, prepared)(prepared, labels, every, 0.0)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of Triton's interpreter
+def test_losses_that_are_not_finite_stay_so():
+    net, pictures, labels, indices = problem("max")
+    pictures[4] = float("nan")
+    prepared = ready(net, pictures)
+    assert fused.find_fused(net, prepared)(prepared, labels, indices, 0.0).isnan()
+
+
+def hooked(net):
+    net.backbone.head.register_forward_hook(lambda *_: None)
+
+
+def frozen(net):
+    net.backbone.trunk[1].eval()
+
+
+def fixed(net):
+    net.backbone.head.weight.requires_grad_(False)
+
+
+def double(net):
+    net.backbone.head.double()
+
+
+def averaged(net):
+    net.backbone.trunk[1].momentum = None
+
+
+def replaced(net):
+    net.backbone.trunk[2] = nn.LeakyReLU(0.0)
+
+
+@pytest.mark.parametrize("change", [hooked, frozen, fixed, double, averaged, replaced])
+def test_other_modules_are_declined(change):
+    net, pictures, _, _ = problem("max")
+    prepared = ready(net, pictures)
+    assert fused.find_fused(net, prepared) is not None
+    change(net)
+    assert fused.find_fused(net, prepared) is None
+
+
+def test_other_networks_are_declined():
+    pictures = torch.rand(2, 1, 40, 40, device=DEVICE)
+    single = ScaleGrid(1, 1, per_octave=1)
+    others = (channels("probabilities"), channels("max", hidden=200))
+    for net in (*others, channels("concat", scales=single)):
+        net = net.to(DEVICE)
+        assert fused.find_fused(net, ready(net, pictures)) is None
+    net = channels("max").to(DEVICE)
+    assert fused.find_fused(net, ready(net.eval(), pictures)) is None
+    bare = ScaleChannels(ConvNet(batch_norm=False), SMALL, 28, "max").to(DEVICE)
+    assert fused.find_fused(bare, ready(bare, pictures)) is None
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="captures a CUDA graph")
+def test_a_captured_step_has_these_kernels():
+    torch.manual_seed(0)
+    net = channels("avg").cuda()
+    pictures = torch.rand(8, 1, 40, 40, device="cuda")
+    labels = torch.arange(8, device="cuda") % 7
+    adam = PiecewiseAdam(net.parameters(), 1e-2, fused=True, capturable=True)
+    with torch.no_grad():
+        prepared = prepare(net, pictures, "bf16")
+    step = CapturedStep(net, adam, "bf16", batch=8, compiled=True)
+    order = torch.arange(8, device="cuda")
+    losses = [float(step(Batch(prepared, labels, order))) for _ in range(60)]
+    assert step.fused is not None
+    assert losses[-1] < losses[0] / 2
+    assert float(step(Batch(prepared, labels, order[:3]))) < losses[0]  # not captured
