@@ -24,13 +24,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import contextmanager
+from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
 from foveate.training.interrupt import SIGNALS, end_with_parent, raise_interrupt
 
-SHARP = ["--set", "recipe.resolution=1", "--set", "ema=0"]
+LOGSUMEXP = ["--set", "model.pool=logsumexp", "--set", "learning_rate=3e-4", "--epochs", "8"]
+SHARP = [*LOGSUMEXP, "--set", "recipe.resolution=1", "--set", "ema=0"]
 PLAIN = [*SHARP, "--set", "model.pool=avg", "--set", "learning_rate=6e-4"]
 FRAME = ["--set", "model.size=448", "--set", "model.scales=1", *PLAIN]
 SMALL = ["--set", "model.size=224", "--set", "model.scales=2", *PLAIN]
@@ -42,6 +44,7 @@ CIFAR = [
     "--set", "weight_decay=0.05",
 ]  # fmt: skip
 WHOLE = ["--set", "model.scales=1", "--set", "model.pool=avg"]
+PRESET_EPOCHS = 12
 
 
 class Suite(NamedTuple):
@@ -74,7 +77,8 @@ SUITES = {
                 [*FRAME, *SIZES, "--epochs", "24"],
             ),
             "avg": ("scale channels of 112 pixels, avg, one size", AVG),
-            "finetune": ("scale channels of 160 pixels, logsumexp, one size", []),
+            "finetune": ("scale channels of 160 pixels, avg, one size", []),
+            "logsumexp": ("scale channels of 160 pixels, logsumexp, one size", LOGSUMEXP),
             "sharp": ("scale channels of 160 pixels, logsumexp, one size, full resolution", SHARP),
             "both": ("scale channels of 160 pixels, logsumexp, all sizes", [*SHARP, *SIZES]),
         },
@@ -115,9 +119,9 @@ def run(options: argparse.Namespace) -> None:
     """Train and test every row, `options.parallel` at a time, then run the other tests."""
     suite: Suite = options.suite
     names = options.rows or [*suite.rows, *suite.tests]
-    # Rows with epochs of their own take longest; sorting keeps the order of the others.
+    # Rows with the most epochs take longest; sorting keeps the order of the others.
     rows = [name for name in names if name in suite.rows]
-    rows.sort(key=lambda name: "--epochs" not in suite.rows[name][1])
+    rows.sort(key=lambda name: _epochs(suite.rows[name][1]), reverse=True)
     tests = [name for name in names if name in suite.tests]
     failures = []
     with ProcessPoolExecutor(options.parallel, get_context("spawn"), _begin_process) as pool:
@@ -128,6 +132,12 @@ def run(options: argparse.Namespace) -> None:
                 break  # a process was killed, which ends the pool
     if failures:
         sys.exit("\n".join(failures))
+
+
+def _epochs(options: Sequence[str]) -> int:
+    """Return the number of epochs in training options, of which the last counts."""
+    found = [value for option, value in pairwise(options) if option == "--epochs"]
+    return int(found[-1]) if found else PRESET_EPOCHS
 
 
 def _begin_process() -> None:

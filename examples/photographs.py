@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--weights", default="imagenet", help="imagenet (default), none or a file")
     parser.add_argument("--base", type=int, default=224, help="photograph size (default: 224)")
     parser.add_argument("--patch", type=int, default=160, help="patch size (default: 160)")
-    parser.add_argument("--epochs", type=int, default=8, help="number of epochs (default: 8)")
+    parser.add_argument("--epochs", type=int, default=12, help="number of epochs (default: 12)")
     parser.add_argument("--batch", type=int, default=32, help="batch size (default: 32)")
     given = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -86,7 +86,7 @@ def main() -> None:
     for name, (smallest, largest, size) in windows.items():
         torch.manual_seed(0)
         backbone = pretrained(given.backbone, given.weights, classes)
-        net = foveate.wrap(backbone, smallest, largest, size=size, pool="logsumexp").to(device)
+        net = foveate.wrap(backbone, smallest, largest, size=size).to(device)
         options = (backbone.pretrained_cfg, given.batch)
         train(net, photographs(given.folder / "train", given.base, *options), given.epochs, device)
         for scale in SIZES:

@@ -22,7 +22,7 @@ SHOWN = (
     "whole frame of 448, one size",
     "whole frame of 448, all sizes",
     "whole frame, all sizes, logits averaged over 5 windows",
-    "scale channels of 160 pixels, logsumexp, one size",
+    "scale channels of 160 pixels, avg, one size",
 )
 """Networks in the README and in the figure; results/photographs has all of them."""
 

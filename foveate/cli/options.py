@@ -143,8 +143,8 @@ POOL = shared(
     values=(*POOLS, "none"),
 )
 LAZY = shared(
-    "TOLERANCE", "Evaluate only the scale channels that decide the class; lead in logits that "
-    "decides. evaluate also accepts auto.", EVALUATION, "--lazy",
+    "TOLERANCE", "Evaluate only the scale channels that decide the class (pool max or logsumexp); "
+    "lead in logits that decides. evaluate also accepts auto.", EVALUATION, "--lazy",
 )  # fmt: skip
 BATCH = shared("N", "Images per batch.", TRAINING)
 PRECISION = shared(
