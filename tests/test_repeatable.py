@@ -26,10 +26,12 @@ def device(request):
     return request.param
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])  # on a GPU, other kernels
 @pytest.mark.parametrize("model", MODELS)
-def test_runs_side_by_side_end_as_each_does_alone(tmp_path, device, model):
+def test_runs_side_by_side_end_as_each_does_alone(tmp_path, device, model, precision):
     """Dropout is on: a run that shared its random state with another would end differently."""
-    configs = [tiny(model=MODELS[model], seed=seed, epochs=2) for seed in (0, 1, 0)]
+    given = {"model": MODELS[model], "precision": precision, "epochs": 2}
+    configs = [tiny(seed=seed, **given) for seed in (0, 1, 0)]
     runs = [(config, tmp_path / f"together-{k}") for k, config in enumerate(configs)]
     together = [weights(folder.path) for folder in train_together(runs, device=device)]
     for k, config in enumerate(configs):
@@ -42,18 +44,20 @@ class StopError(Exception):
     """What interrupts a run here."""
 
 
-def test_a_resumed_run_ends_as_an_undisturbed_one(tmp_path, device, monkeypatch):
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_a_resumed_run_ends_as_an_undisturbed_one(tmp_path, device, monkeypatch, precision):
     monkeypatch.setattr("foveate.training.session.SAVE_EVERY", 0.0)
-    whole = weights(train(tiny(), tmp_path / "whole", device=device).path)
+    config = tiny(precision=precision)
+    whole = weights(train(config, tmp_path / "whole", device=device).path)
 
     def stop(config, progress, steps):
         if (progress.epoch, progress.step) == (1, 3):
             raise StopError
 
     with pytest.raises(StopError):
-        train(tiny(), tmp_path / "stopped", device=device, callback=stop)
+        train(config, tmp_path / "stopped", device=device, callback=stop)
     assert (tmp_path / "stopped" / "resume.safetensors").exists()
-    assert same_bits(weights(train(tiny(), tmp_path / "stopped", device=device).path), whole)
+    assert same_bits(weights(train(config, tmp_path / "stopped", device=device).path), whole)
 
 
 def test_training_leaves_the_callers_random_states_and_settings(tmp_path, device):

@@ -100,7 +100,7 @@ class CapturedStep:
     ) -> None:
         self.smoothing = smoothing
         self.net, self.optimiser, self.precision, self.batch = net, optimiser, precision, batch
-        self.loss_of = torch.compile(loss_of, dynamic=False) if compiled else loss_of
+        self.compiled, self.loss_of = compiled, loss_of
         self.plain = plain_step(net, optimiser, precision, smoothing)
         self.fused: FusedGradients | None = None
         self.recorded: Recording | None = None
@@ -109,9 +109,8 @@ class CapturedStep:
     def __call__(self, batch: Batch) -> Tensor:
         """Copy the batch to the graph's inputs and replay the graph."""
         images, labels, indices = batch
-        if not self.begun and self.precision == "bf16":
-            self.fused = find_fused(self.net, images)
-        self.begun = True
+        if not self.begun:
+            self._begin(images)
         if len(labels if indices is None else indices) != self.batch:
             return self.plain(batch) if self.fused is None else self._step(batch)
         if self.recorded is None:
@@ -121,6 +120,14 @@ class CapturedStep:
             target.copy_(new)
         self.recorded.graph.replay()
         return self.recorded.loss
+
+    def _begin(self, images: Prepared) -> None:
+        """Choose kernels of its own for the step, or compile it; the compiler takes seconds."""
+        self.begun = True
+        if self.precision == "bf16":
+            self.fused = find_fused(self.net, images)
+        if self.fused is None and self.compiled:
+            self.loss_of = torch.compile(loss_of, dynamic=False)
 
     def _capture(self, batch: Batch) -> Recording:
         if batch.indices is None:

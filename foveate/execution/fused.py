@@ -6,6 +6,7 @@ a run starts sooner, and a step takes half the time of the compiled one.
 """
 # Shape letters: B images, S scale channels, N = B S patches, m windows along an axis, K classes.
 
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from foveate.errors import ConfigError
 from foveate.execution import windows
 from foveate.execution.exact import Block, exact_convnet, plain_blocks
 from foveate.execution.plan import Prepared
-from foveate.execution.trunk_ops import MOST_VALUES
+from foveate.execution.trunk_ops import LARGEST_SUM, MOST_VALUES
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
 
@@ -48,10 +49,11 @@ LAUNCHES = {
 }
 """Chosen on one H200; `programs` is 0 where each block is one program."""
 PARTS = 128  # parts of a norm that are added at a time
-SUMMED = 64  # parts of a gradient that are added at a time
+SUMMED = 16  # parts of a gradient that are added at a time
 PIECE = 2048  # elements of a parameter that are copied at a time
 CHANNELS = 8  # channels of a norm per program
 COLUMNS = 64  # columns of a product per program
+COMPILERS = 8  # kernels that are compiled at the same time
 
 
 def find_fused(net: nn.Module, images: Prepared) -> "FusedGradients | None":
@@ -146,11 +148,19 @@ class FusedGradients:
         if key not in self.layouts:
             self.layouts[key] = _Layout(self, *key, images.inputs[0].shape[2])
         with torch.no_grad(), torch.cuda.device_of(labels):  # Triton launches on this device
-            return _run(self, self.layouts[key], images.inputs, labels, indices, smoothing)
+            return _Pass(self, self.layouts[key], images.inputs, labels, indices).run(smoothing)
 
     def at(self, parameter: Tensor | None) -> int:
         """Return the place of a parameter in the flat tensors."""
         return self.starts[id(parameter)]
+
+    def where(self, layer: int, *more: str) -> dict[str, int]:
+        """Return the places of a block's norm, and of `more`, as arguments of a kernel."""
+        conv, norm = self.blocks[layer]
+        found = {"GAIN": self.at(norm.weight), "OFFSET": self.at(norm.bias)}
+        other = {"WEIGHT": conv.weight, "BIAS": conv.bias}
+        found |= {name: self.at(other[name]) for name in more}
+        return found | {"OUT": conv.out_channels}
 
     def places(self, parameter: Tensor) -> Tensor:
         """Return the place of each element of a parameter, in its shape."""
@@ -170,7 +180,7 @@ class FusedGradients:
     def hidden(self) -> Tensor:
         """Return the places of the hidden weight, with the features of a position together."""
         places = self.places(self.backbone.hidden.weight)
-        found: Tensor = places.unflatten(1, (-1, self.backbone.side**2)).mT.flatten(1)  # type: ignore[no-untyped-call]
+        found: Tensor = places.unflatten(1, (-1, self.backbone.side**2)).mT.flatten(1)
         return found
 
     def _layers(self) -> list[Tensor]:
@@ -224,6 +234,7 @@ class _Layout:
         self._add("mixing", "product", images, self.classes * (channels * classes + 1))
         self.table = self._table(owner).to(owner.flat.device)
         self.ones = owner.flat.new_ones(self.patches, units)
+        self.compiled = False
 
     def _add(self, name: str, kernel: str, positions: int, size: int, kinds: int = 1) -> None:
         """Reserve the partial sums of a kernel, for `kinds` times its programs."""
@@ -267,160 +278,239 @@ class _Layout:
         return table.int()
 
 
-def _run(
-    owner: FusedGradients, layout: _Layout, inputs: tuple[Tensor, ...], labels: Tensor,
-    indices: Tensor, smoothing: float,
-) -> Tensor:  # fmt: skip
-    """Run all kernels of a forward and a backward pass, and return the mean loss."""
-    from foveate.execution import triton_step as kernels
+class _Pass:
+    """One forward and backward pass over a batch: its tensors and the kernels to launch.
 
-    cut, means, squares = inputs
-    flat, slopes, backbone = owner.flat, owner.slopes, owner.backbone
-    images, channels, patches = layout.images, layout.channels, layout.patches
-    torch._foreach_copy_(owner.copied, owner.copied_from)
-    packed = _bf16(flat, len(owner.order))
-    _over("pack", len(owner.order), kernels.pack, flat, owner.order, packed)
-    weights = [packed[start:] for start in owner.packed_at]
-    workspace = flat.new_empty(layout.size)
+    Kernels are launched after all of them are known, so that new ones are compiled together.
+    """
 
-    def parts(name: str) -> Tensor:
-        return workspace[layout.parts[name].start :]
-
-    pool = owner.net.pool if isinstance(owner.net, ScaleChannels) else ""
-    shared = pool == "avg"
-    hidden, head = backbone.hidden, backbone.head
-    mask = backbone.dropout(layout.ones[: images if shared else patches])
-
-    # The first two blocks.
-    side, (first, norm) = layout.sides[1], owner.blocks[0]
-    filters, per = 4 * first.out_channels, channels * side**2
-    folded, kept = flat.new_empty(17 * filters), flat.new_empty(272 + 144)
-    kernels.fold[(1,)](
-        flat, means, squares, indices, norm.running_mean, norm.running_var,
-        norm.num_batches_tracked, folded, kept, images, 4 * patches * side**2, norm.momentum,
-        norm.eps, WEIGHT=owner.at(first.weight), BIAS=owner.at(first.bias),
-        GAIN=owner.at(norm.weight), OFFSET=owner.at(norm.bias), OUT=first.out_channels,
-        OUT_P=first.out_channels, num_warps=8,
-    )  # fmt: skip
-    active = _bf16(flat, patches * side**2 * filters)
-    _over(
-        "first", patches * side**2, kernels.first_block, cut, indices, folded, active, PER=per,
-        FILTERS=filters,
-    )  # fmt: skip
-    maps, coefficients = [active], [folded]
-    for layer, (conv, norm) in enumerate(owner.blocks[1:], 1):
-        here, above, width = layout.sides[layer], layout.sides[layer + 1], conv.out_channels
-        below = filters if layer == 1 else conv.in_channels
-        area, part = patches * above**2, layout.parts[f"moments {layer}"]
-        found = _bf16(flat, area * width)
-        kernels.convolve[(part.number,)](
-            maps[-1], coefficients[-1], weights[layer - 1], found, parts(f"moments {layer}"), area,
-            part.steps, HEIGHT=here, WIDTH=here, IN=below, OUT=width, SIDE=2 if layer == 1 else 3,
-            STRIDE=layout.strides[layer], NORM=layer > 1, IN_P=_power(below), OUT_P=_power(width),
-            **_options("convolve"),
-        )  # fmt: skip
-        coefficient = flat.new_empty(4 * width)
-        kernels.statistics[(-(-width // CHANNELS),)](
-            parts(f"moments {layer}"), flat, norm.running_mean, norm.running_var,
-            norm.num_batches_tracked, coefficient, part.number, area, norm.momentum, norm.eps,
-            BIAS=owner.at(conv.bias), GAIN=owner.at(norm.weight), OFFSET=owner.at(norm.bias),
-            OUT=width, CHANNELS=CHANNELS, PARTS=PARTS,
-        )  # fmt: skip
-        maps.append(found)
-        coefficients.append(coefficient)
-
-    # The linear layers and the loss.
-    last, features = len(maps) - 1, hidden.in_features
-    mixing = getattr(owner.net, "mixing", None)
-    rectified = _bf16(flat, patches * features)
-    units, unit_slopes = (_bf16(flat, patches * layout.units) for _ in range(2))
-    logits, logit_slopes = (_bf16(flat, patches * layout.classes) for _ in range(2))
-    pooled_slopes, slope = _bf16(flat, images * layout.classes), _bf16(flat, patches * features)
-    losses = flat.new_empty(images)
-    kernels.classify[(layout.parts[f"slopes {last}"].number,)](
-        maps[-1], coefficients[-1], weights[last], flat, mask, weights[last + 1], labels, indices,
-        rectified, units, unit_slopes, logits, logit_slopes, pooled_slopes, slope,
-        parts(f"slopes {last}"), losses, images, smoothing, HIDDEN_BIAS=owner.at(hidden.bias),
-        HEAD_BIAS=owner.at(head.bias), MIXING=owner.at(mixing.weight) if mixing else 0,
-        MIXING_BIAS=owner.at(mixing.bias) if mixing else 0, POOL=pool, CHANNELS=channels,
-        ROWS=layout.rows, OUT=owner.blocks[-1][0].out_channels, FEATURES=features,
-        UNITS=hidden.out_features, UNITS_P=layout.units, CLASSES=head.out_features,
-        CLASSES_P=layout.classes, SHARED=shared, **_options("classify"),
-    )  # fmt: skip
-
-    def product(
-        name: str, left: Tensor, width: int, right: Tensor, columns: int, rows: int
+    def __init__(
+        self,
+        owner: FusedGradients,
+        layout: _Layout,
+        inputs: tuple[Tensor, ...],
+        labels: Tensor,
+        indices: Tensor,
     ) -> None:
-        part = layout.parts[name]
-        kernels.product[(part.number, -(-columns // COLUMNS))](
-            left, right, parts(name), rows, part.steps, LEFT=width, RIGHT=columns, LEFT_P=width,
-            COLUMNS=COLUMNS, **_options("product"),
+        from foveate.execution import triton_step
+
+        self.kernels, self.launches = triton_step, list[tuple[Any, ...]]()
+        self.owner, self.layout, self.labels, self.indices = owner, layout, labels, indices
+        self.cut, self.means, self.squares = inputs
+        self.flat, self.slopes = owner.flat, owner.slopes
+        self.workspace = self.flat.new_empty(layout.size)
+        packed = self._bf16(len(owner.order))
+        self.weights = [packed[start:] for start in owner.packed_at]
+        self._over("pack", len(owner.order), triton_step.pack, self.flat, owner.order, packed)
+
+    def run(self, smoothing: float) -> Tensor:
+        """Run all kernels, and return the mean loss."""
+        owner, layout = self.owner, self.layout
+        torch._foreach_copy_(owner.copied, owner.copied_from)
+        folded, kept = self._first_block()
+        self.maps, self.coefficients = [self.active], [folded]
+        for layer in range(1, len(owner.blocks)):
+            self._convolve(layer)
+        losses, slope = self._classify(smoothing)
+        for layer in range(len(owner.blocks) - 1, 1, -1):
+            self._normalise_slopes(layer, slope)
+            slope = self._convolve_back(layer, slope)
+        self._normalise_slopes(1, slope)
+        loss = self._gradients(slope, kept, losses)
+        if not layout.compiled and self.flat.is_cuda:
+            compile_together(self.launches, self.flat.device)
+        layout.compiled = True
+        for kernel, grid, given, options in self.launches:
+            kernel[grid](*given, **options)
+        return loss
+
+    def _first_block(self) -> tuple[Tensor, Tensor]:
+        """Fold the first norm and compute `active`; return the folded block and the moments."""
+        owner, layout, (conv, norm) = self.owner, self.layout, self.owner.blocks[0]
+        side, self.filters = layout.sides[1], 4 * conv.out_channels
+        positions = layout.patches * side**2
+        folded, kept = self.flat.new_empty(17 * self.filters), self.flat.new_empty(272 + 144)
+        self._launch(
+            self.kernels.fold, (1,), self.flat, self.means, self.squares, self.indices,
+            norm.running_mean, norm.running_var, norm.num_batches_tracked, folded, kept,
+            layout.images, 4 * positions, norm.momentum, norm.eps,
+            **owner.where(0, "WEIGHT", "BIAS"), num_warps=8,
+        )  # fmt: skip
+        self.active = self._bf16(positions * self.filters)
+        self._over(
+            "first", positions, self.kernels.first_block, self.cut, self.indices, folded,
+            self.active, PER=layout.channels * side**2, FILTERS=self.filters,
+        )  # fmt: skip
+        return folded, kept
+
+    def _convolve(self, layer: int) -> None:
+        """Compute the map of a layer and the coefficients of its norm."""
+        owner, layout, (conv, norm) = self.owner, self.layout, self.owner.blocks[layer]
+        below, width = self.filters if layer == 1 else conv.in_channels, conv.out_channels
+        side, area = layout.sides[layer], layout.patches * layout.sides[layer + 1] ** 2
+        part, parts = self._parts(f"moments {layer}")
+        found, coefficients = self._bf16(area * width), self.flat.new_empty(4 * width)
+        self._launch(
+            self.kernels.convolve, (part.number,), self.maps[-1], self.coefficients[-1],
+            self.weights[layer - 1], found, parts, area, part.steps, HEIGHT=side, WIDTH=side,
+            IN=below, OUT=width, SIDE=2 if layer == 1 else 3, STRIDE=layout.strides[layer],
+            NORM=layer > 1, IN_P=_power(below), OUT_P=_power(width), **_options("convolve"),
+        )  # fmt: skip
+        self._launch(
+            self.kernels.statistics, (-(-width // CHANNELS),), parts, self.flat,
+            norm.running_mean, norm.running_var, norm.num_batches_tracked, coefficients,
+            part.number, area, norm.momentum, norm.eps, **owner.where(layer, "BIAS"),
+            CHANNELS=CHANNELS, PARTS=PARTS,
+        )  # fmt: skip
+        self.maps.append(found)
+        self.coefficients.append(coefficients)
+
+    def _classify(self, smoothing: float) -> tuple[Tensor, Tensor]:
+        """Compute the loss of each image and the slopes of the last norm's output."""
+        owner, layout = self.owner, self.layout
+        net, last = owner.net, len(self.maps) - 1
+        hidden, head = owner.backbone.hidden, owner.backbone.head
+        pool = net.pool if isinstance(net, ScaleChannels) else ""
+        mixing = net.mixing if isinstance(net, ScaleChannels) else None
+        images, patches, features = layout.images, layout.patches, hidden.in_features
+        mask = owner.backbone.dropout(layout.ones[: images if pool == "avg" else patches])
+        rectified, slope = self._bf16(patches * features), self._bf16(patches * features)
+        units, unit_slopes = (self._bf16(patches * layout.units) for _ in range(2))
+        logits, logit_slopes = (self._bf16(patches * layout.classes) for _ in range(2))
+        pooled_slopes, losses = self._bf16(images * layout.classes), self.flat.new_empty(images)
+        part, parts = self._parts(f"slopes {last}")
+        self._launch(
+            self.kernels.classify, (part.number,), self.maps[-1], self.coefficients[-1],
+            self.weights[last], self.flat, mask, self.weights[last + 1], self.labels, self.indices,
+            rectified, units, unit_slopes, logits, logit_slopes, pooled_slopes, slope, parts,
+            losses, images, smoothing, HIDDEN_BIAS=owner.at(hidden.bias),
+            HEAD_BIAS=owner.at(head.bias), MIXING=owner.at(mixing.weight) if mixing else 0,
+            MIXING_BIAS=owner.at(mixing.bias) if mixing else 0, POOL=pool,
+            CHANNELS=layout.channels, ROWS=layout.rows, OUT=owner.blocks[-1][0].out_channels,
+            FEATURES=features, UNITS=hidden.out_features, UNITS_P=layout.units,
+            CLASSES=head.out_features, CLASSES_P=layout.classes, SHARED=pool == "avg",
+            **_options("classify"),
+        )  # fmt: skip
+        self._product("hidden", unit_slopes, layout.units, rectified, features, patches)
+        self._product("head", logit_slopes, layout.classes, units, layout.units, patches)
+        if mixing is not None:
+            self._product(
+                "mixing", pooled_slopes, layout.classes, logits, mixing.in_features, images
+            )
+        return losses, slope
+
+    def _product(
+        self, name: str, left: Tensor, width: int, right: Tensor, columns: int, rows: int
+    ) -> None:
+        """Sum the gradient of a linear layer from slopes (rows, width) and inputs."""
+        part, parts = self._parts(name)
+        self._launch(
+            self.kernels.product, (part.number, -(-columns // COLUMNS)), left, right, parts, rows,
+            part.steps, LEFT=width, RIGHT=columns, LEFT_P=width, COLUMNS=COLUMNS,
+            **_options("product"),
         )  # fmt: skip
 
-    product("hidden", unit_slopes, layout.units, rectified, features, patches)
-    product("head", logit_slopes, layout.classes, units, layout.units, patches)
-    if mixing is not None:
-        width = channels * head.out_features
-        product("mixing", pooled_slopes, layout.classes, logits, width, images)
-
-    # The convolutions, from the last to the first.
-    for layer in range(last, 0, -1):
-        conv, norm = owner.blocks[layer]
-        width, below = conv.out_channels, conv.in_channels
-        area, part = patches * layout.sides[layer + 1] ** 2, layout.parts[f"slopes {layer}"]
-        found = flat.new_empty(3 * width)
-        kernels.slope_statistics[(-(-width // CHANNELS),)](
-            parts(f"slopes {layer}"), coefficients[layer], found, slopes, part.number, area,
-            GAIN=owner.at(norm.weight), OFFSET=owner.at(norm.bias), OUT=width,
-            POSITIONS=part.size // (2 * width), CHANNELS=CHANNELS, PARTS=PARTS,
+    def _normalise_slopes(self, layer: int, slope: Tensor) -> None:
+        """Turn the slopes of a norm's output into those of its input, in place."""
+        width = self.owner.blocks[layer][0].out_channels
+        area = self.layout.patches * self.layout.sides[layer + 1] ** 2
+        part, parts = self._parts(f"slopes {layer}")
+        found = self.flat.new_empty(3 * width)
+        self._launch(
+            self.kernels.slope_statistics, (-(-width // CHANNELS),), parts,
+            self.coefficients[layer], found, self.slopes, part.number, area,
+            **self.owner.where(layer), POSITIONS=part.size // (2 * width), CHANNELS=CHANNELS,
+            PARTS=PARTS,
         )  # fmt: skip
-        _over(
-            "slopes", area, kernels.normalise_slopes, slope, maps[layer], found, OUT=width,
-            OUT_P=_power(width),
+        self._over(
+            "slopes", area, self.kernels.normalise_slopes, slope, self.maps[layer], found,
+            OUT=width, OUT_P=_power(width),
         )  # fmt: skip
-        here, stride = layout.sides[layer], layout.strides[layer]
-        if layer == 1:
-            break
-        shape = {"HEIGHT": here, "WIDTH": here, "IN": below, "OUT": width, "STRIDE": stride}
-        part = layout.parts[f"weight {layer}"]
-        kernels.weight_gradient[(part.number, 3)](
-            maps[layer - 1], coefficients[layer - 1], slope, parts(f"weight {layer}"), area,
-            part.steps, **shape, COLUMNS=_power(3 * below), OUT_P=_power(width),
-            **_options("weight"),
+
+    def _convolve_back(self, layer: int, slope: Tensor) -> Tensor:
+        """Sum the gradient of a convolution, and return the slopes of the norm before it."""
+        layout, conv = self.layout, self.owner.blocks[layer][0]
+        below, width, stride = conv.in_channels, conv.out_channels, layout.strides[layer]
+        given, coefficients = self.maps[layer - 1], self.coefficients[layer - 1]
+        side, columns = layout.sides[layer], _power(3 * below)
+        shape = {"HEIGHT": side, "WIDTH": side, "IN": below, "OUT": width, "STRIDE": stride}
+        shape["OUT_P"] = _power(width)
+        part, parts = self._parts(f"weight {layer}")
+        self._launch(
+            self.kernels.weight_gradient, (part.number, 3), given, coefficients, slope, parts,
+            layout.patches * layout.sides[layer + 1] ** 2, part.steps, **shape,
+            COLUMNS=columns, **_options("weight", columns * _power(width)),
         )  # fmt: skip
-        part, given = layout.parts[f"slopes {layer - 1}"], slope
-        slope = torch.empty_like(maps[layer - 1])
-        kernels.input_gradient[(part.number // stride**2, stride**2)](
-            given, weights[layer - 1], maps[layer - 1], coefficients[layer - 1], slope,
-            parts(f"slopes {layer - 1}"), patches, part.steps, **shape, IN_P=_power(below),
-            OUT_P=_power(width), **_options("input"),
+        part, parts = self._parts(f"slopes {layer - 1}")
+        found = torch.empty_like(given)
+        self._launch(
+            self.kernels.input_gradient, (part.number // stride**2, stride**2), slope,
+            self.weights[layer - 1], given, coefficients, found, parts, layout.patches, part.steps,
+            **shape, IN_P=_power(below), **_options("input"),
         )  # fmt: skip
-    part, width = layout.parts["pair"], owner.blocks[1][0].out_channels
-    kernels.pair_gradient[(part.number,)](
-        cut, indices, active, slope, weights[0], parts("pair"), patches * side**2, part.steps,
-        PATCHES=channels, HEIGHT=side, WIDTH=side, FILTERS=filters, OUT=width,
-        COLUMNS=_power(4 * width), **_options("pair"),
-    )  # fmt: skip
-    _over("collect", len(slopes), kernels.collect, workspace, layout.table, slopes, PARTS=SUMMED)
-    first, norm = owner.blocks[0]
-    loss = flat.new_empty(())
-    kernels.unfold[(1,)](
-        slopes[owner.total :], flat, kept, slopes, losses, loss, images, norm.eps,
-        WEIGHT=owner.at(first.weight), GAIN=owner.at(norm.weight), OFFSET=owner.at(norm.bias),
-        OUT=first.out_channels, OUT_P=first.out_channels, BLOCK=128,
-    )  # fmt: skip
-    return loss
+        return found
+
+    def _gradients(self, slope: Tensor, kept: Tensor, losses: Tensor) -> Tensor:
+        """Compute the gradients of the first two blocks, add all parts, and return the loss."""
+        owner, layout = self.owner, self.layout
+        side, width = layout.sides[1], owner.blocks[1][0].out_channels
+        part, parts = self._parts("pair")
+        self._launch(
+            self.kernels.pair_gradient, (part.number,), self.cut, self.indices, self.active, slope,
+            self.weights[0], parts, layout.patches * side**2, part.steps, PATCHES=layout.channels,
+            HEIGHT=side, WIDTH=side, FILTERS=self.filters, OUT=width, COLUMNS=_power(4 * width),
+            **_options("pair"),
+        )  # fmt: skip
+        self._over(
+            "collect", len(self.slopes), self.kernels.collect, self.workspace, layout.table,
+            self.slopes, PARTS=SUMMED,
+        )  # fmt: skip
+        loss = self.flat.new_empty(())
+        self._launch(
+            self.kernels.unfold, (1,), self.slopes[owner.total :], self.flat, kept, self.slopes,
+            losses, loss, layout.images, owner.blocks[0][1].eps,
+            **owner.where(0, "WEIGHT"), BLOCK=128,
+        )  # fmt: skip
+        return loss
+
+    def _parts(self, name: str) -> tuple[_Part, Tensor]:
+        part = self.layout.parts[name]
+        return part, self.workspace[part.start :]
+
+    def _bf16(self, size: int) -> Tensor:
+        return _bf16(self.flat, size)
+
+    def _launch(self, kernel: Any, grid: tuple[int, ...], *given: Any, **options: Any) -> None:
+        self.launches.append((kernel, grid, given, options))
+
+    def _over(self, name: str, total: int, kernel: Any, *given: Tensor, **shape: Any) -> None:
+        """Launch a kernel with one program for each block of `total` positions."""
+        options = _options(name)
+        grid = (-(-total // options["BLOCK"]),)
+        self._launch(kernel, grid, *given, total, **shape, **options)
 
 
-def _over(name: str, total: int, kernel: Any, *given: Tensor, **shape: Any) -> None:
-    """Launch a kernel with one program for each block of `total` positions."""
-    options = _options(name)
-    kernel[(-(-total // options["BLOCK"]),)](*given, total, **shape, **options)
+def compile_together(launches: list[tuple[Any, ...]], device: torch.device) -> None:
+    """Compile the kernels of all launches at the same time; Triton takes one after the other."""
+    from triton import AsyncCompileMode
+
+    def load(found: Any) -> None:
+        with torch.cuda.device(device):
+            _ = found.run  # builds the launcher, with a C compiler, and loads the kernel
+
+    with ThreadPoolExecutor(COMPILERS) as pool:
+        with AsyncCompileMode(pool):
+            for kernel, grid, given, options in launches:
+                kernel.warmup(*given, grid=grid, **options)
+        ready = [kernel.warmup(*given, grid=grid, **o) for kernel, grid, given, o in launches]
+        list(pool.map(load, {id(found): found for found in ready}.values()))
 
 
-def _options(name: str) -> dict[str, Any]:
+def _options(name: str, sums: int = 0) -> dict[str, Any]:
+    """Return the launch parameters of a kernel that keeps `sums` float32 sums in registers."""
     launch = LAUNCHES[name]
-    return {"BLOCK": launch.block, "num_warps": launch.warps, "num_stages": launch.stages}
+    warps = launch.warps * (2 if sums > LARGEST_SUM else 1)
+    return {"BLOCK": launch.block, "num_warps": warps, "num_stages": launch.stages}
 
 
 def _bf16(like: Tensor, size: int) -> Tensor:

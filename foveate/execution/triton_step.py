@@ -40,15 +40,15 @@ def _track(running, value, momentum, place, inside):
 def fold(
     flat, means, squares, indices, running_mean, running_var, tracked, folded, kept, images, count,
     momentum, eps, WEIGHT: tl.constexpr, BIAS: tl.constexpr, GAIN: tl.constexpr,
-    OFFSET: tl.constexpr, OUT: tl.constexpr, OUT_P: tl.constexpr
+    OFFSET: tl.constexpr, OUT: tl.constexpr
 ):  # fmt: skip
     """Fold the first norm into the first convolution, from the moments of the windows.
 
     `folded` has the weight (4 O, 16) on windows of 4 x 4 pixels and the shift (4 O,); `kept` has
     the mean (16,) and covariance (16, 16) of the windows of 3 x 3 pixels.
     """
-    out, tap, other = tl.arange(0, OUT_P), tl.arange(0, 16), tl.arange(0, 16)
-    within, real = out < OUT, tap < 9
+    out, tap, other = tl.arange(0, OUT), tl.arange(0, 16), tl.arange(0, 16)
+    real = tap < 9
     # Sums over the images of 9 means and 81 mean squares, adjacent in memory.
     column, pair = tl.arange(0, 16), tl.arange(0, 128)
     sums = tl.zeros([32, 16], tl.float32)
@@ -68,40 +68,32 @@ def fold(
     both = real[:, None] & (other < 9)[None, :]
     square = tl.load(scratch + 16 + tap[:, None] * 9 + other[None, :], both, other=0.0)
     covariance = square - mean[:, None] * again[None, :]
-    weight = tl.load(
-        flat + WEIGHT + out[:, None] * 9 + tap[None, :], within[:, None] & real[None, :], other=0.0
-    )
+    source = flat + WEIGHT + out[:, None] * 9
+    weight = tl.load(source + tap[None, :], real[None, :], other=0.0)
     centre = tl.sum(weight * mean[None, :], 1)
     spread = tl.sum(weight[:, :, None] * covariance[None, :, :], 1)
-    # The sum over the first index of the covariance is over the second: it is symmetric.
-    across = tl.load(
-        flat + WEIGHT + out[:, None] * 9 + other[None, :],
-        within[:, None] & (other < 9)[None, :], other=0.0,
-    )  # fmt: skip
+    across = tl.load(source + other[None, :], (other < 9)[None, :], other=0.0)
     variance = tl.sum(spread * across, 1)
-    gain = tl.load(flat + GAIN + out, within, other=0.0) / tl.sqrt(variance + eps)
-    shift = tl.load(flat + OFFSET + out, within, other=0.0) - gain * centre
+    gain = tl.load(flat + GAIN + out) / tl.sqrt(variance + eps)
+    shift = tl.load(flat + OFFSET + out) - gain * centre
     for quarter in tl.static_range(4):
         down, right = tap // 4 - quarter // 2, tap % 4 - quarter % 2
         inner = (down >= 0) & (down < 3) & (right >= 0) & (right < 3)
-        source = flat + WEIGHT + out[:, None] * 9 + (down * 3 + right)[None, :]
-        value = tl.load(source, within[:, None] & inner[None, :], other=0.0) * gain[:, None]
+        value = tl.load(source + (down * 3 + right)[None, :], inner[None, :], other=0.0)
         row = quarter * OUT + out
-        every = within[:, None] & (tap >= 0)[None, :]
-        tl.store(folded + row[:, None] * 16 + tap[None, :], value, every)
-        tl.store(folded + 64 * OUT + row, shift, within)
+        tl.store(folded + row[:, None] * 16 + tap[None, :], value * gain[:, None])
+        tl.store(folded + 64 * OUT + row, shift)
     tl.store(kept + tap, mean)
     tl.store(kept + 16 + tap[:, None] * 16 + other[None, :], covariance)
-    bias = tl.load(flat + BIAS + out, within, other=0.0)
-    _track(running_mean, centre + bias, momentum, out, within)
-    _track(running_var, variance * (count / (count - 1)), momentum, out, within)
+    _track(running_mean, centre + tl.load(flat + BIAS + out), momentum, out, out < OUT)
+    _track(running_var, variance * (count / (count - 1)), momentum, out, out < OUT)
     tl.store(tracked, tl.load(tracked) + 1)
 
 
 @triton.jit(do_not_specialize=GUARDED)
 def unfold(
     sums, flat, kept, slopes, losses, loss, images, eps, WEIGHT: tl.constexpr, GAIN: tl.constexpr,
-    OFFSET: tl.constexpr, OUT: tl.constexpr, OUT_P: tl.constexpr, BLOCK: tl.constexpr
+    OFFSET: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Compute the gradients of the first block from those of its folded weight and shift.
 
@@ -112,36 +104,32 @@ def unfold(
         image = start + tl.arange(0, BLOCK)
         given += tl.load(losses + image, image < images, other=0.0)
     tl.store(loss, tl.sum(given, 0) / images)
-    out, tap, other = tl.arange(0, OUT_P), tl.arange(0, 16), tl.arange(0, 16)
-    within, real = out < OUT, tap < 9
-    inside = within[:, None] & real[None, :]
-    slope = tl.zeros([OUT_P, 16], tl.float32)
-    total = tl.zeros([OUT_P], tl.float32)
+    out, tap, other = tl.arange(0, OUT), tl.arange(0, 16), tl.arange(0, 16)
+    real = tap < 9
+    slope = tl.zeros([OUT, 16], tl.float32)
+    total = tl.zeros([OUT], tl.float32)
     for quarter in tl.static_range(4):
         pixel = (tap // 3 + quarter // 2) * 4 + tap % 3 + quarter % 2
         row = quarter * OUT + out
-        slope += tl.load(sums + row[:, None] * 16 + pixel[None, :], inside, other=0.0)
-        total += tl.load(sums + 64 * OUT + row, within, other=0.0)
+        slope += tl.load(sums + row[:, None] * 16 + pixel[None, :], real[None, :], other=0.0)
+        total += tl.load(sums + 64 * OUT + row)
     mean = tl.load(kept + tap)
     covariance = tl.load(kept + 16 + tap[:, None] * 16 + other[None, :])
-    weight = tl.load(flat + WEIGHT + out[:, None] * 9 + tap[None, :], inside, other=0.0)
+    source = flat + WEIGHT + out[:, None] * 9
+    weight = tl.load(source + tap[None, :], real[None, :], other=0.0)
     centre = tl.sum(weight * mean[None, :], 1)
-    # The covariance is symmetric, so both orders of its indices give W C.
-    across = tl.load(
-        flat + WEIGHT + out[:, None] * 9 + other[None, :],
-        within[:, None] & (other < 9)[None, :], other=0.0,
-    )  # fmt: skip
+    across = tl.load(source + other[None, :], (other < 9)[None, :], other=0.0)
     spread = tl.sum(across[:, None, :] * covariance[None, :, :], 2)
     variance = tl.sum(spread * weight, 1)
     inverse = 1 / tl.sqrt(variance + eps)
-    scale = tl.load(flat + GAIN + out, within, other=0.0)
+    scale = tl.load(flat + GAIN + out)
     gain = scale * inverse
     steep = tl.sum(slope * weight, 1) - total * centre  # with respect to the gain
     bent = -steep * scale * inverse * inverse * inverse  # twice that of the variance
     found = (slope - total[:, None] * mean[None, :]) * gain[:, None] + bent[:, None] * spread
-    tl.store(slopes + WEIGHT + out[:, None] * 9 + tap[None, :], found, inside)
-    tl.store(slopes + GAIN + out, steep * inverse, within)
-    tl.store(slopes + OFFSET + out, total, within)
+    tl.store(slopes + WEIGHT + out[:, None] * 9 + tap[None, :], found, real[None, :])
+    tl.store(slopes + GAIN + out, steep * inverse)
+    tl.store(slopes + OFFSET + out, total)
 
 
 @triton.jit(do_not_specialize=GUARDED)
