@@ -2,7 +2,6 @@
 
 import gc
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Annotated
@@ -40,7 +39,6 @@ def quickstart(
     from foveate.paper import quickstart as work
     from foveate.training.state import keep_freed_memory
 
-    import_module("torch._dynamo")  # which optimisers import: 1.4 s in every process
     gc.freeze()
     gc.enable()
     keep_freed_memory()  # a third of the system time of the tests

@@ -62,7 +62,7 @@ def plain_step(
     """Return the plain PyTorch training step: forward, backward, optimiser."""
 
     def step(batch: Batch) -> Tensor:
-        optimiser.zero_grad(set_to_none=True)
+        net.zero_grad(set_to_none=True)
         loss = loss_of(net, *batch.select(), precision, smoothing)
         loss.backward()
         optimiser.step()
@@ -160,7 +160,7 @@ class CapturedStep:
             loss = self.fused(*batch, self.smoothing)
             self.optimiser.step()
             return loss
-        self.optimiser.zero_grad(set_to_none=True)
+        self.net.zero_grad(set_to_none=True)
         given = (*batch.select(), self.precision, self.smoothing)
         loss = self.loss_of(self.net, *given)
         with _allow_tf32(self.precision):

@@ -157,8 +157,8 @@ class FusedGradients:
     def where(self, layer: int, *more: str) -> dict[str, int]:
         """Return the places of a block's norm, and of `more`, as arguments of a kernel."""
         conv, norm = self.blocks[layer]
-        found = {"GAIN": self.at(norm.weight), "OFFSET": self.at(norm.bias)}
-        other = {"WEIGHT": conv.weight, "BIAS": conv.bias}
+        found = {"gain_at": self.at(norm.weight), "offset_at": self.at(norm.bias)}
+        other = {"weight_at": conv.weight, "bias_at": conv.bias}
         found |= {name: self.at(other[name]) for name in more}
         return found | {"OUT": conv.out_channels}
 
@@ -334,7 +334,7 @@ class _Pass:
             self.kernels.fold, (1,), self.flat, self.means, self.squares, self.indices,
             norm.running_mean, norm.running_var, norm.num_batches_tracked, folded, kept,
             layout.images, 4 * positions, norm.momentum, norm.eps,
-            **owner.where(0, "WEIGHT", "BIAS"), num_warps=8,
+            **owner.where(0, "weight_at", "bias_at"), num_warps=8,
         )  # fmt: skip
         self.active = self._bf16(positions * self.filters)
         self._over(
@@ -359,7 +359,7 @@ class _Pass:
         self._launch(
             self.kernels.statistics, (-(-width // CHANNELS),), parts, self.flat,
             norm.running_mean, norm.running_var, norm.num_batches_tracked, coefficients,
-            part.number, area, norm.momentum, norm.eps, **owner.where(layer, "BIAS"),
+            part.number, area, norm.momentum, norm.eps, **owner.where(layer, "bias_at"),
             CHANNELS=CHANNELS, PARTS=PARTS,
         )  # fmt: skip
         self.maps.append(found)
@@ -469,7 +469,7 @@ class _Pass:
         self._launch(
             self.kernels.unfold, (1,), self.slopes[owner.total :], self.flat, kept, self.slopes,
             losses, loss, layout.images, owner.blocks[0][1].eps,
-            **owner.where(0, "WEIGHT"), BLOCK=128,
+            **owner.where(0, "weight_at"), BLOCK=128,
         )  # fmt: skip
         return loss
 

@@ -13,7 +13,9 @@ import triton
 import triton.language as tl
 
 LOW = tl.constexpr(tl.bfloat16)  # type of maps, slopes and rounded weights
-GUARDED = ["total", "steps", "count", "images", "values"]  # sizes that must not cause compilation
+GUARDED = ["total", "steps", "count", "images", "values"]
+GUARDED += ["weight_at", "bias_at", "gain_at", "offset_at"]
+"""Numbers for which a kernel is not compiled again."""
 
 
 @triton.jit
@@ -39,8 +41,7 @@ def _track(running, value, momentum, place, inside):
 @triton.jit(do_not_specialize=GUARDED)
 def fold(
     flat, means, squares, indices, running_mean, running_var, tracked, folded, kept, images, count,
-    momentum, eps, WEIGHT: tl.constexpr, BIAS: tl.constexpr, GAIN: tl.constexpr,
-    OFFSET: tl.constexpr, OUT: tl.constexpr
+    momentum, eps, weight_at, bias_at, gain_at, offset_at, OUT: tl.constexpr
 ):  # fmt: skip
     """Fold the first norm into the first convolution, from the moments of the windows.
 
@@ -68,14 +69,14 @@ def fold(
     both = real[:, None] & (other < 9)[None, :]
     square = tl.load(scratch + 16 + tap[:, None] * 9 + other[None, :], both, other=0.0)
     covariance = square - mean[:, None] * again[None, :]
-    source = flat + WEIGHT + out[:, None] * 9
+    source = flat + weight_at + out[:, None] * 9
     weight = tl.load(source + tap[None, :], real[None, :], other=0.0)
     centre = tl.sum(weight * mean[None, :], 1)
     spread = tl.sum(weight[:, :, None] * covariance[None, :, :], 1)
     across = tl.load(source + other[None, :], (other < 9)[None, :], other=0.0)
     variance = tl.sum(spread * across, 1)
-    gain = tl.load(flat + GAIN + out) / tl.sqrt(variance + eps)
-    shift = tl.load(flat + OFFSET + out) - gain * centre
+    gain = tl.load(flat + gain_at + out) / tl.sqrt(variance + eps)
+    shift = tl.load(flat + offset_at + out) - gain * centre
     for quarter in tl.static_range(4):
         down, right = tap // 4 - quarter // 2, tap % 4 - quarter % 2
         inner = (down >= 0) & (down < 3) & (right >= 0) & (right < 3)
@@ -85,15 +86,15 @@ def fold(
         tl.store(folded + 64 * OUT + row, shift)
     tl.store(kept + tap, mean)
     tl.store(kept + 16 + tap[:, None] * 16 + other[None, :], covariance)
-    _track(running_mean, centre + tl.load(flat + BIAS + out), momentum, out, out < OUT)
+    _track(running_mean, centre + tl.load(flat + bias_at + out), momentum, out, out < OUT)
     _track(running_var, variance * (count / (count - 1)), momentum, out, out < OUT)
     tl.store(tracked, tl.load(tracked) + 1)
 
 
 @triton.jit(do_not_specialize=GUARDED)
 def unfold(
-    sums, flat, kept, slopes, losses, loss, images, eps, WEIGHT: tl.constexpr, GAIN: tl.constexpr,
-    OFFSET: tl.constexpr, OUT: tl.constexpr, BLOCK: tl.constexpr
+    sums, flat, kept, slopes, losses, loss, images, eps, weight_at, gain_at, offset_at,
+    OUT: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Compute the gradients of the first block from those of its folded weight and shift.
 
@@ -115,21 +116,21 @@ def unfold(
         total += tl.load(sums + 64 * OUT + row)
     mean = tl.load(kept + tap)
     covariance = tl.load(kept + 16 + tap[:, None] * 16 + other[None, :])
-    source = flat + WEIGHT + out[:, None] * 9
+    source = flat + weight_at + out[:, None] * 9
     weight = tl.load(source + tap[None, :], real[None, :], other=0.0)
     centre = tl.sum(weight * mean[None, :], 1)
     across = tl.load(source + other[None, :], (other < 9)[None, :], other=0.0)
     spread = tl.sum(across[:, None, :] * covariance[None, :, :], 2)
     variance = tl.sum(spread * weight, 1)
     inverse = 1 / tl.sqrt(variance + eps)
-    scale = tl.load(flat + GAIN + out)
+    scale = tl.load(flat + gain_at + out)
     gain = scale * inverse
     steep = tl.sum(slope * weight, 1) - total * centre  # with respect to the gain
     bent = -steep * scale * inverse * inverse * inverse  # twice that of the variance
     found = (slope - total[:, None] * mean[None, :]) * gain[:, None] + bent[:, None] * spread
-    tl.store(slopes + WEIGHT + out[:, None] * 9 + tap[None, :], found, real[None, :])
-    tl.store(slopes + GAIN + out, steep * inverse)
-    tl.store(slopes + OFFSET + out, total)
+    tl.store(slopes + weight_at + out[:, None] * 9 + tap[None, :], found, real[None, :])
+    tl.store(slopes + gain_at + out, steep * inverse)
+    tl.store(slopes + offset_at + out, total)
 
 
 @triton.jit(do_not_specialize=GUARDED)
@@ -216,8 +217,7 @@ def _added(
 @triton.jit(do_not_specialize=GUARDED)
 def statistics(
     parts, flat, running_mean, running_var, tracked, coefficients, count, values, momentum, eps,
-    BIAS: tl.constexpr, GAIN: tl.constexpr, OFFSET: tl.constexpr, OUT: tl.constexpr,
-    CHANNELS: tl.constexpr, PARTS: tl.constexpr
+    bias_at, gain_at, offset_at, OUT: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
     """Compute gain, offset, mean and inverse deviation of a norm from the moments of its map."""
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
@@ -227,13 +227,13 @@ def statistics(
     variance = second / values - mean * mean
     variance = tl.where(variance <= 0, 0.0, variance)  # tl.maximum would replace NaN by 0
     inverse = 1 / tl.sqrt(variance + eps)
-    gain = tl.load(flat + GAIN + channel, inside, other=0.0) * inverse
-    offset = tl.load(flat + OFFSET + channel, inside, other=0.0) - gain * mean
+    gain = tl.load(flat + gain_at + channel, inside, other=0.0) * inverse
+    offset = tl.load(flat + offset_at + channel, inside, other=0.0) - gain * mean
     tl.store(coefficients + channel, gain, inside)
     tl.store(coefficients + OUT + channel, offset, inside)
     tl.store(coefficients + 2 * OUT + channel, mean, inside)
     tl.store(coefficients + 3 * OUT + channel, inverse, inside)
-    bias = tl.load(flat + BIAS + channel, inside, other=0.0)
+    bias = tl.load(flat + bias_at + channel, inside, other=0.0)
     _track(running_mean, mean + bias, momentum, channel, inside)
     unbiased = variance * (values * 1.0 / tl.maximum(values - 1, 1))
     _track(running_var, unbiased, momentum, channel, inside)
@@ -243,8 +243,8 @@ def statistics(
 
 @triton.jit(do_not_specialize=GUARDED)
 def slope_statistics(
-    parts, coefficients, found, slopes, count, values, GAIN: tl.constexpr, OFFSET: tl.constexpr,
-    OUT: tl.constexpr, POSITIONS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr
+    parts, coefficients, found, slopes, count, values, gain_at, offset_at, OUT: tl.constexpr,
+    POSITIONS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
     """Compute the gradients of a norm, and how its output's slopes become those of its input.
 
@@ -253,8 +253,8 @@ def slope_statistics(
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < OUT
     plain, scaled = _added(parts, count, channel, inside, OUT, POSITIONS, PARTS)
-    tl.store(slopes + OFFSET + channel, plain, inside)
-    tl.store(slopes + GAIN + channel, scaled, inside)
+    tl.store(slopes + offset_at + channel, plain, inside)
+    tl.store(slopes + gain_at + channel, scaled, inside)
     gain = tl.load(coefficients + channel, inside, other=0.0)
     mean = tl.load(coefficients + 2 * OUT + channel, inside, other=0.0)
     inverse = tl.load(coefficients + 3 * OUT + channel, inside, other=0.0)

@@ -1,5 +1,6 @@
-"""Adam on a GPU, with large parameters updated in pieces."""
+"""Adam without an import of the compiler, and on a GPU with large parameters in pieces."""
 
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -9,7 +10,24 @@ SMALLEST_PIECE = 2048  # elements that a block of the fused kernel updates at a 
 MOST_PIECES = 128  # of all parameters; a launch of the kernel takes at most 36 tensors
 
 
-class PiecewiseAdam(torch.optim.Adam):
+class PlainAdam(torch.optim.Adam):
+    """`torch.optim.Adam` without decorators that import `torch._dynamo`, which takes a second.
+
+    They prevent or interrupt compilation, and our steps call no compiled optimiser.
+    """
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters."""
+        unwrap(torch.optim.Adam.add_param_group)(self, param_group)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the parameters; a closure is not supported."""
+        assert closure is None
+        unwrap(torch.optim.Adam.step)(self)
+
+
+class PiecewiseAdam(PlainAdam):
     """`torch.optim.Adam` with ``fused=True``; results and state are identical.
 
     PyTorch's fused kernel updates up to 65,536 elements of a tensor in one block, one after the

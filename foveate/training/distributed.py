@@ -371,7 +371,7 @@ def team_step(
         whole_batch = count < team.count  # every process has the whole batch
         set_local_statistics(net, whole_batch)
         weight = 1.0 if whole_batch else len(labels) * team.count / count
-        optimiser.zero_grad(set_to_none=True)
+        net.zero_grad(set_to_none=True)
         loss = weight * together(ready, labels)
         loss.backward()
         optimiser.step()

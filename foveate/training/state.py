@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from foveate.models.pretrained import load_weights
-from foveate.training.adam import PiecewiseAdam
+from foveate.training.adam import PiecewiseAdam, PlainAdam
 from foveate.training.config import TrainConfig
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
@@ -49,7 +49,7 @@ def make_optimiser(
     options: dict[str, Any] = {"lr": rate, "fused": on_gpu, "capturable": on_gpu}
     options["foreach"] = not on_gpu  # on a CPU, 3/4 of the time of a loop, with the same bits
     options["decoupled_weight_decay"] = config.weight_decay > 0
-    kind = PiecewiseAdam if on_gpu else torch.optim.Adam
+    kind = PiecewiseAdam if on_gpu else PlainAdam
     if not config.weight_decay:
         optimiser = kind(net.parameters(), **options)
     else:
