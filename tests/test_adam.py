@@ -1,12 +1,17 @@
-"""Adam in pieces: the same bits and state as PyTorch's fused Adam."""
+"""Adam in pieces and without the compiler: the same bits and state as PyTorch's Adam."""
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from foveate.training import adam
-from foveate.training.adam import PiecewiseAdam
+from foveate.training.adam import PiecewiseAdam, PlainAdam
 
+TESTS = Path(__file__).parent
 SHAPES = [(100, 512), (3,), (16, 1, 3, 3), (5000,), (), (70_000,), (24, 32, 3, 3)]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -20,7 +25,8 @@ def parameters(device):
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("size", [8, 2048])
-def test_pieces_have_the_bits_of_the_whole(device, decay, size, monkeypatch):
+@pytest.mark.parametrize("kind", [PiecewiseAdam, PlainAdam])
+def test_pieces_have_the_bits_of_the_whole(kind, device, decay, size, monkeypatch):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     monkeypatch.setattr(adam, "SMALLEST_PIECE", size)
@@ -29,8 +35,8 @@ def test_pieces_have_the_bits_of_the_whole(device, decay, size, monkeypatch):
     theirs = [nn.Parameter(p.detach().clone()) for p in ours]
     options = {"lr": 1e-2, "weight_decay": decay, "decoupled_weight_decay": bool(decay)}
     pair = [
-        kind(given, fused=True, **options)
-        for kind, given in ((PiecewiseAdam, ours), (torch.optim.Adam, theirs))
+        adam_of(given, fused=True, **options)
+        for adam_of, given in ((kind, ours), (torch.optim.Adam, theirs))
     ]
     for _ in range(4):
         for p, q in zip(ours, theirs, strict=True):
@@ -63,3 +69,16 @@ def test_large_parameters_come_in_pieces_and_hooks_run(monkeypatch):
     optimiser.step()
     assert seen == [2048] * 25 and hooks == [1]
     assert torch.equal(still, torch.ones(3))  # no gradient
+
+
+def test_training_imports_no_compiler(tmp_path):
+    code = f"""
+import sys
+sys.path.insert(0, {str(TESTS)!r})
+from pathlib import Path
+from tiny_runs import tiny
+from foveate.training.loop import train
+train(tiny(), Path({str(tmp_path)!r}))
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

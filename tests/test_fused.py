@@ -1,6 +1,7 @@
 """The kernels of a training step equal the loss and gradients of the network itself."""
 
 import copy
+import importlib
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from foveate.models.backbone import ConvNet
 from foveate.training.adam import PiecewiseAdam
 
 kernels = load("foveate.execution.triton_step")
+trunk = importlib.import_module("foveate.execution.triton_trunk")  # by now loaded as well
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 SMALL = ScaleGrid(0.5, 1, per_octave=1)
 
@@ -38,7 +40,8 @@ def in_float32(monkeypatch):
     """Let the kernels round to float32 instead of bf16; only Triton's interpreter can do this."""
     if DEVICE == "cuda":
         pytest.skip("compiled kernels have fixed types")
-    monkeypatch.setattr(kernels, "LOW", kernels.tl.constexpr(kernels.tl.float32))
+    for module in (trunk, kernels):
+        monkeypatch.setattr(module, "LOW", module.tl.constexpr(module.tl.float32))
     monkeypatch.setattr(fused, "_bf16", lambda like, size: like.new_empty(size))
 
 

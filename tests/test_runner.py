@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from tiny_runs import tiny
@@ -209,3 +210,23 @@ def test_an_engine_that_is_not_there_is_named(tmp_path):
     arguments = ["reproduce", "table2", "--engine", "cloud", "--out", str(tmp_path)]
     with pytest.raises(FoveateError, match="cloud"):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def test_a_large_gpu_trains_more_small_networks_at_once(monkeypatch):
+    memory = SimpleNamespace(total_memory=80e9)
+    monkeypatch.setattr(runner.torch.cuda, "get_device_properties", lambda device: memory)
+    groups = []
+
+    def record(engine, group, folder):
+        groups.append(len(group))
+        return [Failure(job, "not run") for job in group]
+
+    monkeypatch.setattr(LocalEngine, "_perform", record)
+    wrapped = [replace(job, config=replace(job.config, backbone="timm:x")) for job in jobs(7)]
+    for device, bytes_, given in (
+        ("cuda", 80e9, jobs(7)), ("cuda:0", 16e9, jobs(7)), ("cuda", 80e9, wrapped),
+        ("cpu", 0, jobs(2)),
+    ):  # fmt: skip
+        memory.total_memory = bytes_
+        list(LocalEngine(device=device).run(given, "study"))
+    assert groups == [6, 1, 3, 3, 1, 3, 3, 1, 1, 1]

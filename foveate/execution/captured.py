@@ -1,7 +1,7 @@
-"""The training step, on a GPU compiled and captured as a CUDA graph.
+"""The training step, on a GPU captured as a CUDA graph.
 
-`plain_step` is the ordinary training step. `CapturedStep` compiles, captures and replays it on its
-own CUDA stream, so that several runs can share a GPU.
+`plain_step` is the ordinary training step. `CapturedStep` captures and replays it on its own CUDA
+stream, so that several runs can share a GPU.
 """
 
 import warnings

@@ -1,5 +1,7 @@
 """Triton kernels for a whole training step of a `ConvNet` in bf16, from windows to gradients.
 
+Those of the first two blocks are in `triton_trunk`.
+
 Maps are stored as the convolutions leave them, in channels-last order. A kernel that reads a map
 applies the norm and the ReLU, and the kernel that writes it also sums what the norm needs. Each
 program sums a fixed range of positions and stores its part; the parts are added in a fixed order,
@@ -12,7 +14,8 @@ and the ranges depend only on the shapes, so the results are deterministic.
 import triton
 import triton.language as tl
 
-LOW = tl.constexpr(tl.bfloat16)  # type of maps, slopes and rounded weights
+from foveate.execution.triton_trunk import LOW
+
 GUARDED = ["total", "steps", "count", "images", "values"]
 GUARDED += ["weight_at", "bias_at", "gain_at", "offset_at"]
 """Numbers for which a kernel is not compiled again."""
@@ -131,25 +134,6 @@ def unfold(
     tl.store(slopes + weight_at + out[:, None] * 9 + tap[None, :], found, real[None, :])
     tl.store(slopes + gain_at + out, steep * inverse)
     tl.store(slopes + offset_at + out, total)
-
-
-@triton.jit(do_not_specialize=GUARDED)
-def first_block(
-    rows, indices, folded, active, total, PER: tl.constexpr, FILTERS: tl.constexpr,
-    BLOCK: tl.constexpr
-):  # fmt: skip
-    """Compute relu(rows (R, 16) @ weight.mT + shift) of the chosen images, rounded to bf16."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    column, out = tl.arange(0, 16), tl.arange(0, FILTERS)
-    inside = at < total
-    image = tl.load(indices + at // PER, inside, other=0)
-    source = rows + (image * PER + at % PER)[:, None] * 16 + column[None, :]
-    pixels = tl.load(source, inside[:, None], other=0.0)
-    filters = tl.load(folded + out[None, :] * 16 + column[:, None])
-    value = tl.dot(pixels, filters, input_precision="tf32x3")
-    value = _rectified(value + tl.load(folded + 16 * FILTERS + out)[None, :])
-    place = active + at[:, None] * FILTERS + out[None, :]
-    tl.store(place, value.to(LOW), inside[:, None])
 
 
 @triton.jit(do_not_specialize=GUARDED)
@@ -369,56 +353,6 @@ def weight_gradient(
     part = parts + (program * 3 + down) * (OUT * 3 * IN)
     place = out[:, None] * (3 * IN) + column[None, :]
     tl.store(part + place, value, read[:, None] & used[None, :])
-
-
-@triton.jit(do_not_specialize=GUARDED)
-def pair_gradient(
-    rows, indices, active, slopes, weight, parts, total, steps, PATCHES: tl.constexpr,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, FILTERS: tl.constexpr, OUT: tl.constexpr,
-    COLUMNS: tl.constexpr, BLOCK: tl.constexpr
-):  # fmt: skip
-    """Sum the gradients of the first two blocks: (4 O, y, x, I), then (4 O, 16) and (4 O,)."""
-    TALL: tl.constexpr = HEIGHT - 1
-    BROAD: tl.constexpr = WIDTH - 1
-    TAPS: tl.constexpr = 4 * OUT
-    PER: tl.constexpr = PATCHES * HEIGHT * WIDTH
-    program = tl.program_id(0)
-    pixel, column, filter = tl.arange(0, 16), tl.arange(0, COLUMNS), tl.arange(0, FILTERS)
-    tap, out = column // OUT, column % OUT
-    up, left, used = (tap // 2)[None, :], (tap % 2)[None, :], (column < TAPS)[None, :]
-    given = weight + (out * 4 + tap)[:, None] * FILTERS + filter[None, :]
-    second = tl.load(given, (column < TAPS)[:, None], other=0.0)
-    second_sum = tl.zeros([FILTERS, COLUMNS], tl.float32)
-    first_sum = tl.zeros([16, FILTERS], tl.float32)
-    shift = tl.zeros([FILTERS], tl.float32)
-    for step in range(steps):
-        at = (program * steps + step) * BLOCK + tl.arange(0, BLOCK)
-        inside = at < total
-        image, y, x = at // (HEIGHT * WIDTH), at // WIDTH % HEIGHT, at % WIDTH
-        below, right = y[:, None] - up, x[:, None] - left
-        there = (below >= 0) & (below < TALL) & (right >= 0) & (right < BROAD)
-        place = ((image[:, None] * TALL + below) * BROAD + right) * OUT + out[None, :]
-        above = tl.load(slopes + place, there & used & inside[:, None], other=0.0)
-        source = active + at[:, None] * FILTERS + filter[None, :]
-        value = tl.load(source, inside[:, None], other=0.0)
-        second_sum = tl.dot(tl.trans(value), above, second_sum)
-        # As the first factor of the next products, transposed, Triton 3.6 compiles it wrongly.
-        slope = tl.where(value <= 0, 0.0, tl.dot(above, second)).to(LOW)
-        chosen = tl.load(indices + at // PER, inside, other=0)
-        source = rows + (chosen * PER + at % PER)[:, None] * 16 + pixel[None, :]
-        pixels = tl.load(source, inside[:, None], other=0.0)
-        # Two bf16 values hold 16 bits of a pixel. TF32 would hold 11.
-        high = pixels.to(LOW)
-        low = (pixels - high.to(tl.float32)).to(LOW)
-        first_sum = tl.dot(tl.trans(high), slope, first_sum)
-        first_sum = tl.dot(tl.trans(low), slope, first_sum)
-        shift += tl.sum(slope.to(tl.float32), 0)
-    part = parts + program * (FILTERS * (TAPS + 17))
-    place = part + filter[:, None] * TAPS + column[None, :]
-    tl.store(place, second_sum, used & (filter >= 0)[:, None])
-    part += FILTERS * TAPS
-    tl.store(part + filter[None, :] * 16 + pixel[:, None], first_sum)
-    tl.store(part + FILTERS * 16 + filter, shift)
 
 
 @triton.jit(do_not_specialize=GUARDED)

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+LOW = tl.constexpr(tl.bfloat16)  # type of activations, slopes and rounded weights
+
 
 class Launch(NamedTuple):
     """Launch parameters of a kernel: positions per block, programs, warps and pipeline stages."""
@@ -32,23 +34,33 @@ ADDED = 32  # outputs per program of `_add`
 PARTS = 64  # partial sums that it loads at once
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _selected(at, indices, total, PER: tl.constexpr):  # type: ignore[no-untyped-def]
+    row = at
+    if PER > 0:
+        row = tl.load(indices + at // PER, at < total, other=0) * PER + at % PER
+    return row
+
+
 @triton.jit(do_not_specialize=["total"])  # type: ignore[untyped-decorator]
-def _first_block(  # type: ignore[no-untyped-def]
-    rows, weight, shift, active, total, WIDTH: tl.constexpr, FILTERS: tl.constexpr,
-    BLOCK: tl.constexpr
+def first_block_kernel(  # type: ignore[no-untyped-def]
+    rows, indices, weight, shift, active, total, WIDTH: tl.constexpr, FILTERS: tl.constexpr,
+    BLOCK: tl.constexpr, PER: tl.constexpr = 0
 ):  # fmt: skip
+    """Compute the first block. With `PER` rows per image, `indices` selects the images."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     column, out = tl.arange(0, 16), tl.arange(0, FILTERS)
     inside = (at < total)[:, None]
+    row = _selected(at, indices, total, PER)
     value = tl.zeros([BLOCK, FILTERS], tl.float32)
     for start in range(0, WIDTH, 16):
-        source = rows + at[:, None] * WIDTH + (start + column)[None, :]
+        source = rows + row[:, None] * WIDTH + (start + column)[None, :]
         pixels = tl.load(source, inside, other=0.0)
         filters = tl.load(weight + out[None, :] * WIDTH + (start + column)[:, None])
         value = tl.dot(pixels, filters, value, input_precision="tf32x3")
     value += tl.load(shift + out)[None, :]
     value = tl.where(value <= 0, 0.0, value)  # tl.maximum would replace NaN by 0
-    tl.store(active + at[:, None] * FILTERS + out[None, :], value.to(tl.bfloat16), inside)
+    tl.store(active + at[:, None] * FILTERS + out[None, :], value.to(LOW), inside)
 
 
 @triton.jit(do_not_specialize=["total", "steps"])  # type: ignore[untyped-decorator]
@@ -85,11 +97,16 @@ def _kernel_gradient(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["total", "steps"])  # type: ignore[untyped-decorator]
-def _pair_gradient(  # type: ignore[no-untyped-def]
-    rows, active, slopes, weight, parts, total, steps, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
-    PIXELS: tl.constexpr, FILTERS: tl.constexpr, OUT: tl.constexpr, SIDE: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr
+def pair_kernel(  # type: ignore[no-untyped-def]
+    rows, indices, active, slopes, weight, parts, total, steps, HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr, PIXELS: tl.constexpr, FILTERS: tl.constexpr, OUT: tl.constexpr,
+    SIDE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    BIAS: tl.constexpr = True, PER: tl.constexpr = 0
 ):  # fmt: skip
+    """Sum the gradients of the first block and of the convolution after it.
+
+    Without `BIAS`, that of the convolution's bias is 0. For `PER`, see `first_block_kernel`.
+    """
     TALL: tl.constexpr = HEIGHT - SIDE + 1
     BROAD: tl.constexpr = WIDTH - SIDE + 1
     TAPS: tl.constexpr = SIDE * SIDE * OUT
@@ -113,15 +130,17 @@ def _pair_gradient(  # type: ignore[no-untyped-def]
         above = tl.load(slopes + place, there & used, other=0.0)
         value = tl.load(active + at[:, None] * FILTERS + filter[None, :], inside, other=0.0)
         second_sum = tl.dot(tl.trans(value), above, second_sum)
-        bias += tl.sum(above.to(tl.float32), 0)
+        if BIAS:
+            bias += tl.sum(above.to(tl.float32), 0)
         # Rounded to bf16, as the gradient of the input of a convolution in bf16. As the first
         # factor of the next products, transposed, Triton 3.6 compiles it wrongly.
-        slope = tl.where(value <= 0, 0.0, tl.dot(above, second)).to(tl.bfloat16)
-        source = rows + at[:, None] * PIXELS + pixel[None, :]
+        slope = tl.where(value <= 0, 0.0, tl.dot(above, second)).to(LOW)
+        row = _selected(at, indices, total, PER)
+        source = rows + row[:, None] * PIXELS + pixel[None, :]
         pixels = tl.load(source, inside & (pixel < PIXELS)[None, :], other=0.0)
         # Two bf16 values hold 16 bits of a pixel. TF32 would hold 11.
-        high = pixels.to(tl.bfloat16)
-        low = (pixels - high.to(tl.float32)).to(tl.bfloat16)
+        high = pixels.to(LOW)
+        low = (pixels - high.to(tl.float32)).to(LOW)
         first_sum = tl.dot(tl.trans(high), slope, first_sum)
         first_sum = tl.dot(tl.trans(low), slope, first_sum)
         shift += tl.sum(slope.to(tl.float32), 0)
@@ -152,8 +171,8 @@ def first_block(rows: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
     """Compute relu(rows (R, 16 C) @ weight.mT + shift), rounded once to bf16: (R, 4 O)."""
     active = rows.new_empty(len(rows), len(weight), dtype=torch.bfloat16)
     if active.numel():
-        _first_block[(triton.cdiv(len(rows), FORWARD.block),)](
-            rows.contiguous(), weight.contiguous(), shift.contiguous(), active, len(rows),
+        first_block_kernel[(triton.cdiv(len(rows), FORWARD.block),)](
+            rows.contiguous(), None, weight.contiguous(), shift.contiguous(), active, len(rows),
             WIDTH=rows.shape[1], FILTERS=len(weight), **_options(FORWARD)
         )  # fmt: skip
     return active
@@ -194,8 +213,8 @@ def pair_gradient(rows: Tensor, active: Tensor, slopes: Tensor, weight: Tensor) 
     programs, steps = _split(total, PAIR)
     parts = rows.new_empty(programs, filters * (taps + pixels + 1) + above)
     last = torch.channels_last
-    _pair_gradient[(programs,)](
-        rows.contiguous(), active.contiguous(memory_format=last),
+    pair_kernel[(programs,)](
+        rows.contiguous(), None, active.contiguous(memory_format=last),
         slopes.contiguous(memory_format=last), weight.contiguous(memory_format=last), parts, total,
         steps, HEIGHT=height, WIDTH=width, PIXELS=pixels, FILTERS=filters, OUT=above, SIDE=side,
         ROWS=triton.next_power_of_2(pixels), COLUMNS=triton.next_power_of_2(taps), **_options(PAIR)

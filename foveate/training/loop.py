@@ -46,7 +46,8 @@ def train(
         folder: Folder of the run; created if missing.
         device: ``cpu``, ``cuda``, ``cuda:INDEX``, or ``auto`` for a GPU if there is one.
         stream: Whether to read images from disk on demand instead of holding them all in memory.
-        compiled: Whether to compile the training step on a GPU.
+        compiled: Whether to compile the training step on a GPU, if the network has no kernels of
+            its own for it.
         recompute: Number of scale channels to train at a time if the activations of all channels
             do not fit in memory; 0 trains all at once.
         callback: Called after every step and every epoch with the configuration, the progress, and
@@ -110,7 +111,8 @@ def train_together(
         runs: Configuration and folder of each run.
         device: ``cpu``, ``cuda``, ``cuda:INDEX``, or ``auto`` for a GPU if there is one.
         stream: Whether to read images from disk on demand instead of holding them all in memory.
-        compiled: Whether to compile the training step on a GPU.
+        compiled: Whether to compile the training step on a GPU, if the network has no kernels of
+            its own for it.
         callback: Called after every step and every epoch of a run with its configuration, its
             progress, and the number of steps per epoch.
         load: Function that loads a source by name.
