@@ -224,9 +224,9 @@ def test_a_large_gpu_trains_more_small_networks_at_once(monkeypatch):
     monkeypatch.setattr(LocalEngine, "_perform", record)
     wrapped = [replace(job, config=replace(job.config, backbone="timm:x")) for job in jobs(7)]
     for device, bytes_, given in (
-        ("cuda", 80e9, jobs(7)), ("cuda:0", 16e9, jobs(7)), ("cuda", 80e9, wrapped),
-        ("cpu", 0, jobs(2)),
+        ("cuda", 80e9, [*jobs(7), *wrapped[:2]]), ("cuda:0", 16e9, jobs(7)),
+        ("cuda", 80e9, wrapped), ("cpu", 0, jobs(2)),
     ):  # fmt: skip
         memory.total_memory = bytes_
         list(LocalEngine(device=device).run(given, "study"))
-    assert groups == [6, 1, 3, 3, 1, 3, 3, 1, 1, 1]
+    assert groups == [6, 3, 3, 3, 1, 3, 3, 1, 1, 1]

@@ -74,7 +74,7 @@ class LocalEngine:
     Args:
         device: Device to train on.
         together: Runs trained in parallel; 0 means 1 on a CPU and 3 on a GPU, or 6 on a GPU with
-            more than 40 GB of memory if no run has a backbone of its own.
+            more than 40 GB of memory for small networks.
         cpus: CPU threads of torch, or 0 for the default of torch.
         callback: Function called after every training step.
         load: Function that loads a source by name.
@@ -98,10 +98,10 @@ class LocalEngine:
 
     def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[JobResult]:
         """Perform the jobs in groups; the runs of a failed group are retried one by one."""
-        together = self.together or _runs_at_once(self.device, jobs)
         engine = replace(self, load=lru_cache(maxsize=1)(self.load))  # groups use the same images
-        for first in range(0, len(jobs), together):
-            group = jobs[first : first + together]
+        while jobs:
+            together = self.together or _runs_at_once(self.device, jobs[:MORE_RUNS])
+            group, jobs = jobs[:together], jobs[together:]
             ended = engine._perform(group, folder)
             yield from ended or replace(self, together=1).run(group, folder)
 
@@ -116,11 +116,15 @@ class LocalEngine:
 
 
 def _runs_at_once(device: str, jobs: Sequence[Job]) -> int:
-    """Return the number of runs to train in parallel; other backbones need more memory."""
+    """Return the number of runs to train in parallel.
+
+    SWMax and other backbones need more memory than the other networks of the paper.
+    """
     if not device.startswith("cuda"):
         return 1
     memory = torch.cuda.get_device_properties(device).total_memory
-    small = not any(job.config.backbone for job in jobs)
+    configs = [job.config for job in jobs]
+    small = not any(c.backbone or c.model.form == "sliding" for c in configs)
     return MORE_RUNS if small and memory > MUCH_MEMORY else RUNS_PER_GPU
 
 
