@@ -18,22 +18,13 @@ from foveate.errors import ConfigError
 from foveate.execution import windows
 from foveate.execution.exact import Block, exact_convnet, plain_blocks
 from foveate.execution.plan import Prepared
-from foveate.execution.trunk_ops import LARGEST_SUM, MOST_VALUES
+from foveate.execution.trunk_ops import LARGEST_SUM, MOST_VALUES, Launch
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
 
 KERNEL_DEVICES: tuple[str, ...] = ("cuda",) if find_spec("triton") else ()
 POOLS = ("avg", "max", "logsumexp", "concat")
 MOST_UNITS, MOST_CLASSES, MOST_CHANNELS = 128, 64, 64
-
-
-class Launch(NamedTuple):
-    """Launch parameters: positions per block, most programs, warps and pipeline stages."""
-
-    block: int
-    programs: int
-    warps: int
-    stages: int
 
 
 # The fastest of 3 to 12 launches on one H200 for FovAvg with batches of 16 and 128 images.

@@ -6,23 +6,16 @@ shapes, so the results are deterministic.
 """
 # Shape letters: R rows, C image channel, O filters, N images, I input channels, H W pixels.
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from foveate.execution.trunk_ops import Launch
+
 LOW = tl.constexpr(tl.bfloat16)  # type of activations, slopes and rounded weights
-
-
-class Launch(NamedTuple):
-    """Launch parameters of a kernel: positions per block, programs, warps and pipeline stages."""
-
-    block: int
-    programs: int
-    warps: int
-    stages: int
 
 
 # The fastest of 5 to 12 launches on one H200, for FovAvg with batch 128 and a cold cache: 29 µs for

@@ -6,7 +6,7 @@ a kernel applies depends on device, dtypes and shapes; otherwise PyTorch's opera
 # Shape letters: R rows, C image channel, O filters, N images, I input channels, H W pixels.
 
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,15 @@ KERNEL_DEVICES: tuple[str, ...] = ("cuda",) if find_spec("triton") else ()
 MOST_PATCHES = 1088  # 64 images in 17 channels; measured with 32 and 128 images, see `_Convolution`
 MOST_VALUES = 2**31 - 2**20  # the kernels compute 32-bit offsets, also of the rest of a last block
 LARGEST_SUM = 64 * 128  # float32 sums that a program keeps in registers
+
+
+class Launch(NamedTuple):
+    """Launch parameters of a kernel: positions per block, programs, warps and pipeline stages."""
+
+    block: int
+    programs: int
+    warps: int
+    stages: int
 
 
 def autocast_dtype(tensor: Tensor) -> torch.dtype:
