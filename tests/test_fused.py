@@ -118,7 +118,7 @@ def test_loss_gradients_and_statistics_equal_the_definition(name, smoothing, in_
     net, pictures, labels, indices = problem(name)
     exact, wanted = in_double(net, pictures, labels, indices, smoothing)
     prepared = ready(net, pictures)
-    found = fused.find_fused(net, prepared)
+    found = fused.find_fused(net, prepared, 8)
     torch.manual_seed(3)
     loss = found(prepared, labels, indices, smoothing)
     assert abs(loss - wanted) < 1e-5
@@ -140,7 +140,7 @@ def test_errors_in_bf16_are_those_of_autocast(name):
     with torch.autocast(DEVICE, torch.bfloat16):
         definition(other, pictures[indices], labels[indices], mask, 0.1)
     prepared = ready(net, pictures)
-    found = fused.find_fused(net, prepared)
+    found = fused.find_fused(net, prepared, 8)
     torch.manual_seed(3)
     loss = found(prepared, labels, indices, 0.1)
     assert abs(loss - wanted) < 0.02
@@ -155,7 +155,7 @@ def test_errors_in_bf16_are_those_of_autocast(name):
 def test_a_second_call_overwrites_the_gradients():
     net, pictures, labels, indices = problem("max")
     prepared = ready(net, pictures)
-    found = fused.find_fused(net, prepared)
+    found = fused.find_fused(net, prepared, 8)
     torch.manual_seed(3)
     found(prepared, labels, indices, 0.0)
     first = [p.grad.clone() for p in net.parameters()]
@@ -171,10 +171,10 @@ def test_without_indices_all_images_are_used():
     net, pictures, labels, _ = problem("avg")
     other, prepared = copy.deepcopy(net), ready(net, pictures)
     torch.manual_seed(3)
-    loss = fused.find_fused(net, prepared)(prepared, labels, None, 0.0)
+    loss = fused.find_fused(net, prepared, 8)(prepared, labels, None, 0.0)
     torch.manual_seed(3)
     every = torch.arange(len(labels), device=DEVICE)
-    assert loss == fused.find_fused(other, prepared)(prepared, labels, every, 0.0)
+    assert loss == fused.find_fused(other, prepared, 8)(prepared, labels, every, 0.0)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of Triton's interpreter
@@ -182,7 +182,7 @@ def test_losses_that_are_not_finite_stay_so():
     net, pictures, labels, indices = problem("max")
     pictures[4] = float("nan")
     prepared = ready(net, pictures)
-    assert fused.find_fused(net, prepared)(prepared, labels, indices, 0.0).isnan()
+    assert fused.find_fused(net, prepared, 8)(prepared, labels, indices, 0.0).isnan()
 
 
 def hooked(net):
@@ -213,9 +213,9 @@ def replaced(net):
 def test_other_modules_are_declined(change):
     net, pictures, _, _ = problem("max")
     prepared = ready(net, pictures)
-    assert fused.find_fused(net, prepared) is not None
+    assert fused.find_fused(net, prepared, 8) is not None
     change(net)
-    assert fused.find_fused(net, prepared) is None
+    assert fused.find_fused(net, prepared, 8) is None
 
 
 def test_other_networks_are_declined():
@@ -224,11 +224,12 @@ def test_other_networks_are_declined():
     others = (channels("probabilities"), channels("max", hidden=200))
     for net in (*others, channels("concat", scales=single)):
         net = net.to(DEVICE)
-        assert fused.find_fused(net, ready(net, pictures)) is None
+        assert fused.find_fused(net, ready(net, pictures), 8) is None
     net = channels("max").to(DEVICE)
-    assert fused.find_fused(net, ready(net.eval(), pictures)) is None
+    assert fused.find_fused(net, ready(net, pictures), 200_000) is None  # offsets of 32 bits
+    assert fused.find_fused(net, ready(net.eval(), pictures), 8) is None
     bare = ScaleChannels(ConvNet(batch_norm=False), SMALL, 28, "max").to(DEVICE)
-    assert fused.find_fused(bare, ready(bare, pictures)) is None
+    assert fused.find_fused(bare, ready(bare, pictures), 8) is None
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="captures a CUDA graph")

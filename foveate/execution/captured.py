@@ -125,7 +125,7 @@ class CapturedStep:
         """Choose kernels of its own for the step, or compile it; the compiler takes seconds."""
         self.begun = True
         if self.precision == "bf16":
-            self.fused = find_fused(self.net, images)
+            self.fused = find_fused(self.net, images, self.batch)
         if self.fused is None and self.compiled:
             self.loss_of = torch.compile(loss_of, dynamic=False)
 

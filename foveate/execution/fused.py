@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from foveate.errors import ConfigError
 from foveate.execution import windows
 from foveate.execution.exact import Block, exact_convnet, plain_blocks
 from foveate.execution.plan import Prepared
@@ -24,9 +23,7 @@ from foveate.models.channels import ScaleChannels
 
 KERNEL_DEVICES: tuple[str, ...] = ("cuda",) if find_spec("triton") else ()
 POOLS = ("avg", "max", "logsumexp", "concat")
-MOST_UNITS, MOST_CLASSES, MOST_CHANNELS = 128, 64, 64
-
-
+MOST_UNITS, MOST_CLASSES, MOST_CHANNELS, MOST_FEATURES = 128, 64, 64, 2**16
 # The fastest of 3 to 12 launches on one H200 for FovAvg with batches of 16 and 128 images.
 LAUNCHES = {
     "pack": Launch(1024, 0, 4, 1),
@@ -49,41 +46,45 @@ COLUMNS = 64  # columns of a product per program
 COMPILERS = 8  # kernels that are compiled at the same time
 
 
-def find_fused(net: nn.Module, images: Prepared) -> "FusedGradients | None":
-    """Return the fused gradients of a network in training mode, or None if it has none."""
-    return FusedGradients(net) if _supports(net, images) else None
+def find_fused(net: nn.Module, images: Prepared, batch: int) -> "FusedGradients | None":
+    """Return the gradients of a network in training mode, or None if the kernels do not apply.
 
-
-def _supports(net: nn.Module, images: Prepared) -> bool:
-    """Whether the kernels reproduce the training step of a network on prepared images."""
+    `images` are prepared, and `batch` is the largest number of them in a step.
+    """
     backbone = exact_convnet(net)
     if backbone is None or images.plan is not windows or len(images.inputs) != 3:
-        return False
+        return None
     cut = images.inputs[0]
-    kind = cut.device.type in KERNEL_DEVICES and cut.dtype == torch.float32
-    single = cut.shape[-1] == 16 and cut.shape[1] <= MOST_CHANNELS
-    parameters = all(
-        p.requires_grad
-        and p.dtype == torch.float32
-        and p.is_contiguous()
-        and p.device == cut.device
-        for p in net.parameters()
+    supported = (
+        cut.device.type in KERNEL_DEVICES and cut.dtype == torch.float32,
+        cut.shape[-1] == 16 and cut.shape[1] <= MOST_CHANNELS,
+        batch * cut[0, ..., 0].numel() * 64 < MOST_VALUES,
+        all(_is_plain(parameter, cut.device) for parameter in net.parameters()),
+        all(module.training for module in net.modules()),
+        type(net) is ConvNet or _pools(net, cut.shape[1]),
+        backbone.hidden.in_features <= MOST_FEATURES,
+        backbone.hidden.out_features <= MOST_UNITS and backbone.head.out_features <= MOST_CLASSES,
+        _suits(plain_blocks(backbone.trunk)),
     )
-    modes = all(m.training for m in net.modules())
-    pooled = type(net) is ConvNet or (type(net) is ScaleChannels and net.pool in POOLS)
-    pooled = pooled and not (cut.shape[1] == 1 and getattr(net, "pool", "") == "concat")
-    linear = backbone.hidden.out_features <= MOST_UNITS
-    linear = linear and backbone.head.out_features <= MOST_CLASSES
-    blocks = plain_blocks(backbone.trunk)
-    return kind and single and parameters and modes and pooled and linear and _suits(blocks)
+    return FusedGradients(net) if all(supported) else None
+
+
+def _is_plain(parameter: nn.Parameter, device: torch.device) -> bool:
+    trained = parameter.requires_grad and parameter.device == device
+    return trained and parameter.dtype == torch.float32 and parameter.is_contiguous()
+
+
+def _pools(net: nn.Module, channels: int) -> bool:
+    """Whether the kernels have the pool of scale channels; that of one channel is no layer."""
+    pool = net.pool if type(net) is ScaleChannels else ""
+    return pool in POOLS and (channels > 1 or pool != "concat")
 
 
 def _suits(blocks: tuple[Block, ...]) -> bool:
     """Whether the kernels support the convolutions: few channels, and norms with momentum."""
     widths = [conv.out_channels for conv, _ in blocks]
     normed = all(norm is not None and norm.momentum is not None for _, norm in blocks)
-    first = widths[0] in (4, 8, 16) and 4 <= widths[1] <= 16
-    return normed and first and max(widths) <= 64
+    return normed and widths[0] in (4, 8, 16) and 4 <= widths[1] <= 16 and max(widths) <= 64
 
 
 class _Part(NamedTuple):
@@ -196,16 +197,11 @@ class _Layout:
         self.images, self.channels, self.patches = images, channels, images * channels
         blocks, self.size, self.parts = owner.blocks, 0, dict[str, _Part]()
         widths = [conv.out_channels for conv, _ in blocks]
-        self.sides, self.strides = (
-            [0, side, side - 1],
-            [1, 1, *(c.stride[0] for c, _ in blocks[2:])],
-        )
+        self.sides, self.strides = [0, side, side - 1], [1, 1]
+        self.strides += [conv.stride[0] for conv, _ in blocks[2:]]
         for stride in self.strides[2:]:
             self.sides.append((self.sides[-1] - 3) // stride + 1)
         last = len(blocks) - 1
-        largest = self.patches * side**2 * 4 * widths[0]
-        if largest >= MOST_VALUES:
-            raise ConfigError(f"batches of {images} images are too large for a GPU; reduce batch")
         for layer in range(1, last + 1):
             area = self.patches * self.sides[layer + 1] ** 2
             self._add(f"moments {layer}", "convolve", area, 2 * widths[layer])
