@@ -10,13 +10,16 @@ from interpreted import DEVICE, load
 from torch import nn
 
 from foveate import ScaleChannels, ScaleGrid
-from foveate.execution import fused, windows
+from foveate.execution import canvas, canvas_search, fused, windows
 from foveate.execution.captured import Batch, CapturedStep
+from foveate.execution.fused_winners import find_winners
 from foveate.execution.plan import Prepared, prepare
 from foveate.models.backbone import ConvNet
+from foveate.models.sliding import SlidingChannels
 from foveate.training.adam import PiecewiseAdam
 
 kernels = load("foveate.execution.triton_step")
+load("foveate.execution.triton_canvas")
 trunk = importlib.import_module("foveate.execution.triton_trunk")  # by now loaded as well
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 SMALL = ScaleGrid(0.5, 1, per_octave=1)
@@ -25,7 +28,8 @@ SMALL = ScaleGrid(0.5, 1, per_octave=1)
 @pytest.fixture(autouse=True)
 def on_this_device(monkeypatch):
     """Let the kernels run where the tests do, with several blocks and parts per program."""
-    monkeypatch.setattr(fused, "KERNEL_DEVICES", (DEVICE,))
+    for module in (fused, canvas_search):
+        monkeypatch.setattr(module, "KERNEL_DEVICES", (DEVICE,))
     few = {"convolve": 3, "input": 3, "weight": 2, "pair": 3, "product": 2}
     for name, programs in few.items():
         launch = fused.LAUNCHES[name]._replace(block=32, programs=programs)
@@ -42,7 +46,7 @@ def in_float32(monkeypatch):
         pytest.skip("compiled kernels have fixed types")
     for module in (trunk, kernels):
         monkeypatch.setattr(module, "LOW", module.tl.constexpr(module.tl.float32))
-    monkeypatch.setattr(fused, "_bf16", lambda like, size: like.new_empty(size))
+    monkeypatch.setattr(fused, "_empty", lambda like, size, dtype: like.new_empty(size))
 
 
 def channels(pool, features=(16, 16, 32, 32), scales=SMALL, hidden=20):
@@ -144,12 +148,7 @@ def test_errors_in_bf16_are_those_of_autocast(name):
     torch.manual_seed(3)
     loss = found(prepared, labels, indices, 0.1)
     assert abs(loss - wanted) < 0.02
-
-    def error(those):
-        pairs = zip(those.parameters(), exact.parameters(), strict=True)
-        return sum(float((p.grad - q.grad).square().sum()) for p, q in pairs) ** 0.5
-
-    assert error(net) < 1.5 * error(other)
+    assert error_of(net, exact) < 1.5 * error_of(other, exact)
 
 
 def test_a_second_call_overwrites_the_gradients():
@@ -230,6 +229,89 @@ def test_other_networks_are_declined():
     assert fused.find_fused(net, ready(net.eval(), pictures), 8) is None
     bare = ScaleChannels(ConvNet(batch_norm=False), SMALL, 28, "max").to(DEVICE)
     assert fused.find_fused(bare, ready(bare, pictures), 8) is None
+
+
+def sliding(pool="max", classes=5, batch_norm=False):
+    torch.manual_seed(2)
+    options = {"hidden": 20, "classes": classes, "batch_norm": batch_norm}
+    net = SlidingChannels(ConvNet((16, 16, 32, 32), 28, **options), (0.7, 1.0), pool)
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d):  # biases are initialised with 0
+            nn.init.uniform_(layer.bias, -0.1, 0.1)
+    return net.to(DEVICE)
+
+
+def shown(net, count=4):
+    """Return images with off-centre content as the plan `canvas` prepares them, and labels."""
+    torch.manual_seed(5)
+    pictures = torch.zeros(count, 1, 44, 40, device=DEVICE)
+    pictures[:, :, 6:30, 9:31] = torch.randn(count, 1, 24, 22, device=DEVICE)
+    labels = torch.arange(count, device=DEVICE) % 5
+    given, *others = canvas.prepare(net, pictures, torch.bfloat16)
+    return Prepared(canvas, (given.bfloat16(), *others)), labels
+
+
+def all_windows(net, prepared, labels, indices, dtype):
+    """Compute loss and gradients from all windows of the canvas, which is rounded to bf16."""
+    other, (given, size, _) = copy.deepcopy(net), prepared.inputs
+    torch.manual_seed(3)
+    mask = other.backbone.dropout(torch.ones(len(indices), 20, device=DEVICE)).to(dtype)
+    layout = canvas.layout_of(other, *size.shape[2:])
+    with torch.autocast(DEVICE, torch.bfloat16, enabled=dtype == torch.float32):
+        maps = other.to(dtype).backbone.dense(given[indices].to(dtype), mask)
+    parts = canvas.split_maps(maps.to(dtype), layout, 28, 4)
+    logits = torch.cat([part.flatten(2) for part in parts], 2).amax(2)
+    loss = F.cross_entropy(logits, labels[indices], label_smoothing=0.2)
+    loss.backward()
+    return other, loss.detach()
+
+
+def error_of(those, exact):
+    pairs = zip(those.parameters(), exact.parameters(), strict=True)
+    return sum(float((p.grad - q.grad).square().sum()) for p, q in pairs) ** 0.5
+
+
+def winning(net):
+    """Return loss and gradients by the kernels, in float64 and with autocast."""
+    prepared, labels = shown(net)
+    indices = torch.tensor([2, 0, 3], device=DEVICE)
+    exact, wanted = all_windows(net, prepared, labels, indices, torch.float64)
+    other, _ = all_windows(net, prepared, labels, indices, torch.float32)
+    torch.manual_seed(3)
+    loss = find_winners(net, prepared, 8)(prepared, labels, indices, 0.2)
+    return abs(float(loss - wanted)), exact, other
+
+
+def test_the_strongest_windows_have_the_gradients_of_the_maximum(in_float32, monkeypatch):
+    # The search reads bf16: its own weights stay rounded, those of the gradients do not.
+    rounded = canvas_search.search
+
+    def search(backbone, given, needed, layers, mask, places):
+        layers = [layer.bfloat16() if n % 2 == 0 else layer for n, layer in enumerate(layers)]
+        return rounded(backbone, given, needed, layers, mask, places)
+
+    monkeypatch.setattr(canvas_search, "search", search)
+    difference, exact, _ = winning(net := sliding())
+    assert difference < 1e-5
+    for (label, ours), other in zip(net.named_parameters(), exact.parameters(), strict=True):
+        assert (ours.grad - other.grad).norm() < 2e-4 * other.grad.norm(), label
+
+
+def test_errors_of_a_maximum_in_bf16_are_those_of_autocast():
+    difference, exact, other = winning(net := sliding())
+    assert difference < 0.02
+    assert error_of(net, exact) < 1.5 * error_of(other, exact)
+
+
+def test_other_sliding_networks_are_declined():
+    for net in (sliding("avg"), sliding(batch_norm=True), sliding(classes=1)):
+        assert find_winners(net, shown(net)[0], 8) is None
+    net = sliding()
+    prepared = shown(net)[0]
+    assert find_winners(net, prepared, 8) is not None
+    assert find_winners(net, prepared, 2_000_000) is None
+    net.backbone.head.bias.requires_grad_(False)
+    assert find_winners(net, prepared, 8) is None
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="captures a CUDA graph")

@@ -6,7 +6,7 @@ logits are equal, so one of them is computed, and the windows that show somethin
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, T tiles, K classes.
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foveate.execution.trunk_ops import KERNEL_DEVICES, autocast_dtype
+from foveate.execution.trunk_ops import KERNEL_DEVICES, autocast_dtype, call_operator
 from foveate.execution.windows import group_first, regroup_second
 from foveate.models.backbone import ConvNet
 
@@ -112,19 +112,36 @@ def strongest(
         Logits in float32 and positions of windows, shape ``(B, T, K)``. `grid_slices` gives the
         tiles of each grid. Tiles without needed windows have -inf.
     """
-    convs = [layer for layer in backbone.trunk if isinstance(layer, nn.Conv2d)]
     classes, units = backbone.head.out_features, backbone.hidden.out_features
     if mask is None:
         mask = canvas.new_ones(len(canvas), units)
     with torch.autocast(canvas.device.type, enabled=False):
-        mask = F.pad(mask.float(), (0, _power(units) - units))
-        layers = _packed(convs, backbone)
+        # Products in bf16, biases in float32.
+        layers = [
+            (layer if number % 2 else layer.bfloat16()).detach().contiguous()
+            for number, layer in enumerate(arranged(backbone))
+        ]
+        values, positions = search(backbone, canvas, needed, layers, mask.float(), places)
+    return values[..., :classes], positions[..., :classes]
+
+
+def search(
+    backbone: ConvNet,
+    canvas: Tensor,
+    needed: Tensor,
+    layers: list[Tensor],
+    mask: Tensor,
+    places: Sequence[Place],
+) -> tuple[Tensor, Tensor]:
+    """Compute `strongest` for arranged layers and a mask in float32, with classes padded."""
+    units = backbone.hidden.out_features
+    mask = F.pad(mask, (0, _power(units) - units))
+    convs = [layer for layer in backbone.trunk if isinstance(layer, nn.Conv2d)]
     strides = [conv.stride[0] for conv in convs]
     flat = [number for place in places for number in place]  # for the operator's schema
-    values, positions = strongest_windows(
-        canvas, needed, layers, mask, strides, flat, backbone.size
-    )
-    return values[..., :classes], positions[..., :classes]
+    given = (canvas, needed, layers, mask, strides, flat, backbone.size)
+    found: tuple[Tensor, Tensor] = call_operator(strongest_windows, *given)
+    return found
 
 
 def grid_slices(places: Sequence[Place], size: int, stride: int) -> list[slice]:
@@ -136,24 +153,29 @@ def grid_slices(places: Sequence[Place], size: int, stride: int) -> list[slice]:
     return [slice(begin, end) for begin, end in pairwise(ends)]
 
 
-def _packed(convs: Sequence[nn.Conv2d], backbone: ConvNet) -> list[Tensor]:
-    """Return the weights in the layouts of the kernels: products in bf16, biases in float32."""
-    first, second, *others = convs
-    assert first.bias is not None and second.bias is not None
-    weights = [group_first(first.weight), regroup_second(second.weight).permute(2, 3, 1, 0)]
-    biases: list[Tensor] = [first.bias.repeat(4), second.bias]
-    for conv in others:
-        assert conv.bias is not None
-        weights.append(conv.weight.permute(2, 3, 1, 0))
-        biases.append(conv.bias)
+def arranged(backbone: ConvNet, of: Callable[[Tensor], Tensor] = lambda p: p) -> list[Tensor]:
+    """Return weight and bias of each layer as the kernels read them, padded with zeros.
+
+    `of` maps each parameter to the tensor of its shape that is arranged, by default itself.
+    """
+    convs = [layer for layer in backbone.trunk if isinstance(layer, nn.Conv2d)]
+    kernels, shifts = [of(conv.weight) for conv in convs], [of(_bias(conv)) for conv in convs]
+    found = [group_first(kernels[0]), shifts[0].repeat(4)]
+    found += [regroup_second(kernels[1]).permute(2, 3, 1, 0), shifts[1]]
+    for kernel, shift in zip(kernels[2:], shifts[2:], strict=True):
+        found += [kernel.permute(2, 3, 1, 0), shift]
     side, hidden, head = backbone.side, backbone.hidden, backbone.head
     more = _power(hidden.out_features) - hidden.out_features
     extra = _power(head.out_features) - head.out_features
-    kernel = hidden.weight.unflatten(1, (-1, side, side)).permute(2, 3, 1, 0)
-    weights += [F.pad(kernel, (0, more)), F.pad(head.weight.mT, (0, extra, 0, more))]
-    biases += [F.pad(hidden.bias, (0, more)), F.pad(head.bias, (0, extra))]
-    rounded = (weight.bfloat16().contiguous() for weight in weights)
-    return [each.detach() for pair in zip(rounded, biases, strict=True) for each in pair]
+    kernel = of(hidden.weight).unflatten(1, (-1, side, side)).permute(2, 3, 1, 0)
+    found += [F.pad(kernel, (0, more)), F.pad(of(hidden.bias), (0, more))]
+    found += [F.pad(of(head.weight).mT, (0, extra, 0, more)), F.pad(of(head.bias), (0, extra))]
+    return found
+
+
+def _bias(conv: nn.Conv2d) -> Tensor:
+    assert conv.bias is not None
+    return conv.bias
 
 
 def _power(number: int) -> int:

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foveate.execution.fused import FusedGradients, find_fused
+from foveate.execution.fused_winners import find_winners
 from foveate.execution.plan import Prepared, logits
 from foveate.execution.precision import Precision, cast
 
@@ -125,7 +126,8 @@ class CapturedStep:
         """Choose kernels of its own for the step, or compile it; the compiler takes seconds."""
         self.begun = True
         if self.precision == "bf16":
-            self.fused = find_fused(self.net, images, self.batch)
+            given = (self.net, images, self.batch)
+            self.fused = find_fused(*given) or find_winners(*given)
         if self.fused is None and self.compiled:
             self.loss_of = torch.compile(loss_of, dynamic=False)
 

@@ -7,6 +7,7 @@ starts sooner.
 """
 # Shape letters: B images, S scale channels, N = B S patches, m windows along an axis, K classes.
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -56,17 +57,26 @@ def find_fused(net: nn.Module, images: Prepared, batch: int) -> "FusedGradients 
         return None
     cut = images.inputs[0]
     supported = (
-        cut.device.type in KERNEL_DEVICES and cut.dtype == torch.float32,
-        cut.shape[-1] == 16 and cut.shape[1] <= MOST_CHANNELS,
+        cut.dtype == torch.float32 and cut.shape[-1] == 16 and cut.shape[1] <= MOST_CHANNELS,
         batch * cut[0, ..., 0].numel() * 64 < MOST_VALUES,
-        all(_is_plain(parameter, cut.device) for parameter in net.parameters()),
-        all(module.training for module in net.modules()),
         type(net) is ConvNet or _pools(net, cut.shape[1]),
+        is_trainable(net, backbone, cut.device),
+        all(norm is not None for _, norm in plain_blocks(backbone.trunk)),
+    )
+    return FusedGradients(net) if all(supported) else None
+
+
+def is_trainable(net: nn.Module, backbone: ConvNet, device: torch.device) -> bool:
+    """Whether the kernels support the layers of a network, and all of them are trained."""
+    supported = (
+        device.type in KERNEL_DEVICES,
+        all(_is_plain(parameter, device) for parameter in net.parameters()),
+        all(module.training for module in net.modules()),
         backbone.hidden.in_features <= MOST_FEATURES,
         backbone.hidden.out_features <= MOST_UNITS and backbone.head.out_features <= MOST_CLASSES,
         _suits(plain_blocks(backbone.trunk)),
     )
-    return FusedGradients(net) if all(supported) else None
+    return all(supported)
 
 
 def _is_plain(parameter: nn.Parameter, device: torch.device) -> bool:
@@ -83,7 +93,7 @@ def _pools(net: nn.Module, channels: int) -> bool:
 def _suits(blocks: tuple[Block, ...]) -> bool:
     """Whether the kernels support the convolutions: few channels, and norms with momentum."""
     widths = [conv.out_channels for conv, _ in blocks]
-    normed = all(norm is not None and norm.momentum is not None for _, norm in blocks)
+    normed = all(norm is None or norm.momentum is not None for _, norm in blocks)
     return normed and widths[0] in (4, 8, 16) and 4 <= widths[1] <= 16 and max(widths) <= 64
 
 
@@ -107,6 +117,7 @@ class FusedGradients:
         assert backbone is not None
         self.net, self.backbone = net, backbone
         self.blocks: list[tuple[nn.Conv2d, Any]] = list(plain_blocks(backbone.trunk))
+        self.normed = self.blocks[0][1] is not None
         self.parameters = list(net.parameters())
         device, sizes = self.parameters[0].device, [p.numel() for p in self.parameters]
         self.starts = {id(p): sum(sizes[:k]) for k, p in enumerate(self.parameters)}
@@ -120,15 +131,8 @@ class FusedGradients:
         pieces = [[t.detach().view(-1).split(PIECE) for t in pair] for pair in pairs]
         self.copied = [part for target, _ in pieces for part in target]
         self.copied_from = [part for _, source in pieces for part in source]
-        layers = self._layers()
-        self.packed_at = [0]
-        for layer in layers:  # aligned to 16 bytes
-            self.packed_at.append(-(-(self.packed_at[-1] + layer.numel()) // 8) * 8)
-        order = torch.full((self.packed_at[-1],), -1, dtype=torch.int32)
-        for start, layer in zip(self.packed_at, layers, strict=False):
-            order[start : start + layer.numel()] = layer.flatten()
-        self.order = order.to(device)
-        self.layouts: dict[tuple[int, int], _Layout] = {}
+        self.packing = Packing(self._layers(), device)
+        self.layouts: dict[tuple[int, int], StepLayout] = {}
 
     def __call__(
         self, images: Prepared, labels: Tensor, indices: Tensor | None, smoothing: float
@@ -138,20 +142,39 @@ class FusedGradients:
             indices = torch.arange(len(labels), device=labels.device)
         for parameter, gradient in zip(self.parameters, self.gradients, strict=True):
             parameter.grad = gradient
-        key = len(indices), images.inputs[0].shape[1]
-        if key not in self.layouts:
-            self.layouts[key] = _Layout(self, *key, images.inputs[0].shape[2])
         with torch.no_grad(), torch.cuda.device_of(labels):  # Triton launches on this device
-            return _Pass(self, self.layouts[key], images.inputs, labels, indices).run(smoothing)
+            torch._foreach_copy_(self.copied, self.copied_from)
+            return self.begin(images.inputs, labels, indices).run(smoothing)
+
+    @property
+    def pool(self) -> str:
+        """The pool of scale channels; empty for a network on the whole image."""
+        return self.net.pool if isinstance(self.net, ScaleChannels) else ""
+
+    def begin(self, inputs: tuple[Tensor, ...], labels: Tensor, indices: Tensor) -> "StepPass":
+        """Return the pass over the prepared images at `indices`."""
+        layout = self.layout(len(indices), *inputs[0].shape[1:3])
+        return WindowsPass(self, layout, labels, indices, inputs)
+
+    def layout(self, images: int, channels: int, side: int) -> "StepLayout":
+        """Return the layout for a number of images, made once."""
+        if (images, side) not in self.layouts:
+            self.layouts[images, side] = StepLayout(self, images, channels, side)
+        return self.layouts[images, side]
 
     def at(self, parameter: Tensor | None) -> int:
         """Return the place of a parameter in the flat tensors."""
         return self.starts[id(parameter)]
 
     def where(self, layer: int, *more: str) -> dict[str, int]:
-        """Return the places of a block's norm, and of `more`, as arguments of a kernel."""
+        """Return the places of a block's norm, and of `more`, as arguments of a kernel.
+
+        Without a norm, the offset is the bias of the convolution.
+        """
         conv, norm = self.blocks[layer]
-        found = {"gain_at": self.at(norm.weight), "offset_at": self.at(norm.bias)}
+        found = {"gain_at": 0, "offset_at": self.at(conv.bias)}
+        if norm is not None:
+            found = {"gain_at": self.at(norm.weight), "offset_at": self.at(norm.bias)}
         other = {"weight_at": conv.weight, "bias_at": conv.bias}
         found |= {name: self.at(other[name]) for name in more}
         return found | {"OUT": conv.out_channels}
@@ -183,7 +206,26 @@ class FusedGradients:
         return [self.grouped(), *after, self.hidden(), self.places(self.backbone.head.weight)]
 
 
-class _Layout:
+class Packing:
+    """An order in which the kernels read parameters, copied by the kernel `pack`.
+
+    Attributes:
+        table: Place of each element among all parameters, -1 for 0, or -2 for 1.
+        starts: Where each layer begins, aligned to 16 bytes.
+        shapes: Shape of each layer.
+    """
+
+    def __init__(self, layers: Sequence[Tensor], device: torch.device) -> None:
+        self.starts, self.shapes = [0], [layer.shape for layer in layers]
+        for layer in layers:
+            self.starts.append(-(-(self.starts[-1] + layer.numel()) // 8) * 8)
+        table = torch.full((self.starts[-1],), -1, dtype=torch.int32)
+        for start, layer in zip(self.starts, layers, strict=False):
+            table[start : start + layer.numel()] = layer.flatten()
+        self.table = table.to(device)
+
+
+class StepLayout:
     """Sizes of the maps and of the partial sums for one number of images.
 
     Attributes:
@@ -269,37 +311,55 @@ class _Layout:
         return table.int()
 
 
-class _Pass:
+class StepPass:
     """One forward and backward pass over a batch: its tensors and the kernels to launch.
 
-    Kernels are launched after all of them are known, so that new ones are compiled together.
+    Kernels are launched when all of them are known, so that new ones are compiled together.
+
+    Attributes:
+        cut: Rows of 4 × 4 pixels of all patches of an image, selected by `indices` if there are
+            `per` rows of each image, and those of the batch if `per` is 0.
     """
 
+    cut: Tensor
+    per = 0
+
     def __init__(
-        self,
-        owner: FusedGradients,
-        layout: _Layout,
-        inputs: tuple[Tensor, ...],
-        labels: Tensor,
-        indices: Tensor,
+        self, owner: FusedGradients, layout: StepLayout, labels: Tensor, indices: Tensor
     ) -> None:
         from foveate.execution import triton_step, triton_trunk
 
         self.kernels, self.trunk = triton_step, triton_trunk
         self.launches = list[tuple[Any, ...]]()
         self.owner, self.layout, self.labels, self.indices = owner, layout, labels, indices
-        self.cut, self.means, self.squares = inputs
         self.flat, self.slopes = owner.flat, owner.slopes
         self.workspace = self.flat.new_empty(layout.size)
-        packed = self._bf16(len(owner.order))
-        self.weights = [packed[start:] for start in owner.packed_at]
-        self._over("pack", len(owner.order), triton_step.pack, self.flat, owner.order, packed)
+        self.filters = 4 * owner.blocks[0][0].out_channels
+        self.shared = owner.pool in ("avg", "winners")  # one dropout mask for all patches
+        ones = layout.ones[: layout.images if self.shared else layout.patches]
+        self.mask = owner.backbone.dropout(ones)
+        self.weights = self.pack(owner.packing, torch.bfloat16)
+
+    def pack(self, packing: Packing, dtype: torch.dtype) -> list[Tensor]:
+        """Copy the layers of a packing."""
+        total = len(packing.table)
+        packed = _empty(self.flat, total, dtype)
+        self._over("pack", total, self.kernels.pack, self.flat, packing.table, packed)
+        return [
+            packed[start : start + shape.numel()].view(shape)
+            for start, shape in zip(packing.starts, packing.shapes, strict=False)
+        ]
 
     def run(self, smoothing: float) -> Tensor:
         """Run all kernels, and return the mean loss."""
         owner, layout = self.owner, self.layout
-        torch._foreach_copy_(owner.copied, owner.copied_from)
-        folded, kept = self._first_block()
+        folded, kept = self.fold()
+        positions = layout.patches * layout.sides[1] ** 2
+        self.active = self._bf16(positions * self.filters)
+        self._over(
+            "first", positions, self.trunk.first_block_kernel, self.cut, self.indices, folded,
+            folded[16 * self.filters :], self.active, PER=self.per, WIDTH=16, FILTERS=self.filters,
+        )  # fmt: skip
         self.maps, self.coefficients = [self.active], [folded]
         for layer in range(1, len(owner.blocks)):
             self._convolve(layer)
@@ -309,63 +369,49 @@ class _Pass:
             slope = self._convolve_back(layer, slope)
         self._normalise_slopes(1, slope)
         loss = self._gradients(slope, kept, losses)
-        if not layout.compiled and self.flat.is_cuda:
-            compile_together(self.launches, self.flat.device)
+        self.flush()
         layout.compiled = True
-        for kernel, grid, given, options in self.launches:
-            kernel[grid](*given, **options)
         return loss
 
-    def _first_block(self) -> tuple[Tensor, Tensor]:
-        """Fold the first norm and compute `active`; return the folded block and the moments."""
-        owner, layout, (conv, norm) = self.owner, self.layout, self.owner.blocks[0]
-        side, self.filters = layout.sides[1], 4 * conv.out_channels
-        self.per, positions = layout.channels * side**2, layout.patches * side**2
-        folded, kept = self.flat.new_empty(17 * self.filters), self.flat.new_empty(272 + 144)
-        self._launch(
-            self.kernels.fold, (1,), self.flat, self.means, self.squares, self.indices,
-            norm.running_mean, norm.running_var, norm.num_batches_tracked, folded, kept,
-            layout.images, 4 * positions, norm.momentum, norm.eps,
-            **owner.where(0, "weight_at", "bias_at"), num_warps=8,
-        )  # fmt: skip
-        self.active = self._bf16(positions * self.filters)
-        self._over(
-            "first", positions, self.trunk.first_block_kernel, self.cut, self.indices, folded,
-            folded[16 * self.filters :], self.active, PER=self.per, WIDTH=16, FILTERS=self.filters,
-        )  # fmt: skip
-        return folded, kept
+    def flush(self) -> None:
+        """Launch the kernels."""
+        if not self.layout.compiled and self.flat.is_cuda:
+            compile_together(self.launches, self.flat.device)
+        for kernel, grid, given, options in self.launches:
+            kernel[grid](*given, **options)
+        self.launches.clear()
+
+    def fold(self) -> tuple[Tensor, Tensor | None]:
+        """Set `cut`, and return the first block on its rows and the moments of the windows."""
+        raise NotImplementedError
+
+    def normalise(self, layer: int, part: _Part, parts: Tensor) -> Tensor:
+        """Return gain, offset, mean and inverse deviation of a norm, and track them."""
+        raise NotImplementedError
 
     def _convolve(self, layer: int) -> None:
         """Compute the map of a layer and the coefficients of its norm."""
-        owner, layout, (conv, norm) = self.owner, self.layout, self.owner.blocks[layer]
+        layout, conv = self.layout, self.owner.blocks[layer][0]
         below, width = self.filters if layer == 1 else conv.in_channels, conv.out_channels
         side, area = layout.sides[layer], layout.patches * layout.sides[layer + 1] ** 2
         part, parts = self._parts(f"moments {layer}")
-        found, coefficients = self._bf16(area * width), self.flat.new_empty(4 * width)
+        found = self._bf16(area * width)
         self._launch(
             self.kernels.convolve, (part.number,), self.maps[-1], self.coefficients[-1],
             self.weights[layer - 1], found, parts, area, part.steps, HEIGHT=side, WIDTH=side,
             IN=below, OUT=width, SIDE=2 if layer == 1 else 3, STRIDE=layout.strides[layer],
             NORM=layer > 1, IN_P=_power(below), OUT_P=_power(width), **_options("convolve"),
         )  # fmt: skip
-        self._launch(
-            self.kernels.statistics, (-(-width // CHANNELS),), parts, self.flat,
-            norm.running_mean, norm.running_var, norm.num_batches_tracked, coefficients,
-            part.number, area, norm.momentum, norm.eps, **owner.where(layer, "bias_at"),
-            CHANNELS=CHANNELS, PARTS=PARTS,
-        )  # fmt: skip
         self.maps.append(found)
-        self.coefficients.append(coefficients)
+        self.coefficients.append(self.normalise(layer, part, parts))
 
     def _classify(self, smoothing: float) -> tuple[Tensor, Tensor]:
         """Compute the loss of each image and the slopes of the last norm's output."""
         owner, layout = self.owner, self.layout
         net, last = owner.net, len(self.maps) - 1
         hidden, head = owner.backbone.hidden, owner.backbone.head
-        pool = net.pool if isinstance(net, ScaleChannels) else ""
         mixing = net.mixing if isinstance(net, ScaleChannels) else None
         images, patches, features = layout.images, layout.patches, hidden.in_features
-        mask = owner.backbone.dropout(layout.ones[: images if pool == "avg" else patches])
         rectified, slope = self._bf16(patches * features), self._bf16(patches * features)
         units, unit_slopes = (self._bf16(patches * layout.units) for _ in range(2))
         logits, logit_slopes = (self._bf16(patches * layout.classes) for _ in range(2))
@@ -373,14 +419,15 @@ class _Pass:
         part, parts = self._parts(f"slopes {last}")
         self._launch(
             self.kernels.classify, (part.number,), self.maps[-1], self.coefficients[-1],
-            self.weights[last], self.flat, mask, self.weights[last + 1], self.labels, self.indices,
+            self.weights[last], self.flat, self.mask, self.weights[last + 1], self.labels,
+            self.indices,
             rectified, units, unit_slopes, logits, logit_slopes, pooled_slopes, slope, parts,
             losses, images, smoothing, HIDDEN_BIAS=owner.at(hidden.bias),
             HEAD_BIAS=owner.at(head.bias), MIXING=owner.at(mixing.weight) if mixing else 0,
-            MIXING_BIAS=owner.at(mixing.bias) if mixing else 0, POOL=pool,
+            MIXING_BIAS=owner.at(mixing.bias) if mixing else 0, POOL=owner.pool,
             CHANNELS=layout.channels, ROWS=layout.rows, OUT=owner.blocks[-1][0].out_channels,
             FEATURES=features, UNITS=hidden.out_features, UNITS_P=layout.units,
-            CLASSES=head.out_features, CLASSES_P=layout.classes, SHARED=pool == "avg",
+            CLASSES=head.out_features, CLASSES_P=layout.classes, SHARED=self.shared,
             **_options("classify"),
         )  # fmt: skip
         self._product("hidden", unit_slopes, layout.units, rectified, features, patches)
@@ -404,20 +451,21 @@ class _Pass:
 
     def _normalise_slopes(self, layer: int, slope: Tensor) -> None:
         """Turn the slopes of a norm's output into those of its input, in place."""
-        width = self.owner.blocks[layer][0].out_channels
+        width, normed = self.owner.blocks[layer][0].out_channels, self.owner.normed
         area = self.layout.patches * self.layout.sides[layer + 1] ** 2
         part, parts = self._parts(f"slopes {layer}")
         found = self.flat.new_empty(3 * width)
         self._launch(
             self.kernels.slope_statistics, (-(-width // CHANNELS),), parts,
             self.coefficients[layer], found, self.slopes, part.number, area,
-            **self.owner.where(layer), POSITIONS=part.size // (2 * width), CHANNELS=CHANNELS,
-            PARTS=PARTS,
+            **self.owner.where(layer), POSITIONS=part.size // (2 * width), NORM=normed,
+            CHANNELS=CHANNELS, PARTS=PARTS,
         )  # fmt: skip
-        self._over(
-            "slopes", area, self.kernels.normalise_slopes, slope, self.maps[layer], found,
-            OUT=width, OUT_P=_power(width),
-        )  # fmt: skip
+        if normed:
+            self._over(
+                "slopes", area, self.kernels.normalise_slopes, slope, self.maps[layer], found,
+                OUT=width, OUT_P=_power(width),
+            )  # fmt: skip
 
     def _convolve_back(self, layer: int, slope: Tensor) -> Tensor:
         """Sum the gradient of a convolution, and return the slopes of the norm before it."""
@@ -442,7 +490,7 @@ class _Pass:
         )  # fmt: skip
         return found
 
-    def _gradients(self, slope: Tensor, kept: Tensor, losses: Tensor) -> Tensor:
+    def _gradients(self, slope: Tensor, kept: Tensor | None, losses: Tensor) -> Tensor:
         """Compute the gradients of the first two blocks, add all parts, and return the loss."""
         owner, layout = self.owner, self.layout
         side, width = layout.sides[1], owner.blocks[1][0].out_channels
@@ -460,8 +508,8 @@ class _Pass:
         loss = self.flat.new_empty(())
         self._launch(
             self.kernels.unfold, (1,), self.slopes[owner.total :], self.flat, kept, self.slopes,
-            losses, loss, layout.images, owner.blocks[0][1].eps,
-            **owner.where(0, "weight_at"), BLOCK=128,
+            losses, loss, layout.images, owner.blocks[0][1].eps if owner.normed else 0.0,
+            **owner.where(0, "weight_at"), NORM=owner.normed, BLOCK=128,
         )  # fmt: skip
         return loss
 
@@ -470,7 +518,7 @@ class _Pass:
         return part, self.workspace[part.start :]
 
     def _bf16(self, size: int) -> Tensor:
-        return _bf16(self.flat, size)
+        return _empty(self.flat, size, torch.bfloat16)
 
     def _launch(self, kernel: Any, grid: tuple[int, ...], *given: Any, **options: Any) -> None:
         self.launches.append((kernel, grid, given, options))
@@ -480,6 +528,47 @@ class _Pass:
         options = _options(name)
         grid = (-(-total // options["BLOCK"]),)
         self._launch(kernel, grid, *given, total, **shape, **options)
+
+
+class WindowsPass(StepPass):
+    """The pass of a network with batch norms over windows that are prepared once."""
+
+    def __init__(
+        self,
+        owner: FusedGradients,
+        layout: StepLayout,
+        labels: Tensor,
+        indices: Tensor,
+        inputs: tuple[Tensor, ...],
+    ) -> None:
+        super().__init__(owner, layout, labels, indices)
+        self.cut, self.means, self.squares = inputs
+        self.per = layout.channels * layout.sides[1] ** 2
+
+    def fold(self) -> tuple[Tensor, Tensor]:
+        """Fold the first norm into the first convolution."""
+        layout, norm = self.layout, self.owner.blocks[0][1]
+        folded, kept = self.flat.new_empty(17 * self.filters), self.flat.new_empty(272 + 144)
+        self._launch(
+            self.kernels.fold, (1,), self.flat, self.means, self.squares, self.indices,
+            norm.running_mean, norm.running_var, norm.num_batches_tracked, folded, kept,
+            layout.images, 4 * layout.images * self.per, norm.momentum, norm.eps,
+            **self.owner.where(0, "weight_at", "bias_at"), num_warps=8,
+        )  # fmt: skip
+        return folded, kept
+
+    def normalise(self, layer: int, part: _Part, parts: Tensor) -> Tensor:
+        """Compute the coefficients of a norm from the moments of its map."""
+        conv, norm = self.owner.blocks[layer]
+        area = self.layout.patches * self.layout.sides[layer + 1] ** 2
+        found = self.flat.new_empty(4 * conv.out_channels)
+        self._launch(
+            self.kernels.statistics, (-(-conv.out_channels // CHANNELS),), parts, self.flat,
+            norm.running_mean, norm.running_var, norm.num_batches_tracked, found, part.number,
+            area, norm.momentum, norm.eps, **self.owner.where(layer, "bias_at"),
+            CHANNELS=CHANNELS, PARTS=PARTS,
+        )  # fmt: skip
+        return found
 
 
 def compile_together(launches: list[tuple[Any, ...]], device: torch.device) -> None:
@@ -505,8 +594,8 @@ def _options(name: str, sums: int = 0) -> dict[str, Any]:
     return {"BLOCK": launch.block, "num_warps": warps, "num_stages": launch.stages}
 
 
-def _bf16(like: Tensor, size: int) -> Tensor:
-    return like.new_empty(size, dtype=torch.bfloat16)
+def _empty(like: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    return like.new_empty(size, dtype=dtype)
 
 
 def _power(number: int) -> int:

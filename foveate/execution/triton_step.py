@@ -28,11 +28,39 @@ def _rectified(value):
 
 @triton.jit(do_not_specialize=GUARDED)
 def pack(flat, table, packed, total, BLOCK: tl.constexpr):
-    """Round parameters to bf16, in the order of `table`."""
+    """Copy parameters, rounded to the type of the copy, in the order of `table`.
+
+    The place -1 is a 0, and -2 is a 1.
+    """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     source = tl.load(table + at, at < total, other=-1)
     value = tl.load(flat + source, source >= 0, other=0.0)
-    tl.store(packed + at, value.to(LOW), at < total)
+    value = tl.where(source == -2, 1.0, value)
+    tl.store(packed + at, value.to(packed.dtype.element_ty), at < total)
+
+
+@triton.jit
+def cut_winners(
+    values, positions, canvas, rows, TILES: tl.constexpr, TILES_P: tl.constexpr,
+    CLASSES: tl.constexpr, CLASSES_P: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    ACROSS: tl.constexpr, STRIDE: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Cut the strongest window of each class from a canvas into rows of 4 x 4 pixels."""
+    image, kind = tl.program_id(0), tl.program_id(1)
+    tile = tl.arange(0, TILES_P)
+    place = (image * TILES + tile) * CLASSES_P + kind
+    best = tl.argmax(tl.load(values + place, tile < TILES, other=float("-inf")), 0)
+    position = tl.load(positions + (image * TILES + best) * CLASSES_P + kind)
+    corner = position // ACROSS * STRIDE * WIDTH + position % ACROSS * STRIDE
+    source = canvas + image.to(tl.int64) * (HEIGHT * WIDTH) + corner
+    target = rows + (image * CLASSES + kind) * (SIDE * SIDE * 16)
+    for start in range(0, SIDE * SIDE * 16, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        inside = at < SIDE * SIDE * 16
+        window, pixel = at // 16, at % 16
+        y, x = 2 * (window // SIDE) + pixel // 4, 2 * (window % SIDE) + pixel % 4
+        value = tl.load(source + y * WIDTH + x, inside, other=0.0)
+        tl.store(target + at, value.to(tl.float32), inside)
 
 
 @triton.jit
@@ -97,11 +125,11 @@ def fold(
 @triton.jit(do_not_specialize=GUARDED)
 def unfold(
     sums, flat, kept, slopes, losses, loss, images, eps, weight_at, gain_at, offset_at,
-    OUT: tl.constexpr, BLOCK: tl.constexpr
+    OUT: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr
 ):  # fmt: skip
     """Compute the gradients of the first block from those of its folded weight and shift.
 
-    The program also averages the losses of the images.
+    Without a norm, the offset is the bias. The program also averages the losses of the images.
     """
     given = tl.zeros([BLOCK], tl.float32)
     for start in range(0, images, BLOCK):
@@ -117,22 +145,23 @@ def unfold(
         row = quarter * OUT + out
         slope += tl.load(sums + row[:, None] * 16 + pixel[None, :], real[None, :], other=0.0)
         total += tl.load(sums + 64 * OUT + row)
-    mean = tl.load(kept + tap)
-    covariance = tl.load(kept + 16 + tap[:, None] * 16 + other[None, :])
-    source = flat + weight_at + out[:, None] * 9
-    weight = tl.load(source + tap[None, :], real[None, :], other=0.0)
-    centre = tl.sum(weight * mean[None, :], 1)
-    across = tl.load(source + other[None, :], (other < 9)[None, :], other=0.0)
-    spread = tl.sum(across[:, None, :] * covariance[None, :, :], 2)
-    variance = tl.sum(spread * weight, 1)
-    inverse = 1 / tl.sqrt(variance + eps)
-    scale = tl.load(flat + gain_at + out)
-    gain = scale * inverse
-    steep = tl.sum(slope * weight, 1) - total * centre  # with respect to the gain
-    bent = -steep * scale * inverse * inverse * inverse  # twice that of the variance
-    found = (slope - total[:, None] * mean[None, :]) * gain[:, None] + bent[:, None] * spread
-    tl.store(slopes + weight_at + out[:, None] * 9 + tap[None, :], found, real[None, :])
-    tl.store(slopes + gain_at + out, steep * inverse)
+    if NORM:
+        mean = tl.load(kept + tap)
+        covariance = tl.load(kept + 16 + tap[:, None] * 16 + other[None, :])
+        source = flat + weight_at + out[:, None] * 9
+        weight = tl.load(source + tap[None, :], real[None, :], other=0.0)
+        centre = tl.sum(weight * mean[None, :], 1)
+        across = tl.load(source + other[None, :], (other < 9)[None, :], other=0.0)
+        spread = tl.sum(across[:, None, :] * covariance[None, :, :], 2)
+        variance = tl.sum(spread * weight, 1)
+        inverse = 1 / tl.sqrt(variance + eps)
+        scale = tl.load(flat + gain_at + out)
+        gain = scale * inverse
+        steep = tl.sum(slope * weight, 1) - total * centre  # with respect to the gain
+        bent = -steep * scale * inverse * inverse * inverse  # twice that of the variance
+        slope = (slope - total[:, None] * mean[None, :]) * gain[:, None] + bent[:, None] * spread
+        tl.store(slopes + gain_at + out, steep * inverse)
+    tl.store(slopes + weight_at + out[:, None] * 9 + tap[None, :], slope, real[None, :])
     tl.store(slopes + offset_at + out, total)
 
 
@@ -228,24 +257,26 @@ def statistics(
 @triton.jit(do_not_specialize=GUARDED)
 def slope_statistics(
     parts, coefficients, found, slopes, count, values, gain_at, offset_at, OUT: tl.constexpr,
-    POSITIONS: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr
+    POSITIONS: tl.constexpr, NORM: tl.constexpr, CHANNELS: tl.constexpr, PARTS: tl.constexpr
 ):  # fmt: skip
     """Compute the gradients of a norm, and how its output's slopes become those of its input.
 
-    The slope of the input is found[0] * slope + found[1] * input + found[2] per channel.
+    The slope of the input is found[0] * slope + found[1] * input + found[2] per channel. Without a
+    norm, the offset is the bias of the convolution, and the slopes are those of the input.
     """
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     inside = channel < OUT
     plain, scaled = _added(parts, count, channel, inside, OUT, POSITIONS, PARTS)
     tl.store(slopes + offset_at + channel, plain, inside)
-    tl.store(slopes + gain_at + channel, scaled, inside)
-    gain = tl.load(coefficients + channel, inside, other=0.0)
-    mean = tl.load(coefficients + 2 * OUT + channel, inside, other=0.0)
-    inverse = tl.load(coefficients + 3 * OUT + channel, inside, other=0.0)
-    bent = -gain * scaled / values * inverse
-    tl.store(found + channel, gain, inside)
-    tl.store(found + OUT + channel, bent, inside)
-    tl.store(found + 2 * OUT + channel, -gain * plain / values - bent * mean, inside)
+    if NORM:
+        tl.store(slopes + gain_at + channel, scaled, inside)
+        gain = tl.load(coefficients + channel, inside, other=0.0)
+        mean = tl.load(coefficients + 2 * OUT + channel, inside, other=0.0)
+        inverse = tl.load(coefficients + 3 * OUT + channel, inside, other=0.0)
+        bent = -gain * scaled / values * inverse
+        tl.store(found + channel, gain, inside)
+        tl.store(found + OUT + channel, bent, inside)
+        tl.store(found + 2 * OUT + channel, -gain * plain / values - bent * mean, inside)
 
 
 @triton.jit(do_not_specialize=GUARDED)
@@ -422,6 +453,8 @@ def classify(
     else:
         if POOL == "avg":
             pooled = tl.sum(tl.where(asked, output, 0.0), 0) / CHANNELS
+        elif POOL == "winners":  # each class has a patch of its own
+            pooled = tl.sum(tl.where(row[:, None] == kind[None, :], output, 0.0), 0)
         elif POOL == "concat":
             # Weight (K, S K) as (K, S, K).
             place = kind[:, None, None] * CHANNELS + row[None, :, None]
@@ -450,6 +483,8 @@ def classify(
         steep = tl.where(named, (exponent / whole - wanted) / images, 0.0)
         if POOL == "avg":
             slope = tl.where(asked, steep[None, :] / CHANNELS, 0.0)
+        elif POOL == "winners":
+            slope = tl.where(asked & (row[:, None] == kind[None, :]), steep[None, :], 0.0)
         elif POOL == "max":
             slope = tl.where(asked & (row[:, None] == winner[None, :]), steep[None, :], 0.0)
         elif POOL == "logsumexp":

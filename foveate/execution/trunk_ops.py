@@ -109,7 +109,7 @@ class _TwoBlocks(torch.autograd.Function):
         ctx: Any, cut: Tensor, weight: Tensor, shift: Tensor, second: Tensor, bias: Tensor
     ) -> Tensor:
         rows, rounded = cut.flatten(0, 2), second.bfloat16()
-        active = _grid(_run(first_block, rows, weight, shift), cut)
+        active = _grid(call_operator(first_block, rows, weight, shift), cut)
         ctx.save_for_backward(rows, active, rounded)
         return F.conv2d(active, rounded, bias.bfloat16())
 
@@ -118,7 +118,7 @@ class _TwoBlocks(torch.autograd.Function):
         rows, active, second = ctx.saved_tensors
         filters, channels, side, _ = second.shape
         sizes = (second.numel(), filters, channels * rows.shape[1], channels)
-        sums = _run(pair_gradient, rows, active, slopes, second).split(sizes)
+        sums = call_operator(pair_gradient, rows, active, slopes, second).split(sizes)
         slope = sums[0].view(channels, side, side, filters).permute(3, 0, 1, 2)
         return None, sums[2].view(channels, -1), sums[3], slope, sums[1]
 
@@ -152,7 +152,7 @@ class _Convolution(torch.autograd.Function):
 def _by_kernel(images: Tensor, slopes: Tensor, side: int) -> tuple[Tensor, Tensor]:
     """Return the gradients of weight (O, I, side, side) and bias (O,) in float32."""
     channels, filters = images.shape[1], slopes.shape[1]
-    sums = _run(kernel_gradient, images, slopes, side)
+    sums: Tensor = call_operator(kernel_gradient, images, slopes, side)
     slope = sums[:-filters].view(side, channels, side, filters).permute(3, 1, 2, 0)
     return slope, sums[-filters:]
 
@@ -165,11 +165,9 @@ def _by_product(images: Tensor, slopes: Tensor) -> tuple[Tensor, Tensor]:
     return slope.unflatten(1, (images.shape[1], 3, 3)), slopes.sum((0, 2, 3))
 
 
-def _run(operator: Any, *given: Any) -> Tensor:
+def call_operator(operator: Any, *given: Any) -> Any:
     """Call an operator, or its function if nothing is compiled: operators import the compiler."""
-    run = operator if torch.compiler.is_compiling() else operator._init_fn
-    found: Tensor = run(*given)
-    return found
+    return (operator if torch.compiler.is_compiling() else operator._init_fn)(*given)
 
 
 @torch.library.custom_op("foveate::first_block", mutates_args=())

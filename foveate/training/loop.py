@@ -168,8 +168,7 @@ def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFold
 
 def _is_compiled(config: TrainConfig) -> bool:
     """Whether a run is probably compiled: most backbones are not, and `fused` needs no compiler."""
-    fused = config.precision == "bf16" and config.model.form != "sliding"
-    return not config.backbone and not fused
+    return not config.backbone and config.precision != "bf16"
 
 
 def find_device(name: str) -> torch.device:
