@@ -19,7 +19,7 @@ from foveate.execution.windows import group_first, regroup_second
 from foveate.models.backbone import ConvNet
 
 if TYPE_CHECKING:
-    from foveate.execution.triton_canvas import Stage
+    from foveate.execution.triton_canvas import Launcher, Stage
 
 Place: TypeAlias = tuple[int, int, int, int]
 """Top, left, height and width of a grid on the canvas."""
@@ -121,27 +121,9 @@ def strongest(
             (layer if number % 2 else layer.bfloat16()).detach().contiguous()
             for number, layer in enumerate(arranged(backbone))
         ]
-        values, positions = search(backbone, canvas, needed, layers, mask.float(), places)
+        given = (canvas, needed, layers, padded(mask.float()), *numbers(backbone, places))
+        values, positions = call_operator(strongest_windows, *given)
     return values[..., :classes], positions[..., :classes]
-
-
-def search(
-    backbone: ConvNet,
-    canvas: Tensor,
-    needed: Tensor,
-    layers: list[Tensor],
-    mask: Tensor,
-    places: Sequence[Place],
-) -> tuple[Tensor, Tensor]:
-    """Compute `strongest` for arranged layers and a mask in float32, with classes padded."""
-    units = backbone.hidden.out_features
-    mask = F.pad(mask, (0, _power(units) - units))
-    convs = [layer for layer in backbone.trunk if isinstance(layer, nn.Conv2d)]
-    strides = [conv.stride[0] for conv in convs]
-    flat = [number for place in places for number in place]  # for the operator's schema
-    given = (canvas, needed, layers, mask, strides, flat, backbone.size)
-    found: tuple[Tensor, Tensor] = call_operator(strongest_windows, *given)
-    return found
 
 
 def grid_slices(places: Sequence[Place], size: int, stride: int) -> list[slice]:
@@ -173,6 +155,18 @@ def arranged(backbone: ConvNet, of: Callable[[Tensor], Tensor] = lambda p: p) ->
     return found
 
 
+def padded(mask: Tensor) -> Tensor:
+    """Return a dropout mask (B, units) with the units of the kernels."""
+    return F.pad(mask, (0, _power(mask.shape[1]) - mask.shape[1]))
+
+
+def numbers(backbone: ConvNet, places: Sequence[Place]) -> tuple[list[int], list[int], int]:
+    """Return strides, places in one list, and size, as `strongest_windows` takes them."""
+    convs = [layer for layer in backbone.trunk if isinstance(layer, nn.Conv2d)]
+    flat = [number for place in places for number in place]
+    return [conv.stride[0] for conv in convs], flat, backbone.size
+
+
 def _bias(conv: nn.Conv2d) -> Tensor:
     assert conv.bias is not None
     return conv.bias
@@ -193,17 +187,31 @@ def strongest_windows(
     places: list[int],
     size: int,
 ) -> tuple[Tensor, Tensor]:
-    """Compute `strongest` from packed layers; `places` has four numbers per grid."""
+    """Compute `strongest` from arranged layers; `places` has four numbers per grid."""
+    with torch.cuda.device_of(canvas):  # Triton launches on the current device
+        return search(canvas, needed, layers, mask, strides, places, size)
+
+
+def search(
+    canvas: Tensor,
+    needed: Tensor,
+    layers: list[Tensor],
+    mask: Tensor,
+    strides: list[int],
+    places: list[int],
+    size: int,
+    **how: "Launcher",
+) -> tuple[Tensor, Tensor]:
+    """Launch the kernels of `strongest_windows`, now or as `launch` in `how` does."""
     from foveate.execution import triton_canvas as kernels
 
-    with torch.cuda.device_of(canvas):  # Triton launches on the current device
-        side = layers[-4].shape[0]
-        second, *others, last = _stages(canvas, tuple(strides), side, _places(places), size)
-        maps = kernels.first_blocks(canvas, layers[:4], second, needed)
-        for number, stage in enumerate(others, start=2):
-            pair = layers[2 * number : 2 * number + 2]
-            maps = kernels.convolution(maps, pair, strides[number], stage, needed)
-        return kernels.classify(maps, layers[-4:], mask, last, needed)
+    side = layers[-4].shape[0]
+    second, *others, last = _stages(canvas, tuple(strides), side, _places(places), size)
+    maps = kernels.first_blocks(canvas, layers[:4], second, needed, **how)
+    for number, stage in enumerate(others, start=2):
+        pair = layers[2 * number : 2 * number + 2]
+        maps = kernels.convolution(maps, pair, strides[number], stage, needed, **how)
+    return kernels.classify(maps, layers[-4:], mask, last, needed, **how)
 
 
 @strongest_windows.register_fake

@@ -338,13 +338,11 @@ class StepPass:
         self.shared = owner.pool in ("avg", "winners")  # one dropout mask for all patches
         ones = layout.ones[: layout.images if self.shared else layout.patches]
         self.mask = owner.backbone.dropout(ones)
-        self.weights = self.pack(owner.packing, torch.bfloat16)
+        self.weights = self.pack(owner.packing, self._bf16(len(owner.packing.table)))
 
-    def pack(self, packing: Packing, dtype: torch.dtype) -> list[Tensor]:
-        """Copy the layers of a packing."""
-        total = len(packing.table)
-        packed = _empty(self.flat, total, dtype)
-        self._over("pack", total, self.kernels.pack, self.flat, packing.table, packed)
+    def pack(self, packing: Packing, packed: Tensor) -> list[Tensor]:
+        """Copy the layers of a packing to a tensor, whose type they get."""
+        self._over("pack", len(packed), self.kernels.pack, self.flat, packing.table, packed)
         return [
             packed[start : start + shape.numel()].view(shape)
             for start, shape in zip(packing.starts, packing.shapes, strict=False)
@@ -369,17 +367,12 @@ class StepPass:
             slope = self._convolve_back(layer, slope)
         self._normalise_slopes(1, slope)
         loss = self._gradients(slope, kept, losses)
-        self.flush()
-        layout.compiled = True
-        return loss
-
-    def flush(self) -> None:
-        """Launch the kernels."""
-        if not self.layout.compiled and self.flat.is_cuda:
+        if not layout.compiled and self.flat.is_cuda:
             compile_together(self.launches, self.flat.device)
+        layout.compiled = True
         for kernel, grid, given, options in self.launches:
             kernel[grid](*given, **options)
-        self.launches.clear()
+        return loss
 
     def fold(self) -> tuple[Tensor, Tensor | None]:
         """Set `cut`, and return the first block on its rows and the moments of the windows."""
@@ -396,7 +389,7 @@ class StepPass:
         side, area = layout.sides[layer], layout.patches * layout.sides[layer + 1] ** 2
         part, parts = self._parts(f"moments {layer}")
         found = self._bf16(area * width)
-        self._launch(
+        self.launch(
             self.kernels.convolve, (part.number,), self.maps[-1], self.coefficients[-1],
             self.weights[layer - 1], found, parts, area, part.steps, HEIGHT=side, WIDTH=side,
             IN=below, OUT=width, SIDE=2 if layer == 1 else 3, STRIDE=layout.strides[layer],
@@ -417,7 +410,7 @@ class StepPass:
         logits, logit_slopes = (self._bf16(patches * layout.classes) for _ in range(2))
         pooled_slopes, losses = self._bf16(images * layout.classes), self.flat.new_empty(images)
         part, parts = self._parts(f"slopes {last}")
-        self._launch(
+        self.launch(
             self.kernels.classify, (part.number,), self.maps[-1], self.coefficients[-1],
             self.weights[last], self.flat, self.mask, self.weights[last + 1], self.labels,
             self.indices,
@@ -443,7 +436,7 @@ class StepPass:
     ) -> None:
         """Sum the gradient of a linear layer from slopes (rows, width) and inputs."""
         part, parts = self._parts(name)
-        self._launch(
+        self.launch(
             self.kernels.product, (part.number, -(-columns // COLUMNS)), left, right, parts, rows,
             part.steps, LEFT=width, RIGHT=columns, LEFT_P=width, COLUMNS=COLUMNS,
             **_options("product"),
@@ -455,7 +448,7 @@ class StepPass:
         area = self.layout.patches * self.layout.sides[layer + 1] ** 2
         part, parts = self._parts(f"slopes {layer}")
         found = self.flat.new_empty(3 * width)
-        self._launch(
+        self.launch(
             self.kernels.slope_statistics, (-(-width // CHANNELS),), parts,
             self.coefficients[layer], found, self.slopes, part.number, area,
             **self.owner.where(layer), POSITIONS=part.size // (2 * width), NORM=normed,
@@ -476,14 +469,14 @@ class StepPass:
         shape = {"HEIGHT": side, "WIDTH": side, "IN": below, "OUT": width, "STRIDE": stride}
         shape["OUT_P"] = _power(width)
         part, parts = self._parts(f"weight {layer}")
-        self._launch(
+        self.launch(
             self.kernels.weight_gradient, (part.number, 3), given, coefficients, slope, parts,
             layout.patches * layout.sides[layer + 1] ** 2, part.steps, **shape,
             COLUMNS=columns, **_options("weight", columns * _power(width)),
         )  # fmt: skip
         part, parts = self._parts(f"slopes {layer - 1}")
         found = torch.empty_like(given)
-        self._launch(
+        self.launch(
             self.kernels.input_gradient, (part.number // stride**2, stride**2), slope,
             self.weights[layer - 1], given, coefficients, found, parts, layout.patches, part.steps,
             **shape, IN_P=_power(below), **_options("input"),
@@ -495,7 +488,7 @@ class StepPass:
         owner, layout = self.owner, self.layout
         side, width = layout.sides[1], owner.blocks[1][0].out_channels
         part, parts = self._parts("pair")
-        self._launch(
+        self.launch(
             self.trunk.pair_kernel, (part.number,), self.cut, self.indices, self.active, slope,
             self.weights[0], parts, layout.patches * side**2, part.steps, HEIGHT=side, WIDTH=side,
             PIXELS=16, FILTERS=self.filters, OUT=width, SIDE=2, ROWS=16,
@@ -506,7 +499,7 @@ class StepPass:
             self.slopes, PARTS=SUMMED,
         )  # fmt: skip
         loss = self.flat.new_empty(())
-        self._launch(
+        self.launch(
             self.kernels.unfold, (1,), self.slopes[owner.total :], self.flat, kept, self.slopes,
             losses, loss, layout.images, owner.blocks[0][1].eps if owner.normed else 0.0,
             **owner.where(0, "weight_at"), NORM=owner.normed, BLOCK=128,
@@ -518,16 +511,17 @@ class StepPass:
         return part, self.workspace[part.start :]
 
     def _bf16(self, size: int) -> Tensor:
-        return _empty(self.flat, size, torch.bfloat16)
+        return _bf16(self.flat, size)
 
-    def _launch(self, kernel: Any, grid: tuple[int, ...], *given: Any, **options: Any) -> None:
+    def launch(self, kernel: Any, grid: tuple[int, ...], *given: Any, **options: Any) -> None:
+        """Launch a kernel when all of them are known."""
         self.launches.append((kernel, grid, given, options))
 
     def _over(self, name: str, total: int, kernel: Any, *given: Tensor, **shape: Any) -> None:
         """Launch a kernel with one program for each block of `total` positions."""
         options = _options(name)
         grid = (-(-total // options["BLOCK"]),)
-        self._launch(kernel, grid, *given, total, **shape, **options)
+        self.launch(kernel, grid, *given, total, **shape, **options)
 
 
 class WindowsPass(StepPass):
@@ -549,7 +543,7 @@ class WindowsPass(StepPass):
         """Fold the first norm into the first convolution."""
         layout, norm = self.layout, self.owner.blocks[0][1]
         folded, kept = self.flat.new_empty(17 * self.filters), self.flat.new_empty(272 + 144)
-        self._launch(
+        self.launch(
             self.kernels.fold, (1,), self.flat, self.means, self.squares, self.indices,
             norm.running_mean, norm.running_var, norm.num_batches_tracked, folded, kept,
             layout.images, 4 * layout.images * self.per, norm.momentum, norm.eps,
@@ -562,7 +556,7 @@ class WindowsPass(StepPass):
         conv, norm = self.owner.blocks[layer]
         area = self.layout.patches * self.layout.sides[layer + 1] ** 2
         found = self.flat.new_empty(4 * conv.out_channels)
-        self._launch(
+        self.launch(
             self.kernels.statistics, (-(-conv.out_channels // CHANNELS),), parts, self.flat,
             norm.running_mean, norm.running_var, norm.num_batches_tracked, found, part.number,
             area, norm.momentum, norm.eps, **self.owner.where(layer, "bias_at"),
@@ -594,8 +588,8 @@ def _options(name: str, sums: int = 0) -> dict[str, Any]:
     return {"BLOCK": launch.block, "num_warps": warps, "num_stages": launch.stages}
 
 
-def _empty(like: Tensor, size: int, dtype: torch.dtype) -> Tensor:
-    return like.new_empty(size, dtype=dtype)
+def _bf16(like: Tensor, size: int) -> Tensor:
+    return like.new_empty(size, dtype=torch.bfloat16)
 
 
 def _power(number: int) -> int:

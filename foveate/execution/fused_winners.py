@@ -92,18 +92,26 @@ class WinnersPass(StepPass):
         """Find and cut the strongest windows; there is no norm to fold."""
         owner, layout, net = self.owner, self.layout, self.owner.net
         assert isinstance(net, SlidingChannels)
-        products = self.pack(owner.products, torch.bfloat16)
-        biases, self.exact = (self.pack(p, torch.float32) for p in (owner.biases, owner.exact))
-        self.flush()
+        products, biases, self.exact = (
+            self.pack(packing, self.flat.new_empty(len(packing.table), dtype=dtype))
+            for packing, dtype in (
+                (owner.products, torch.bfloat16),
+                (owner.biases, torch.float32),
+                (owner.exact, torch.float32),
+            )
+        )
         chosen, needed = (t.index_select(0, self.indices) for t in (self.canvas, self.needed))
         places = canvas.layout_of(net, *self.size.shape[2:]).places
         layers = [layer for pair in zip(products, biases, strict=True) for layer in pair]
-        found = canvas_search.search(owner.backbone, chosen, needed, layers, self.mask, places)
-        height, width = chosen.shape[2:]
         side, backbone = layout.sides[1], owner.backbone
+        found = canvas_search.search(
+            chosen, needed, layers, canvas_search.padded(self.mask),
+            *canvas_search.numbers(backbone, places), launch=self.launch,
+        )  # fmt: skip
+        height, width = chosen.shape[2:]
         self.cut = self.flat.new_empty(layout.patches * side**2 * 16)
         tiles = found[0].shape[1]
-        self._launch(
+        self.launch(
             self.kernels.cut_winners, (layout.images, layout.channels), *found, chosen, self.cut,
             TILES=tiles, TILES_P=max(16, 1 << (tiles - 1).bit_length()), CLASSES=layout.channels,
             CLASSES_P=found[0].shape[2], HEIGHT=height, WIDTH=width,

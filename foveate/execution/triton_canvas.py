@@ -5,8 +5,8 @@ that no needed window covers are left out: their values are undefined and never 
 """
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, T tiles, K classes.
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 import triton
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from foveate.execution.canvas_search import TILE
 
+Launcher: TypeAlias = Callable[..., None]
 WARPS = {"first": 4, "convolution": 4, "classify": 8}
 
 
@@ -162,7 +163,18 @@ def _classify(  # type: ignore[no-untyped-def]
     tl.store(positions + place, row * BROAD + left + which % TILE_X)
 
 
-def first_blocks(canvas: Tensor, layers: Sequence[Tensor], stage: Stage, needed: Tensor) -> Tensor:
+def launch_now(kernel: Any, grid: tuple[int, ...], *given: Any, **options: Any) -> None:
+    """Launch a kernel."""
+    kernel[grid](*given, **options)
+
+
+def first_blocks(
+    canvas: Tensor,
+    layers: Sequence[Tensor],
+    stage: Stage,
+    needed: Tensor,
+    launch: Launcher = launch_now,
+) -> Tensor:
     """Compute the first two blocks of a trunk on a canvas (B, C, H, W).
 
     Args:
@@ -171,6 +183,7 @@ def first_blocks(canvas: Tensor, layers: Sequence[Tensor], stage: Stage, needed:
             (2, 2, 4 O, I) and bias of the second.
         stage: The map to compute.
         needed: First and last row, and first and last column, of the needed windows, (B, S, 4).
+        launch: Function that launches the kernel, now or later.
 
     Returns:
         The feature map, shape (B, height, width, I).
@@ -178,8 +191,9 @@ def first_blocks(canvas: Tensor, layers: Sequence[Tensor], stage: Stage, needed:
     first, shift, second, bias = layers
     count, channels, height, width = canvas.shape
     maps = canvas.new_empty(count, stage.height, stage.width, second.shape[3])
-    _first_blocks[(len(stage.tiles), count)](
-        canvas, first, shift, second, bias, maps, stage.tiles, needed, HEIGHT=height, WIDTH=width,
+    launch(
+        _first_blocks, (len(stage.tiles), count), canvas, first, shift, second, bias, maps,
+        stage.tiles, needed, HEIGHT=height, WIDTH=width,
         CHANNELS=channels, FILTERS=len(first), OUT=second.shape[3], num_warps=WARPS["first"],
         **stage.options(needed)
     )  # fmt: skip
@@ -187,21 +201,32 @@ def first_blocks(canvas: Tensor, layers: Sequence[Tensor], stage: Stage, needed:
 
 
 def convolution(
-    given: Tensor, layers: Sequence[Tensor], stride: int, stage: Stage, needed: Tensor
+    given: Tensor,
+    layers: Sequence[Tensor],
+    stride: int,
+    stage: Stage,
+    needed: Tensor,
+    launch: Launcher = launch_now,
 ) -> Tensor:
     """Compute a block with weight (3, 3, I, O) and bias (O,) on a map (B, H, W, I)."""
     weight, bias = layers
     count, height, width, channels = given.shape
     maps = given.new_empty(count, stage.height, stage.width, len(bias))
-    _convolution[(len(stage.tiles), count)](
-        given, weight, bias, maps, stage.tiles, needed, HEIGHT=height, WIDTH=width, IN=channels,
+    launch(
+        _convolution, (len(stage.tiles), count), given, weight, bias, maps, stage.tiles, needed,
+        HEIGHT=height, WIDTH=width, IN=channels,
         OUT=len(bias), STRIDE=stride, num_warps=WARPS["convolution"], **stage.options(needed)
     )  # fmt: skip
     return maps
 
 
 def classify(
-    given: Tensor, layers: Sequence[Tensor], mask: Tensor, stage: Stage, needed: Tensor
+    given: Tensor,
+    layers: Sequence[Tensor],
+    mask: Tensor,
+    stage: Stage,
+    needed: Tensor,
+    launch: Launcher = launch_now,
 ) -> tuple[Tensor, Tensor]:
     """Apply the linear layers to all needed windows of a map (B, H, W, I).
 
@@ -212,6 +237,7 @@ def classify(
         mask: Dropout mask, (B, units).
         stage: The map of windows.
         needed: The needed windows, as in `first_blocks`.
+        launch: Function that launches the kernel, now or later.
 
     Returns:
         The largest logit of each class in each tile, float32, and the position of its window,
@@ -222,8 +248,9 @@ def classify(
     size = (count, len(stage.tiles), len(bias))
     values = given.new_empty(size, dtype=torch.float32)
     positions = given.new_empty(size, dtype=torch.int32)
-    _classify[(len(stage.tiles), count)](
-        given, hidden, shift, mask, head, bias, values, positions, stage.tiles, needed,
+    launch(
+        _classify, (len(stage.tiles), count), given, hidden, shift, mask, head, bias, values,
+        positions, stage.tiles, needed,
         HEIGHT=height, WIDTH=width, IN=channels, SIDE=len(hidden), UNITS=len(shift),
         CLASSES=len(bias), num_warps=WARPS["classify"], **stage.options(needed)
     )  # fmt: skip
