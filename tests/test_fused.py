@@ -10,17 +10,17 @@ from interpreted import DEVICE, load
 from torch import nn
 
 from foveate import ScaleChannels, ScaleGrid
-from foveate.execution import canvas, canvas_search, fused, windows
+from foveate.execution import canvas, canvas_search, fused, fused_layout, windows
 from foveate.execution.captured import Batch, CapturedStep
+from foveate.execution.fused_layout import LAUNCHES
 from foveate.execution.fused_winners import find_winners
 from foveate.execution.plan import Prepared, prepare
 from foveate.models.backbone import ConvNet
 from foveate.models.sliding import SlidingChannels
 from foveate.training.adam import PiecewiseAdam
 
-kernels = load("foveate.execution.triton_step")
-load("foveate.execution.triton_canvas")
-trunk = importlib.import_module("foveate.execution.triton_trunk")  # by now loaded as well
+head, _ = load("foveate.execution.triton_head"), load("foveate.execution.triton_canvas")
+step, trunk = (importlib.import_module(f"foveate.execution.triton_{n}") for n in ("step", "trunk"))
 pytestmark = [pytest.mark.gpu] if DEVICE == "cuda" else []
 SMALL = ScaleGrid(0.5, 1, per_octave=1)
 
@@ -32,11 +32,10 @@ def on_this_device(monkeypatch):
         monkeypatch.setattr(module, "KERNEL_DEVICES", (DEVICE,))
     few = {"convolve": 3, "input": 3, "weight": 2, "pair": 3, "product": 2}
     for name, programs in few.items():
-        launch = fused.LAUNCHES[name]._replace(block=32, programs=programs)
-        monkeypatch.setitem(fused.LAUNCHES, name, launch)
-    monkeypatch.setitem(fused.LAUNCHES, "classify", fused.LAUNCHES["classify"]._replace(block=32))
-    monkeypatch.setattr(fused, "PARTS", 16)
-    monkeypatch.setattr(fused, "SUMMED", 16)
+        launch = LAUNCHES[name]._replace(block=32, programs=programs)
+        monkeypatch.setitem(LAUNCHES, name, launch)
+    monkeypatch.setitem(LAUNCHES, "classify", LAUNCHES["classify"]._replace(block=32))
+    monkeypatch.setattr(fused_layout, "PARTS", 16)
 
 
 @pytest.fixture
@@ -44,9 +43,9 @@ def in_float32(monkeypatch):
     """Let the kernels round to float32 instead of bf16; only Triton's interpreter can do this."""
     if DEVICE == "cuda":
         pytest.skip("compiled kernels have fixed types")
-    for module in (trunk, kernels):
+    for module in (trunk, step, head):
         monkeypatch.setattr(module, "LOW", module.tl.constexpr(module.tl.float32))
-    monkeypatch.setattr(fused, "_bf16", lambda like, size: like.new_empty(size))
+    monkeypatch.setattr(fused_layout, "bf16", lambda like, size: like.new_empty(size))
 
 
 def channels(pool, features=(16, 16, 32, 32), scales=SMALL, hidden=20):
@@ -316,9 +315,9 @@ def test_a_captured_step_has_these_kernels(make):
     adam = PiecewiseAdam(net.parameters(), 3e-3, fused=True, capturable=True)
     with torch.no_grad():
         prepared = prepare(net, pictures, "bf16")
-    step = CapturedStep(net, adam, "bf16", batch=8, compiled=True)
+    captured = CapturedStep(net, adam, "bf16", batch=8, compiled=True)
     order = torch.arange(8, device="cuda")
-    losses = [float(step(Batch(prepared, labels, order))) for _ in range(150)]
-    assert step.fused is not None
+    losses = [float(captured(Batch(prepared, labels, order))) for _ in range(150)]
+    assert captured.fused is not None
     assert losses[-1] < losses[0] / 2
-    assert float(step(Batch(prepared, labels, order[:3]))) < losses[0]  # not captured
+    assert float(captured(Batch(prepared, labels, order[:3]))) < losses[0]  # not captured

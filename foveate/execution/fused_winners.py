@@ -11,14 +11,9 @@ from torch import Tensor, nn
 
 from foveate.execution import canvas, canvas_search
 from foveate.execution.exact import exact_convnet, plain_blocks
-from foveate.execution.fused import (
-    MOST_CHANNELS,
-    FusedGradients,
-    Packing,
-    StepLayout,
-    StepPass,
-    is_trainable,
-)
+from foveate.execution.fused import MOST_CHANNELS, FusedGradients, is_trainable
+from foveate.execution.fused_layout import Packing, StepLayout, power
+from foveate.execution.fused_pass import StepPass
 from foveate.execution.plan import Prepared
 from foveate.execution.trunk_ops import MOST_VALUES
 from foveate.models.sliding import SlidingChannels
@@ -113,7 +108,7 @@ class WinnersPass(StepPass):
         tiles = found[0].shape[1]
         self.launch(
             self.kernels.cut_winners, (layout.images, layout.channels), *found, chosen, self.cut,
-            TILES=tiles, TILES_P=max(16, 1 << (tiles - 1).bit_length()), CLASSES=layout.channels,
+            TILES=tiles, TILES_P=power(tiles), CLASSES=layout.channels,
             CLASSES_P=found[0].shape[2], HEIGHT=height, WIDTH=width,
             ACROSS=(width - backbone.size) // backbone.stride + 1, STRIDE=backbone.stride,
             SIDE=side, BLOCK=BLOCK,
