@@ -39,13 +39,19 @@ class StepPass:
     per = 0
 
     def __init__(
-        self, owner: "FusedGradients", layout: StepLayout, labels: Tensor, indices: Tensor
+        self,
+        owner: "FusedGradients",
+        layout: StepLayout,
+        labels: Tensor,
+        indices: Tensor,
+        inputs: tuple[Tensor, ...],
     ) -> None:
         from foveate.execution import triton_head, triton_step, triton_trunk
 
         self.kernels, self.trunk, self.head = triton_step, triton_trunk, triton_head
         self.launches = list[tuple[Any, ...]]()
         self.owner, self.layout, self.labels, self.indices = owner, layout, labels, indices
+        self.inputs = inputs
         self.flat, self.slopes = owner.flat, owner.slopes
         self.workspace = self.flat.new_empty(layout.size)
         self.filters = 4 * owner.blocks[0][0].out_channels
@@ -241,24 +247,14 @@ class StepPass:
 class WindowsPass(StepPass):
     """The pass of a network with batch norms over windows that are prepared once."""
 
-    def __init__(
-        self,
-        owner: "FusedGradients",
-        layout: StepLayout,
-        labels: Tensor,
-        indices: Tensor,
-        inputs: tuple[Tensor, ...],
-    ) -> None:
-        super().__init__(owner, layout, labels, indices)
-        self.cut, self.means, self.squares = inputs
-        self.per = layout.channels * layout.sides[1] ** 2
-
     def fold(self) -> tuple[Tensor, Tensor]:
         """Fold the first norm into the first convolution."""
         layout, norm = self.layout, self.owner.blocks[0][1]
+        self.cut, means, squares = self.inputs
+        self.per = layout.channels * layout.sides[1] ** 2
         folded, kept = self.flat.new_empty(17 * self.filters), self.flat.new_empty(272 + 144)
         self.launch(
-            self.kernels.fold, (1,), self.flat, self.means, self.squares, self.indices,
+            self.kernels.fold, (1,), self.flat, means, squares, self.indices,
             norm.running_mean, norm.running_var, norm.num_batches_tracked, folded, kept,
             layout.images, 4 * layout.images * self.per, norm.momentum, norm.eps,
             **self.owner.where(0, "weight_at", "bias_at"), num_warps=8,

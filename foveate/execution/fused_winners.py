@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from foveate.execution import canvas, canvas_search
 from foveate.execution.exact import exact_convnet, plain_blocks
 from foveate.execution.fused import MOST_CHANNELS, FusedGradients, is_trainable
-from foveate.execution.fused_layout import Packing, StepLayout, power
+from foveate.execution.fused_layout import Packing, power
 from foveate.execution.fused_pass import StepPass
 from foveate.execution.plan import Prepared
 from foveate.execution.trunk_ops import MOST_VALUES
@@ -72,20 +72,10 @@ class WinnersPass(StepPass):
 
     owner: FusedWinners
 
-    def __init__(
-        self,
-        owner: FusedWinners,
-        layout: StepLayout,
-        labels: Tensor,
-        indices: Tensor,
-        inputs: tuple[Tensor, ...],
-    ) -> None:
-        super().__init__(owner, layout, labels, indices)
-        self.canvas, self.size, self.needed = inputs
-
     def fold(self) -> tuple[Tensor, None]:
         """Find and cut the strongest windows; there is no norm to fold."""
         owner, layout, net = self.owner, self.layout, self.owner.net
+        whole, size, every = self.inputs
         assert isinstance(net, SlidingChannels)
         products, biases, self.exact = (
             self.pack(packing, self.flat.new_empty(len(packing.table), dtype=dtype))
@@ -95,8 +85,8 @@ class WinnersPass(StepPass):
                 (owner.exact, torch.float32),
             )
         )
-        chosen, needed = (t.index_select(0, self.indices) for t in (self.canvas, self.needed))
-        places = canvas.layout_of(net, *self.size.shape[2:]).places
+        chosen, needed = (t.index_select(0, self.indices) for t in (whole, every))
+        places = canvas.layout_of(net, *size.shape[2:]).places
         layers = [layer for pair in zip(products, biases, strict=True) for layer in pair]
         side, backbone = layout.sides[1], owner.backbone
         found = canvas_search.search(
