@@ -86,7 +86,7 @@ def ready(net, pictures):
 
 
 def mask_of(net, count, dtype):
-    """Draw the dropout mask that the kernels draw."""
+    """Draw the same dropout mask as a training step with the same random state."""
     backbone = net if isinstance(net, ConvNet) else net.backbone
     shared = getattr(net, "pool", "") == "avg" or isinstance(net, ConvNet)
     patches = count if shared else count * len(net.scales)

@@ -42,7 +42,7 @@ class Part(NamedTuple):
 
 
 class Packing:
-    """An order in which the kernels read parameters, copied by the kernel `pack`.
+    """The order in which kernels read some parameters; the kernel `pack` copies them.
 
     Attributes:
         table: Place of each element among all parameters, -1 for 0, or -2 for 1.
@@ -104,7 +104,7 @@ class StepLayout:
         self.compiled = False
 
     def _add(self, name: str, kernel: str, positions: int, size: int, kinds: int = 1) -> None:
-        """Reserve the partial sums of a kernel, for `kinds` times its programs."""
+        """Reserve memory for the partial sums of a kernel, which is launched in `kinds` grids."""
         launch = LAUNCHES[kernel]
         blocks = -(-positions // launch.block)
         steps = -(-blocks // launch.programs)

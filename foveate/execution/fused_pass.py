@@ -1,4 +1,7 @@
-"""One pass of a training step: the tensors of a batch and the kernels to launch, in order."""
+"""One pass of a training step: the tensors of a batch and the kernels to launch, in order.
+
+In this package, slopes are gradients with respect to activations.
+"""
 # Shape letters: B images, S scale channels, N = B S patches, m windows along an axis, K classes.
 
 from concurrent.futures import ThreadPoolExecutor
@@ -95,7 +98,7 @@ class StepPass:
         return loss
 
     def fold(self) -> tuple[Tensor, Tensor | None]:
-        """Set `cut`, and return the first block on its rows and the moments of the windows."""
+        """Set `cut`; return weight and shift of the first block, and the moments of the windows."""
         raise NotImplementedError
 
     def normalise(self, layer: int, part: Part, parts: Tensor) -> Tensor:

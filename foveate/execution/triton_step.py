@@ -2,10 +2,11 @@
 
 Those of the first two blocks are in `triton_trunk`, those of the linear layers in `triton_head`.
 
-Maps are stored as the convolutions leave them, in channels-last order. A kernel that reads a map
-applies the norm and the ReLU, and the kernel that writes it also sums what the norm needs. Each
-program sums a fixed range of positions and stores its part; the parts are added in a fixed order,
-and the ranges depend only on the shapes, so the results are deterministic.
+Slopes are gradients with respect to activations. Maps are stored as the convolutions leave them, in
+channels-last order. A kernel that reads a map applies the norm and the ReLU, and the kernel that
+writes it also sums what the norm needs. Each program sums a fixed range of positions and stores its
+part; the parts are added in a fixed order, and the ranges depend only on the shapes, so the results
+are deterministic.
 """
 # Shape letters: B images, S scale channels, N = B S patches, H W pixels, I O channels of a map.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

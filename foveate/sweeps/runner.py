@@ -28,7 +28,8 @@ from foveate.training.session import Callback
 from foveate.training.skipped import Bad
 
 # Runs trained at once on a GPU, which one run with batches of 16 or 32 does not use fully. On one
-# H200, FovAvg takes 6.0 s per run with three at once and 4.5 s with six. Six can need 25 GB.
+# H200, the steps of a run of FovAvg take 6.0 s with three at once and 4.5 s with six. The images of
+# two rows, which six runs usually have, take about 22 GB.
 RUNS_PER_GPU, MORE_RUNS, MUCH_MEMORY = 3, 6, 40e9
 # Writing the table takes at most 1/20 of the time; for 1,000 runs a write takes 2 s.
 WRITE_INTERVAL_FACTOR = 20
