@@ -1,6 +1,7 @@
 """Compare data loading of foveate and torchvision, in images per second with two workers.
 
 Usage: python benchmarks/photo_input.py FOLDER [--pictures 600] [--passes 5]
+       python benchmarks/photo_input.py FOLDER --training
 
 FOLDER has one subfolder of images per class. All three pipelines read JPEG files and return
 batches of 32:
@@ -12,13 +13,16 @@ batches of 32:
 
 A pass is an epoch of a run: the workers of all pipelines exist already, and the C library keeps
 freed memory, as in `foveate train`. CPU time is that of all processes.
+
+With --training, the time that training on a GPU waits for input: steps of EfficientNet-Lite0 with
+random weights in seven channels, over epochs of all images, and on one batch that stays in memory.
 """
 
 import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing import active_children
 from pathlib import Path
 from statistics import median
@@ -31,8 +35,9 @@ from foveate import ScaleChannels, ScaleGrid
 from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import Recipe
 from foveate.data.shards import Shards
+from foveate.execution.captured import Batch, make_step
 from foveate.training.photo_reader import PhotoDataset, PhotoReader
-from foveate.training.photos import PhotoBatches
+from foveate.training.photos import PhotoBatches, default_workers
 from foveate.training.state import keep_freed_memory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -94,15 +99,54 @@ def measure(read: Pass) -> tuple[float, float]:
     return count / (time.perf_counter() - begun), 1000 * (cpu_time() - used) / count
 
 
+def measure_waiting(images: Shards, epochs: int) -> None:
+    """Print the time per training step on a GPU with all images, and with one batch in memory."""
+    import timm
+
+    device = torch.device("cuda")
+    backbone = timm.create_model("tf_efficientnet_lite0", num_classes=10)
+    net = ScaleChannels(backbone, WINDOWS, 160, "avg", padding="border", antialias=True)
+    net.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+    optimiser = torch.optim.AdamW(net.parameters(), 1e-4, fused=True, capturable=True)
+    count = len(images.labels("train")) // BATCH * BATCH
+    batches = PhotoBatches(
+        images, "train", count, net, device, "bf16", recipe=RECIPE, workers=default_workers()
+    )
+    step = make_step(net, optimiser, "bf16", device, batch=BATCH, compiled=False)
+
+    def time_steps(source: Iterable[Batch]) -> float:
+        torch.cuda.synchronize()
+        begun, steps = time.perf_counter(), 0
+        for batch in source:
+            step(batch)
+            steps += 1
+        torch.cuda.synchronize()
+        return 1000 * (time.perf_counter() - begun) / steps
+
+    held = next(iter(batches(torch.arange(BATCH), BATCH)))
+    time_steps(batches(torch.arange(count), BATCH))  # untimed: captures the step, starts workers
+    for _ in range(epochs):
+        streamed = time_steps(batches(torch.randperm(count), BATCH))
+        memory = time_steps([held] * (count // BATCH))
+        print(
+            f"{streamed:.2f} ms per step with photographs, {memory:.2f} with one batch in memory: "
+            f"{100 * (1 - memory / streamed):.1f} % of the time is spent waiting"
+        )
+    batches.close()
+
+
 def main() -> None:
     """Print the median rate of each pipeline and its ratio to torchvision."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="folder with one subfolder of images per class")
     parser.add_argument("--pictures", type=int, default=600, help="images per pass (default: 600)")
     parser.add_argument("--passes", type=int, default=5, help="timed passes (default: 5)")
+    parser.add_argument("--training", action="store_true", help="measure training on a GPU")
     options = parser.parse_args()
     keep_freed_memory()
     images = Shards([PictureFolder(options.folder)])
+    if options.training:
+        return measure_waiting(images, options.passes)
     count = min(options.pictures, len(images.labels("train")))
     order = torch.randperm(len(images.labels("train")), generator=torch.Generator().manual_seed(0))
     passes = {
