@@ -9,7 +9,7 @@ from foveate.paper.tables import paper_rows
 from foveate.sweeps.records import Record, Winners
 
 HARDWARE = "NVIDIA H200, torch 2.11.0"
-SECONDS = {"CNN": 15.0, "FovAvg": 14.0, "FovMax": 14.0, "FovConc": 12.0, "SWMax": 40.0}
+SECONDS = {"CNN": 6, "FovAvg": 6, "FovMax": 6, "FovConc": 4, "SWMax": 14}
 
 
 def made_records(

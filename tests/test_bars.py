@@ -23,11 +23,18 @@ def judged(name, change):
     return verdicts(made_records(change=change))[name]
 
 
-def test_the_published_results_reach_every_bar_but_the_one_that_is_known():
-    """CNN and FovConc miss theirs by tenths of a point; docs/reproduction.md has the numbers."""
-    found = {name: bar.verdict for name, bar in verdicts(read_records(published_folder())).items()}
-    assert found.pop("CNN and FovConc") == "fails"
-    assert set(found.values()) == {"holds"} and len(found) == 4
+def test_the_published_results_reach_every_bar_but_those_that_are_known():
+    """docs/reproduction.md explains both: the CNN at 4.76, and a weak seed of FovMax at 8."""
+    found = verdicts(read_records(published_folder()))
+    failed = {
+        (bar.name, check.description, check.location)
+        for bar in found.values() for check in bar.checks if check.verdict != "holds"
+    }  # fmt: skip
+    assert failed == {
+        ("CNN and FovConc", "largest difference at 95 % or more", "CNN tr14 at 4.76"),
+        ("FovMax and FovAvg", "smallest difference above 4", "FovMax 17 tr1 at 8"),
+    }
+    assert len(found) == 5
 
 
 def test_noise_of_seeds_does_not_break_them():

@@ -3,6 +3,7 @@
 import html
 import re
 from pathlib import Path
+from statistics import mean, stdev
 
 import pytest
 from made_results import made_records, made_winners
@@ -73,7 +74,7 @@ def test_the_page_says_how_it_was_run_and_how_long_it_took(whole):
     minutes = f"{whole.effort.seconds / 60:.1f} minutes"
     assert f"machine time {minutes}" in text and "hardware NVIDIA H200" in text
     assert "precision bf16 (180 runs)" in text and "results somewhere" in text
-    assert "cnn-tr1 3 15.0 99.00 20,000" in text  # seconds per run
+    assert "cnn-tr1 3 6.0 99.00 20,000" in text  # seconds per run
 
 
 def test_settings_that_are_not_this_versions_are_told(whole):
@@ -150,7 +151,8 @@ def test_the_committed_docs_say_what_the_committed_results_say(name):
 def test_the_page_on_the_reproduction_has_every_table():
     text = (ROOT / "docs/reproduction.md").read_text()
     named = {match[1] for match in BLOCK.findall(text)}
-    assert named == BLOCKS.keys() - {"headline", "photographs", "all-photographs", "cifar"}
+    elsewhere = {"headline", "spread", "photographs", "all-photographs", "cifar"}
+    assert named == BLOCKS.keys() - elsewhere
     assert text.count("results:begin") == len(named) == text.count("results:end")
 
 
@@ -199,6 +201,10 @@ def test_every_block_is_a_table_or_a_sentence(whole, partial):
     assert blocks["headline"].count("\n") == 6
     assert "| CNN tr2 | 14.42 (+0.05) | 53.62 (+0.05) | 99.43 (+0.05) |" in blocks["headline"]
     assert "FovAvg 17 tr2 | 98.58 (1 of 3) (0.00)" in tables_markdown(partial)["table1"]
+    assert "| FovAvg 17 tr2 | – | " in tables_markdown(partial)["spread"]
+    noisy = Reproduction(made_records(noise=0.5))
+    at = noisy.results.row("cnn-tr2").points[0].values
+    assert f"| CNN tr2 | {mean(at):.2f} ± {stdev(at):.2f} | " in tables_markdown(noisy)["spread"]
     assert "180 runs" in blocks["made"]
 
 

@@ -9,7 +9,7 @@ from foveate.paper.claims import Check, Claim, Measured, largest, smallest
 from foveate.paper.tables import SCALES, Row, Summaries, effort
 from foveate.sweeps.records import Record
 
-MAX_MINUTES = 60
+MAX_MINUTES = 20
 
 
 def bars(results: Summaries, records: Iterable[Record]) -> list[Claim]:

@@ -16,17 +16,14 @@ from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ship import CARDS, ship
+from ship import CARDS, read_run, ship
 from update_docs import markdown_table, verdict_table
 
-from foveate.evaluation.results import RunResult
 from foveate.files import parse_json, read_text, write_text
 from foveate.models.pretrained import WEIGHTS
 from foveate.paper.claims import Check, Claim, Measured, largest, smallest
 from foveate.paper.tables import SCALES, paper_rows
-from foveate.sweeps.jobs import Outcome
 from foveate.sweeps.records import RESULTS, Record, merge_records, read_records, write_lines
-from foveate.training.checkpoint import RunFolder
 
 RESULTS_FOLDER = Path(__file__).parents[1] / "results" / "fovplus"
 PRESETS = ("fovplus-tr1", "fovplus-tr2", "fovplus-tr4")
@@ -78,21 +75,13 @@ def publish(
         for folder in folders:
             with tarfile.open(folder / "networks.tar") as archive:
                 archive.extractall(unpacked, filter="data")
-        ship([_result(path.parent) for path in sorted(Path(unpacked).rglob("outcome.json"))],
+        ship([read_run(path.parent) for path in sorted(Path(unpacked).rglob("outcome.json"))],
              cards, weights)  # fmt: skip
     out.mkdir(parents=True, exist_ok=True)
     write_lines(out / RESULTS, Record, sorted(records, key=lambda record: record.key))
     write_text(out / ABOUT, json.dumps(list(groups.values()), indent=1) + "\n")
     write_text(out / "README.md", page(records, list(groups.values())))
     return [out / RESULTS, out / ABOUT, out / "README.md"]
-
-
-def _result(path: Path) -> RunResult:
-    """Return the test results of a run folder."""
-    run = RunFolder(path)
-    scales = Outcome.read(path / "outcome.json").scales
-    made = run.provenance()
-    return RunResult(run=str(path), config=run.config(), scales=scales, made_with=made)
 
 
 def page(records: Sequence[Record], groups: Sequence[dict[str, Any]]) -> str:

@@ -1,8 +1,8 @@
 """Add trained networks to the package: weights, index and model cards.
 
-Usage: python tools/ship.py RESULTS
+Usage: python tools/ship.py FOLDER
 
-RESULTS is a results.json written by 'foveate evaluate', or its folder.
+FOLDER is the output of 'foveate reproduce'. The rows of Table I are added.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from typing import Any
 from model_cards import card, overview
 
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.results import RunResult, read_results
+from foveate.evaluation.results import RunResult
 from foveate.files import replacing, write_text
 from foveate.models.pretrained import (
     INDEX,
@@ -25,6 +25,8 @@ from foveate.models.pretrained import (
     from_pretrained,
     read_index,
 )
+from foveate.paper.tables import paper_rows
+from foveate.sweeps.jobs import Outcome
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.presets import OWN, PRESETS
@@ -72,6 +74,13 @@ def ship(
     for info in infos:
         from_pretrained(info.name, folder)  # raises if the written files cannot be read
     return infos
+
+
+def read_run(path: Path) -> RunResult:
+    """Return the test results of a run folder of a study."""
+    run = RunFolder(path)
+    scales = Outcome.read(path / "outcome.json").scales
+    return RunResult(run=str(path), config=run.config(), scales=scales, made_with=run.provenance())
 
 
 def row_name(config: TrainConfig) -> str:
@@ -145,5 +154,7 @@ def _write_index(infos: Sequence[PretrainedInfo], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    for shipped in ship(read_results(Path(sys.argv[1])), CARDS):
+    rows = [row.name for row in paper_rows() if row.table == "table1"]
+    runs = [run for name in rows for run in sorted(Path(sys.argv[1]).glob(f"{name}-s*"))]
+    for shipped in ship([read_run(run) for run in runs], CARDS):
         print(shipped.name)

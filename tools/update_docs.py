@@ -17,7 +17,7 @@ from foveate.errors import ConfigError
 from foveate.evaluation.results import Curve
 from foveate.files import write_text
 from foveate.paper.claims import Claim
-from foveate.paper.tables import Point, Row, published_folder
+from foveate.paper.tables import SCALES, Point, Row, published_folder
 from foveate.report.plots import save
 from foveate.report.reproduction import (
     NO_RESULTS,
@@ -28,7 +28,12 @@ from foveate.report.reproduction import (
 )
 
 ROOT = Path(__file__).parents[1]
-DOCS = ("README.md", "docs/reproduction.md", "results/photographs/README.md")
+DOCS = (
+    "README.md",
+    "docs/reproduction.md",
+    "results/paper/README.md",
+    "results/photographs/README.md",
+)
 BLOCK = re.compile(r"(<!-- results:begin (\S+) -->\n)(.*?)(<!-- results:end -->)", re.DOTALL)
 HEADLINE = ("cnn-tr2", "fovconc-tr2", "swmax-tr2", "fovmax-tr2", "fovavg-tr2")
 NETWORKS = ("CNN", "FovAvg", "FovMax", "FovConc", "SWMax")
@@ -142,6 +147,19 @@ def _provenance(found: Reproduction) -> str:
     )
 
 
+def _spread(found: Reproduction) -> str:
+    """Return the mean and the standard deviation over seeds at each scale of Table I."""
+    rows = found.results.table("table1")
+    lines = [[row.label, *map(_mean_and_spread, row.points)] for row in rows]
+    return _partial_notice(rows) + markdown_table(
+        ["network", *(f"{scale:.3g}" for scale in SCALES)], lines
+    )
+
+
+def _mean_and_spread(point: Point) -> str:
+    return "–" if point.spread is None else f"{point.mean:.2f} ± {point.spread:.2f}"
+
+
 def _over_scale(rows: Sequence[Row], step: int) -> str:
     """Return a table with every ``step``-th scale."""
     scales = ["1/2", "0.71", "1", "1.41", "2", "2.83", "4", "5.66", "8"][:: step // 2]
@@ -174,6 +192,7 @@ BLOCKS: dict[str, Callable[[Reproduction], str]] = {
     "cifar": _cifar,
     "claims": _claims,
     "bars": _bars,
+    "spread": _spread,
     "table1": _over_scale_of("table1"),
     "table2": _over_scale_of("table2"),
     "table3": _few_samples,
