@@ -15,7 +15,7 @@ DOC = ROOT / "docs" / "scaling.md"
 # batches of 32 in parallel, and the time to their first step. Assumed, not measured: the duration
 # of an all-reduce over GPUs.
 GPUS, RUNS_PER_GPU, EPOCHS, IMAGES = 64, 3, 20, 50_000
-RUN, FIRST = 8.4, 31.5  # seconds: one run when three share a GPU, and the time to its first step
+RUN, FIRST = 5.8, 11.9  # seconds: one run when three share a GPU, and the time to its first step
 STEP = 0.82  # ms: FovAvg, batch 128, captured
 LATENCY_IN_NODE, LATENCY_BETWEEN_NODES = 0.02, 0.05  # ms of an all-reduce
 PER_NODE = 8  # GPUs
