@@ -78,9 +78,11 @@ class ScaleConv(nn.Module):
             features = features.expand(len(self.steps), *features.shape)
         found = []
         for x, kernel, step in zip(features, self.kernels(), self.steps, strict=True):
+            x = x.contiguous(memory_format=torch.channels_last)
             padding = kernel.shape[-1] // 2 * step
             found.append(F.conv2d(x, kernel, self.bias, padding=padding, dilation=step))
-        return torch.stack(found)
+        # In contrast to torch.stack, torch.cat keeps the memory format.
+        return torch.cat(found).unflatten(0, (len(found), -1))  # type: ignore[no-any-return]
 
 
 class SteerableNet(nn.Module):
@@ -127,7 +129,8 @@ class SteerableNet(nn.Module):
         self.convs = nn.ModuleList(
             ScaleConv(i, o, basis) for i, o in zip(before, WIDTHS, strict=False)
         )
-        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for width in (*WIDTHS, HIDDEN))
+        maps, vectors = WIDTHS[:2], (WIDTHS[2], HIDDEN)
+        self.norms = nn.ModuleList([*map(nn.BatchNorm2d, maps), *map(nn.BatchNorm1d, vectors)])
         self.hidden = nn.Linear(4 * WIDTHS[-1], HIDDEN, bias=False)
         self.dropout = nn.Dropout(DROPOUT)
         self.head = nn.Linear(HIDDEN, classes)
@@ -162,16 +165,13 @@ class SteerableNet(nn.Module):
 
     def _halve(self, features: Tensor) -> Tensor:
         """Halve the resolution of features (S, N, C, H, W); drop an odd last row or column."""
-        height, width = features.shape[-2] // 2, features.shape[-1] // 2
-        blocks = features[..., : 2 * height, : 2 * width]
-        blocks = blocks.unflatten(-2, (height, 2)).unflatten(-1, (width, 2))
-        return blocks.mean((-3, -1)) if self.smooth else blocks.amax((-3, -1))  # type: ignore[no-any-return]
+        pool = F.avg_pool2d if self.smooth else F.max_pool2d
+        return pool(features.flatten(0, 1), 2).unflatten(0, features.shape[:2])  # type: ignore[no-any-return]
 
 
 def _norm(norm: nn.Module, features: Tensor) -> Tensor:
     """Apply batch norm to features (S, N, C, H, W), with the same statistics for all scales."""
-    flat = norm(features.flatten(0, 1).flatten(2))
-    return flat.unflatten(2, features.shape[3:]).unflatten(0, features.shape[:2])  # type: ignore[no-any-return]
+    return norm(features.flatten(0, 1)).unflatten(0, features.shape[:2])  # type: ignore[no-any-return]
 
 
 def _four_windows(features: Tensor) -> Tensor:
