@@ -157,9 +157,15 @@ def _channels(name: str) -> Callable[[DataSet], ModelConfig]:
 
 
 def _fovplus(data: DataSet) -> ModelConfig:
-    """Return FovAvg with wider layers, 108,390 weights for digits; antialiased for CIFAR-10."""
-    antialias = data.recipe == "mirrored"
-    return replace(_channels("fovavg")(data), features=(16, 16, 48, 48), antialias=antialias)
+    """Return FovAvg with wider layers; 108,390 weights for digits.
+
+    For CIFAR-10, the channels are antialiased. Two per octave are as accurate as four.
+    """
+    model = replace(_channels("fovavg")(data), features=(16, 16, 48, 48))
+    if data.recipe != "mirrored":
+        return model
+    half = ScaleGrid(data.windows.low, data.windows.high, per_octave=2)
+    return replace(model, scales=half, antialias=True)
 
 
 def _fovconc(data: DataSet) -> ModelConfig:
