@@ -22,6 +22,7 @@ from foveate.baselines.methods import METHODS
 from foveate.baselines.summary import comparison_views, find_ceiling, mean_interval
 from foveate.cli.app import run
 from foveate.data.large_scale import rescale
+from foveate.data.recipes import find_recipe
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
 from foveate.models.channels import PAPER_SCALES
@@ -71,7 +72,7 @@ def test_every_method_is_described_and_few_combinations_are_missing():
         assert method.paper[-4:].isdigit() and method.title and method.family
         assert METHODS[method.run_name].run_name == method.run_name
     missing = {(m.name, name) for m in METHODS.values() for name in m.missing}
-    zoomed = {"cifar10", "photographs", "mnist-few"}  # other recipes, and several training scales
+    zoomed = {"photographs", "mnist-few"}  # another recipe, and several training scales
     without = {(name, data) for name in ("fovplus", "cnn-zooms") for data in zoomed}
     assert missing == {("swmax", "photographs"), *without}
 
@@ -82,6 +83,21 @@ def test_fovplus_is_its_preset_and_the_cnn_is_offered_the_same_zooms():
         own = preset(f"fovplus-tr{trained}")
         assert replace(config, epochs_per_decay=own.epochs_per_decay) == own
         assert METHODS["cnn-zooms"].config(GIVEN["mnist"], trained).zooms == own.zooms
+
+
+def test_methods_on_cifar10_see_the_same_images_and_those_with_zooms_the_same_zooms():
+    data = GIVEN["cifar10"]
+    configs = {m.name: m.config(data, m.trainings(data)[0]) for m in METHODS.values()}
+    zoomed = {name: found.zooms for name, found in configs.items() if found.zooms != (1.0, 1.0)}
+    assert zoomed.keys() == {"fovplus", "cnn-zooms"} and len(set(zoomed.values())) == 1
+    assert zoomed["fovplus"] == (data.scales.low, data.scales.high)  # trained on scale 1
+    for name, found in configs.items():
+        assert (found.recipe, found.size) == (find_recipe("mirrored"), 64), name
+        if name not in ("cnn-all-scales", "cnn-expert", "fovmax-expert"):
+            assert found.scales == "1", name
+    assert tuple(configs["fovplus"].model.scales) == tuple(data.scales)[::2]
+    net = config.build_net(configs["fovplus"])
+    assert sum(weight.numel() for weight in net.parameters()) == 1_646_122
 
 
 @pytest.mark.parametrize("name", ["cnn", "fovavg", "fovmax", "fovconc", "swmax"])

@@ -1,6 +1,7 @@
 """Runs on CIFAR-10 and on files like Fashion-MNIST: trained, evaluated, audited, and resumed."""
 
 import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from tiny_runs import MODEL, same_bits, timeless, tiny, weights
 from foveate.cli.app import run
 from foveate.data.cifar import CLASSES
 from foveate.data.idx import FILES
-from foveate.data.mirrored import draw_augmentation, draw_sizes
+from foveate.data.mirrored import draw_augmentation, draw_sizes, rescale_mirrored
 from foveate.data.recipes import Recipe, find_recipe
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
@@ -23,11 +24,14 @@ from foveate.evaluation.curve import accuracy_over_scale
 from foveate.evaluation.models import load_model
 from foveate.evaluation.predict import prepare, prepare_search
 from foveate.execution.plan import prepare as prepare_images
+from foveate.models.backbone import ConvNet
 from foveate.models.zoo import ModelConfig
+from foveate.resampling import foveate
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.data import adapt_to_source, open_batches
 from foveate.training.loop import train
+from foveate.training.zooms import Zooms, draw_zooms, prepare_zoomed
 
 SMALL = ["--set", "model.features=[4,8]", "--set", "model.size=12", "--set", "model.hidden=8"]
 SMALL += ["--set", "model.scales=1:2:1", "--device", "cpu"]
@@ -210,6 +214,52 @@ def test_training_images_have_sizes_by_seed_epoch_and_index(cifar):
     assert not torch.equal(first_batch(config, "train", epoch=2)[0], found)
 
 
+@pytest.mark.parametrize("form", ["foveated", "plain"])
+def test_zoomed_images_are_those_of_divided_scales_in_the_frame_of_their_scale(cifar, form):
+    model = replace(MODEL, channels=3, form=form, size=24 if form == "plain" else 12)
+    config = config_for(cifar, seed=5, zooms=(0.5, 2.0), model=model)
+    images = load_source(cifar).train.images
+    flips, offsets = draw_augmentation(len(images), 5, 1, True, 4)
+    factors = draw_zooms(config.zooms, len(images), (5, 1)).tolist()
+    assert min(factors) < 2**-0.5 and max(factors) > 2**0.5
+    found, _ = first_batch(config, "train", epoch=1)
+    for index, zoom in enumerate(factors):
+        # The frame shows 24 / zoom pixels of an image at scale 1, an even number less or more than
+        # 24. The recipe fills it with mirror images; its values are not stretched.
+        side, (y, x) = 24 - 2 * round(12 * (1 - 1 / zoom)), offsets[index].tolist()
+        frame = config.recipe.rescale(images[index, None], 1.0, size=side + 8)
+        frame = frame[..., y : y + side, x : x + side]
+        frame = frame.flip(-1) if flips[index] else frame
+        if form == "plain":
+            expected = foveate(frame, [1 / zoom], 24, antialias=True)[:, 0]
+        else:
+            expected = foveate(frame, [scale / zoom for scale in MODEL.scales], 12)
+        torch.testing.assert_close(found[index, None], expected)
+    some = torch.tensor([7, 3, 20])
+    torch.testing.assert_close(first_batch(config, "train", 1, some)[0], found[some])
+    still = replace(config, zooms=(1.0, 1.0))
+    assert torch.equal(first_batch(config, "val")[0], first_batch(still, "val")[0])
+
+
+def test_a_reduced_image_is_surrounded_by_mirror_images_as_in_the_test_set():
+    """A cosine about the edge is its own mirror image, so its value is known in all the frame."""
+    rate, place = math.pi / 32, (torch.arange(64) + 0.5 - 32) / 0.5 + 16
+    line = 128 + 100 * (rate * (torch.arange(32) + 0.5)).cos()
+    shown = rescale_mirrored(line.expand(1, 3, 32, 32), 1.0, size=128)
+    zooms = Zooms.of_mirrored((0.5, 1.0), 64)
+    assert zooms.margin == 32
+    net = ConvNet(size=64, channels=3).eval()
+    found = prepare_zoomed(net, shown, torch.tensor([0.5]), "float32", zooms).inputs[0]
+    # Taylor: a symmetric kernel changes f by at most max|f''| / 2 times its second moment. Its
+    # triangle has a half-width of 2 pixels, and taps at distances of 1/2 and 3/2.
+    moment = (1.5 * 0.5**2 + 0.5 * 1.5**2) / 2
+    bound = 100 * rate**2 / 2 * moment + 255 * 128 * torch.finfo(torch.float32).eps
+    assert bound < 1  # of 200: without mirror images, the border would have one value
+    inner = slice(1, -1)  # the outermost kernels reach beyond the frame
+    expected = (128 + 100 * (rate * place).cos()).expand(1, 3, 64, 64)
+    torch.testing.assert_close(found[..., inner], expected[..., inner], atol=bound, rtol=0)
+
+
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_other_images_are_not_augmented(cifar, split):
     still = replace(find_recipe("mirrored"), flip=False, shift=0.0)
@@ -220,8 +270,9 @@ def test_other_images_are_not_augmented(cifar, split):
     torch.testing.assert_close(found, plain)
 
 
-def test_interrupted_run_ends_as_if_nothing_had_been(cifar, tmp_path):
-    config = config_for(cifar)
+@pytest.mark.parametrize("zooms", [(1.0, 1.0), (0.5, 2.0)])
+def test_interrupted_run_ends_as_if_nothing_had_been(cifar, tmp_path, zooms):
+    config = config_for(cifar, zooms=zooms)
     whole = train(config, tmp_path / "whole")
 
     def stop(config, progress, steps):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from tiny_runs import MODEL, STEPS, assert_same_batches, same_bits, tiny, trained, weights
 
-import foveate.training.zooms as zooms
 from foveate.data.large_scale import rescale, stretch_contrast
+from foveate.data.recipes import find_recipe
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
 from foveate.execution.plan import logits, prepare
@@ -17,10 +17,11 @@ from foveate.models.channels import ScaleChannels
 from foveate.training.config import TrainConfig
 from foveate.training.data import open_batches
 from foveate.training.loop import train, train_together
-from foveate.training.zooms import crop_frame, draw_zooms, prepare_zoomed
+from foveate.training.zooms import Zooms, crop_frame, draw_zooms, prepare_zoomed
 
 ZOOMS = (0.5, 2.0)
 CPU = torch.device("cpu")
+DIGITS, PLAIN = Zooms(limits=ZOOMS), Zooms(limits=ZOOMS, stretch=False)
 
 
 def ramp(zoom, side=48):
@@ -30,22 +31,20 @@ def ramp(zoom, side=48):
 
 
 @pytest.mark.parametrize("zoom", [0.5, 2**0.25, 2.0])
-def test_a_zoom_shows_what_a_magnified_image_shows(zoom, monkeypatch):
-    monkeypatch.setattr(zooms, "stretch_contrast", lambda images: images)
+def test_a_zoom_shows_what_a_magnified_image_shows(zoom):
     # Windows of 12 to 24 pixels, 48 at most after the zoom: no padding. Interpolation between
     # pixels of a ramp is exact up to rounding, with values below 4 * 48.
     net = MODEL.build().eval()
-    zoomed = prepare_zoomed(net, ramp(1), torch.tensor([zoom]), "float32").inputs[0]
+    zoomed = prepare_zoomed(net, ramp(1), torch.tensor([zoom]), "float32", PLAIN).inputs[0]
     magnified = prepare(net, ramp(zoom), "float32").inputs[0]
     bound = 4 * 4 * 48 / min(zoom, 1) * torch.finfo(torch.float32).eps
     torch.testing.assert_close(zoomed, magnified, atol=bound, rtol=0)
 
 
 @pytest.mark.parametrize("zoom", [0.5, 1.0, 2**0.25, 2.0])
-def test_a_zoom_without_channels_resamples_the_frame(zoom, monkeypatch):
-    monkeypatch.setattr(zooms, "stretch_contrast", lambda images: images)
+def test_a_zoom_without_channels_resamples_the_frame(zoom):
     net = ConvNet(size=48).eval()
-    zoomed = prepare_zoomed(net, ramp(1), torch.tensor([zoom]), "float32").inputs[0]
+    zoomed = prepare_zoomed(net, ramp(1), torch.tensor([zoom]), "float32", PLAIN).inputs[0]
     # Interpolation needs pixels on both sides: half a pixel of the frame, two if it is reduced.
     inner = slice(1, -1)
     if zoom < 1:  # half of the frame shows what lies beyond the image, and is its border
@@ -63,7 +62,7 @@ def test_a_zoom_is_the_network_of_divided_scales_on_the_cropped_and_stretched_im
         rescale(load_source("mnist-5k").train.images[:6], 1, size=24),
     )
     factors = torch.tensor([2.0, 0.5, 1.0, 2.0, 1.0, 1.5], dtype=torch.float64)
-    found = logits(net, prepare_zoomed(net, images, factors, "float32"))
+    found = logits(net, prepare_zoomed(net, images, factors, "float32", DIGITS))
     for image, zoom, row in zip(images, factors.tolist(), found, strict=True):
         shown = image[None]
         if margin := {2.0: 6, 1.5: 4}.get(zoom):  # of 24 pixels, 24 / zoom remain
@@ -72,6 +71,15 @@ def test_a_zoom_is_the_network_of_divided_scales_on_the_cropped_and_stretched_im
         # Batch sizes can change the order of sums: allow a few roundings of values of order 1.
         torch.testing.assert_close(row, plain.eval()(shown)[0], atol=1e-5, rtol=1e-5)
     assert net.scales == MODEL.scales.values
+
+
+@pytest.mark.parametrize("zoom", [0.5, 0.7, 1.0, 1.3, 2.0])
+def test_a_margin_shows_what_lies_beyond_the_frame(zoom):
+    images = torch.rand(1, 1, 48, 48)  # a frame of 24 pixels and 12 more on each side
+    shown, side = crop_frame(images, zoom, margin=12), 24 - 2 * round(12 * (1 - 1 / zoom))
+    assert shown.shape[-1] == side and abs(side - 24 / zoom) <= 1
+    middle = slice(24 - side // 2, 24 + side // 2)
+    assert torch.equal(shown, images[..., middle, middle])
 
 
 @pytest.mark.parametrize(("height", "width"), [(24, 24), (25, 30), (1, 2)])
@@ -143,6 +151,11 @@ def test_a_configuration_keeps_its_zooms_and_its_digest_without_them():
         ({"zooms": (0.001, 1.0)}, "two factors"),
         ({"zooms": ZOOMS, "model": replace(MODEL, pool="concat")}, "use cnn, fovmax or fovavg"),
         ({"zooms": ZOOMS, "model": replace(MODEL, form="sliding")}, "use cnn, fovmax or fovavg"),
+        ({"zooms": ZOOMS, "recipe": find_recipe("photo")}, "recipe photo; set recipe.sizes"),
+        (
+            {"zooms": (1 / 64, 1.0), "recipe": find_recipe("mirrored"), "size": 64},
+            r"from 0\.015625 show frames of 4,104 pixels, .*; increase the smallest factor",
+        ),
     ],
 )
 def test_zooms_that_cannot_be_are_refused(changes, message):

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from foveate.checks import check_fields, check_keys, check_range, is_number
-from foveate.data.large_scale import Border, check_size
+from foveate.data.large_scale import MAX_SIZE, Border, check_size
 from foveate.data.recipes import Recipe, find_recipe
 from foveate.data.store import MAX_SEED
 from foveate.errors import ConfigError
@@ -76,7 +76,8 @@ class TrainConfig:
             log-uniformly for each image in each epoch; ``(1, 1)`` turns this off. A network trained
             on scale 2 with ``(0.25, 4)`` is trained for objects of scale 1/2 to 8. The scales of
             the channels are divided by the factor, and the frame is cropped as it would crop the
-            magnified image; for networks without channels, the cropped frame is resampled.
+            magnified image; for networks without channels, the cropped frame is resampled. With the
+            recipe ``mirrored``, images that appear reduced are surrounded by more mirror images.
         distortions: Strength of random distortions of training images, drawn for each image in
             each epoch: rotation, shear, aspect ratio, elastic displacement and stroke width; 0
             turns them off. Strength 1 rotates by up to 15 degrees and displaces by up to 3 % of
@@ -149,8 +150,10 @@ class TrainConfig:
         if self.zooms != NO_ZOOMS:
             self._check_zooms()
         check_range("distortions", self.distortions, 0, MAX_STRENGTH, f"0 to {MAX_STRENGTH:g}")
-        if self.distortions:
-            self._check_recipe("distortions", remedy="leave them out")
+        if self.distortions and self.recipe and self.recipe.name != "mnist-large-scale":
+            raise ConfigError(
+                f"distortions do not apply to the recipe {self.recipe.name}; leave them out"
+            )
 
     def _check_zooms(self) -> None:
         if len(self.zooms) != 2 or not 1 / 64 <= self.zooms[0] <= self.zooms[1] <= 64:
@@ -163,12 +166,15 @@ class TrainConfig:
                 "zooms need a network without sliding windows, and a pool that does not depend on "
                 "the scales; use cnn, fovmax or fovavg"
             )
-        self._check_recipe("zooms", remedy="set recipe.sizes")
-
-    def _check_recipe(self, name: str, remedy: str) -> None:
-        """Raise a ConfigError unless the recipe is `mnist-large-scale`."""
-        if self.recipe is not None and self.recipe.name != "mnist-large-scale":
-            raise ConfigError(f"{name} do not apply to the recipe {self.recipe.name}; {remedy}")
+        if self.recipe is not None and self.recipe.name == "photo":
+            raise ConfigError("zooms do not apply to the recipe photo; set recipe.sizes")
+        if self.recipe is not None and self.recipe.name == "mirrored":
+            side = math.ceil(self.size / self.zooms[0] + 2 * self.recipe.shift)
+            if side > MAX_SIZE:
+                raise ConfigError(
+                    f"zooms from {self.zooms[0]:g} show frames of {side:,} pixels, the limit is "
+                    f"{MAX_SIZE:,}; increase the smallest factor"
+                )
 
     def rate(self, epoch: float) -> float:
         """Return the learning rate at a point of the run.

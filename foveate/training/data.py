@@ -23,15 +23,17 @@ from foveate.execution.captured import CHUNK, Batch
 from foveate.execution.plan import Prepared, prepare
 from foveate.scales import ScaleGrid
 from foveate.training.backbones import normalisation
-from foveate.training.config import NO_ZOOMS, Precision, TrainConfig
+from foveate.training.config import Precision, TrainConfig
 from foveate.training.rescaling import (
     AugmentationSeed,
     RescaleFunction,
     draw_training_scales,
+    find_zooms,
     is_augmented,
+    is_mirrored,
     rescaling,
 )
-from foveate.training.zooms import draw_zooms, prepare_zoomed
+from foveate.training.zooms import Zooms, draw_zooms, prepare_zoomed
 
 LISTED = 1000  # images whose headers are read to estimate the sizes of all
 NAMED = 5  # classes without images that a message names
@@ -57,7 +59,7 @@ class Batches:
     precision: Precision
     rescale_images: RescaleFunction = lambda images, indices, seed: images
     resident: Batch | None = None
-    zooms: tuple[float, ...] = NO_ZOOMS
+    zooms: Zooms | None = None
     random: bool = False
     filled: list[tuple[int, int]] = field(default_factory=list)
 
@@ -93,7 +95,7 @@ class Batches:
     @property
     def _changes(self) -> bool:
         """Whether the prepared images differ from epoch to epoch."""
-        return self.random or self.zooms != NO_ZOOMS
+        return self.random or self.zooms is not None
 
     def close(self) -> None:
         """Release resources that persist between epochs; this class has none."""
@@ -103,11 +105,11 @@ class Batches:
     ) -> Batch:
         with torch.no_grad():
             shown = self.rescale_images(send(images, self.device), indices, seed)
-            if self.zooms == NO_ZOOMS:
+            if self.zooms is None:
                 ready = prepare(self.net, shown, self.precision)
             else:
-                zooms = draw_zooms(self.zooms, self.count, seed)[indices]
-                ready = prepare_zoomed(self.net, shown, zooms, self.precision)
+                factors = draw_zooms(self.zooms.limits, self.count, seed)[indices]
+                ready = prepare_zoomed(self.net, shown, factors, self.precision, self.zooms)
         return Batch(ready, send(labels, self.device))
 
     def make_resident(self, config: TrainConfig) -> "Batches":
@@ -125,8 +127,8 @@ class Batches:
     def _fill(self, whole: Prepared, seed: AugmentationSeed = (0, 0)) -> None:
         """Prepare all images in the memory of `whole`, in the order of their zooms."""
         order = torch.arange(self.count)
-        if self.zooms != NO_ZOOMS:
-            order = draw_zooms(self.zooms, self.count, seed).argsort()
+        if self.zooms is not None:
+            order = draw_zooms(self.zooms.limits, self.count, seed).argsort()
         for indices in order.split(CHUNK):
             images, labels = self.images.read_batch(self.split, indices)
             ready = self._prepared(images, labels, indices, seed).images
@@ -163,7 +165,7 @@ def open_batches(
     labels = images.labels(split)
     _check_fit(config, images.shape, labels)
     count = sample_count(config, len(labels), split)
-    zooms = config.zooms if split == "train" else NO_ZOOMS
+    zooms = find_zooms(config) if split == "train" else None
     batches = Batches(images, split, count, net, device, config.precision, zooms=zooms)
     if is_generated(config.source):
         if config.distortions:
@@ -249,11 +251,6 @@ def _following(
 def is_photo(config: TrainConfig) -> bool:
     """Whether the recipe of a run is `photo`."""
     return config.recipe is not None and config.recipe.name == "photo"
-
-
-def is_mirrored(config: TrainConfig) -> bool:
-    """Whether the recipe of a run is `mirrored`."""
-    return config.recipe is not None and config.recipe.name == "mirrored"
 
 
 def unused_setting(config: TrainConfig, given: Collection[str]) -> tuple[str, str] | None:

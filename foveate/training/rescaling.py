@@ -13,8 +13,9 @@ from foveate.data.recipes import NO_SIZES, Recipe
 from foveate.data.splits import SplitName
 from foveate.data.store import draw_scales
 from foveate.scales import parse_scales
-from foveate.training.config import TrainConfig
+from foveate.training.config import NO_ZOOMS, TrainConfig
 from foveate.training.distortions import Distortions, distort, draw_distortions
+from foveate.training.zooms import Zooms
 
 AugmentationSeed = tuple[int, int]
 """The seed of a run and the epoch, on which random augmentation depends."""
@@ -26,11 +27,13 @@ def rescaling(config: TrainConfig, scales: Tensor, training: bool = True) -> Res
     """Return a function that rescales each image to its scale.
 
     In `training`, it first distorts images, and with the recipe `mirrored` it changes their sizes,
-    shifts and flips them.
+    shifts and flips them, and shows what zooms need beyond the frame.
     """
     recipe, count = config.recipe or Recipe(), len(scales)
     distorted, mirrored = training and config.distortions > 0, training and is_augmented(config)
-    margin = int(recipe.shift) if mirrored else 0
+    zooms = find_zooms(config) if training else None
+    shown_size = config.size + (2 * zooms.margin if zooms else 0)
+    shift = int(recipe.shift) if mirrored else 0
 
     def rescale_images(images: Tensor, indices: Tensor, seed: AugmentationSeed) -> Tensor:
         factors = scales
@@ -42,23 +45,36 @@ def rescaling(config: TrainConfig, scales: Tensor, training: bool = True) -> Res
             factors = scales * draw_sizes(count, *seed, recipe.sizes)
         same = bool((factors == factors[0]).all())
         wanted = float(factors[0]) if same else factors[indices]
-        size = config.size + 2 * margin
+        size = shown_size + 2 * shift
         shown = recipe.rescale(images, wanted, size=size, border=config.border)
         if not mirrored:
             return shown
-        augmentation = draw_augmentation(count, *seed, recipe.flip, margin)
+        augmentation = draw_augmentation(count, *seed, recipe.flip, shift)
         flips, offsets = (send(values[indices], images.device) for values in augmentation)
-        return crop_and_flip(shown, flips, offsets, config.size)
+        return crop_and_flip(shown, flips, offsets, shown_size)
 
     return rescale_images
 
 
+def find_zooms(config: TrainConfig) -> Zooms | None:
+    """Return the zooms of a run, or None if they are off."""
+    if config.zooms == NO_ZOOMS:
+        return None
+    if is_mirrored(config):
+        return Zooms.of_mirrored(config.zooms, config.size)
+    return Zooms(limits=config.zooms)
+
+
+def is_mirrored(config: TrainConfig) -> bool:
+    """Whether the recipe of a run is `mirrored`."""
+    return config.recipe is not None and config.recipe.name == "mirrored"
+
+
 def is_augmented(config: TrainConfig) -> bool:
     """Whether the recipe of a run is `mirrored`, with random flips, shifts or sizes in training."""
-    recipe = config.recipe
-    if recipe is None or recipe.name != "mirrored":
+    if config.recipe is None or not is_mirrored(config):
         return False
-    return recipe.flip or recipe.shift > 0 or recipe.sizes != NO_SIZES
+    return config.recipe.flip or config.recipe.shift > 0 or config.recipe.sizes != NO_SIZES
 
 
 def draw_training_scales(config: TrainConfig, count: int, split: SplitName) -> Tensor:
