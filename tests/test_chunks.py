@@ -1,4 +1,4 @@
-"""A CPU evaluates as many patches at a time as its cache holds activations of."""
+"""A CPU evaluates as many patches at a time as its cache holds activations of, in its format."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import nn
 
 from foveate.models import chunks
 from foveate.models.channels import ScaleChannels
-from foveate.models.chunks import patches_at_once
+from foveate.models.chunks import evaluate_groups, patches_at_once
 
 
 class Noting(nn.Module):
@@ -20,6 +20,37 @@ class Noting(nn.Module):
     def forward(self, patches):
         self.given.append(len(patches))
         return self.head(self.conv(patches).mean((2, 3)))
+
+
+class Convolutions(nn.Module):
+    """A backbone of two convolutions that notes whether patches are in channels_last."""
+
+    def __init__(self, last=torch.Tensor.flatten):
+        super().__init__()
+        self.convs = nn.Sequential(nn.Conv2d(3, 4, 5), nn.ReLU(), nn.Conv2d(4, 3, 5, stride=30))
+        self.last, self.given = last, []
+
+    def forward(self, patches):
+        self.given.append((len(patches), not patches.is_contiguous()))
+        return self.last(self.convs(patches), 1)
+
+
+def nearly_equal(features, start):
+    """Results of the two formats that differ by a rounding error."""
+    return features.flatten(start) + 1e-6 * features.is_contiguous()
+
+
+def view(features, start):
+    return features.view(len(features), -1)
+
+
+def as_in_memory(features, start):
+    """A wrong result for any memory format but the default."""
+    return features.as_strided((len(features), 12), (12, 1))
+
+
+def random(features, start):
+    return features.flatten(1) + torch.rand(())
 
 
 class Outside(Noting):
@@ -40,10 +71,12 @@ def limits(monkeypatch):
     monkeypatch.setattr(chunks, "BYTES", 32 * ONE)
 
 
-@pytest.mark.parametrize(("width", "groups"), [(1, 5), (2, 7), (4, 10), (1000, 10)])
-def test_backbones_with_small_activations_take_more_patches(width, groups):
-    """At most 20, 16, 10 and 10 at a time: twice the usual number, or as many as fit."""
+@pytest.mark.parametrize(("width", "groups"), [(1, 4), (2, 7), (4, 10), (1000, 10)])
+def test_backbones_with_small_activations_take_more_patches(width, groups, monkeypatch):
+    """At most 32, 16, 10 and 10 at a time, as many as fit, and four times the usual number."""
     assert len(PATCHES.split(patches_at_once(Noting(width), PATCHES))) == groups
+    monkeypatch.setattr(chunks, "BYTES", 10_000 * ONE)
+    assert len(PATCHES.split(patches_at_once(Noting(width), PATCHES))) == (10 if width > 250 else 3)
 
 
 def test_large_weights_are_not_activations():
@@ -60,10 +93,10 @@ def test_few_patches_are_evaluated_together_without_a_trial(monkeypatch):
 
 def test_the_trial_is_one_and_changes_nothing(monkeypatch):
     net, before = Noting(), torch.get_rng_state()
-    assert patches_at_once(net, PATCHES) == 20
+    assert patches_at_once(net, PATCHES) == 25
     assert net.given == [] and torch.equal(torch.get_rng_state(), before)
     monkeypatch.setattr(chunks, "_try_out", None)
-    assert patches_at_once(net, PATCHES) == 20
+    assert patches_at_once(net, PATCHES) == 25
 
 
 def test_hooks_do_not_see_a_trial():
@@ -85,3 +118,76 @@ def test_the_network_splits_its_patches_so():
     assert backbone.given == [15, 15]
     torch.testing.assert_close(found, net(images).detach())
     assert backbone.given == [15, 15, 30]
+
+
+# Memory format
+
+
+def evaluated(backbone):
+    """The results of two evaluations of 30 patches, what they were given, and the patches."""
+    patches = torch.rand(30, 3, 64, 64)
+    with torch.no_grad():
+        first, second = (evaluate_groups(backbone, backbone, patches) for _ in range(2))
+    given, backbone.given = backbone.given, []
+    return first, second, given, patches
+
+
+def test_convolutions_get_channels_last_once_it_has_the_same_results():
+    backbone = Convolutions(nearly_equal)
+    first, second, given, patches = evaluated(backbone)
+    assert given == [(15, False)] + 4 * [(15, True)]
+    assert torch.equal(first, second)  # no mix of both formats
+    torch.testing.assert_close(first, backbone(patches).detach())
+
+
+@pytest.mark.parametrize("last", [view, as_in_memory])
+def test_backbones_that_need_the_default_format_get_it(last):
+    backbone = Convolutions(last)
+    first, second, given, patches = evaluated(backbone)
+    assert given == [(15, False), (15, True), *3 * [(15, False)]]
+    assert torch.equal(first, second) and torch.equal(first, backbone(patches).detach())
+
+
+def test_the_check_leaves_the_random_state_alone():
+    torch.manual_seed(0)
+    _, _, given, _ = evaluated(Convolutions(random))
+    found = torch.get_rng_state()
+    assert [group for group in given if group[1]] == [(15, True)]  # other random numbers
+    torch.manual_seed(0)
+    Convolutions(), torch.rand(30, 3, 64, 64), [torch.rand(()) for _ in range(4)]
+    assert torch.equal(torch.get_rng_state(), found)
+
+
+def test_groups_in_channels_last_are_larger_unless_their_activations_are_large(monkeypatch):
+    """Activations are 4 × 60 × 60 values of 4 bytes per patch."""
+    monkeypatch.setattr(chunks, "BYTES", 0)
+    assert patches_at_once(Convolutions(), PATCHES) == 20
+    monkeypatch.setattr(chunks, "LARGE", 13 * 4 * 4 * 60 * 60)
+    assert patches_at_once(Convolutions(), PATCHES) == 13
+    monkeypatch.setattr(chunks, "LARGE", 0)
+    assert patches_at_once(Convolutions(), PATCHES) == 10
+
+
+def test_one_group_of_many_patches_gets_channels_last_too():
+    backbone = Convolutions()
+    with torch.no_grad():
+        for _ in range(2):
+            evaluate_groups(backbone, backbone, torch.rand(11, 3, 64, 64))
+    assert backbone.given == [(11, False), (11, True), (11, True)]
+
+
+@pytest.mark.parametrize("change", ["hook", "nan", "grey", "few"])
+def test_otherwise_the_format_is_the_default(change):
+    backbone, patches = Convolutions(), torch.rand(30, 3, 64, 64)
+    if change == "hook":
+        backbone.convs.register_forward_hook(lambda module, given, output: None)
+    elif change == "nan":
+        backbone.convs[0].weight.data[0, 0, 0, 0] = torch.nan
+    elif change == "grey":
+        backbone.convs[0], patches = nn.Conv2d(1, 4, 5), torch.rand(30, 1, 110, 110)
+    else:
+        patches = patches[:10]
+    with torch.no_grad():
+        for _ in range(2):
+            evaluate_groups(backbone, backbone, patches)
+    assert sum(formatted for _, formatted in backbone.given) == (change == "nan")

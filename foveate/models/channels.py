@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from foveate.checks import check_choice
 from foveate.errors import ConfigError
-from foveate.models.chunks import patches_at_once
+from foveate.models.chunks import evaluate_groups
 from foveate.models.lazy import all_patches, check_lazy, is_separable, lazy_inputs, lazy_logits
 from foveate.models.pooling import Mixing, Pool, class_logits, pool_scales
 from foveate.models.recompute import forward_in_groups
@@ -188,8 +188,12 @@ class ScaleChannels(nn.Module):
         mask, flat = self.draw_mask(patches), patches.flatten(0, 1)
         run_backbone = partial(self._run_backbone, mask=mask)
         if mask is None and is_separable(self.backbone, patches):
-            parts = flat.split(self._at_once(flat, len(patches)))
-            outputs = torch.cat([run_backbone(self.backbone, part) for part in parts])
+            run_part = partial(run_backbone, self.backbone)
+            if flat.device.type == "cpu":
+                outputs = evaluate_groups(self.backbone, run_part, flat)
+            else:
+                parts = flat.split(max(1, len(patches) * self.recompute or len(flat)))
+                outputs = torch.cat([run_part(part) for part in parts])
         elif self.recompute and not torch.compiler.is_compiling():
             return forward_in_groups(self.backbone, run_backbone, patches, self.recompute)
         else:
@@ -337,12 +341,6 @@ class ScaleChannels(nn.Module):
         """
         low, high = self._scales[0], self._scales[-1]
         return f"{len(self._scales)} scales {low:g} to {high:g}, size={self.size}, pool={self.pool}"
-
-    def _at_once(self, patches: Tensor, images: int) -> int:
-        """Return the number of patches (N, C, P, P) to evaluate at a time."""
-        if patches.device.type == "cpu":
-            return patches_at_once(self.backbone, patches)
-        return max(1, images * self.recompute or len(patches))
 
     def _run_backbone(
         self, backbone: Callable[..., Tensor], patches: Tensor, mask: Tensor | None
