@@ -42,7 +42,7 @@ def made(**changes):
 
 def clothes(at_half):
     return [
-        replace(GOOD, table="fashion", row="zooms to 2.83", seed=seed, scale=scale, accuracy=found)
+        replace(GOOD, table="fashion", row="fovplus-tr2", seed=seed, scale=scale, accuracy=found)
         for seed in range(3)
         for scale in SCALES
         for found in [at_half if (seed, scale) == (2, 0.5) else 0.92]

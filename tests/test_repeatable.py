@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from made_sources import write_cifar_folder
 from tiny_runs import MODEL, same_bits, tiny, weights
 
+from foveate.data.recipes import find_recipe
 from foveate.models.zoo import ModelConfig
 from foveate.training.loop import train, train_together
 from foveate.training.state import RandomStates, deterministic
@@ -38,6 +40,19 @@ def test_runs_side_by_side_end_as_each_does_alone(tmp_path, device, model, preci
         alone = weights(train(config, tmp_path / f"alone-{k}", device=device).path)
         assert same_bits(alone, together[k])
     assert not same_bits(together[0], together[1])
+
+
+def test_augmented_runs_side_by_side_end_as_each_does_alone(tmp_path, device):
+    """A GPU holds the augmented images of an epoch, which are those of one seed."""
+    write_cifar_folder(tmp_path, count=12)
+    given = {"source": f"cifar10:{tmp_path}", "recipe": find_recipe("mirrored"), "size": 24}
+    given |= {"model": replace(MODEL, channels=3), "samples": 0, "batch": 10, "epochs": 2}
+    configs = [tiny(seed=seed, **given) for seed in (0, 1)]
+    runs = [(config, tmp_path / f"together-{config.seed}") for config in configs]
+    together = [weights(folder.path) for folder in train_together(runs, device=device)]
+    for config, expected in zip(configs, together, strict=True):
+        alone = train(config, tmp_path / f"alone-{config.seed}", device=device)
+        assert same_bits(weights(alone.path), expected)
 
 
 class StopError(Exception):

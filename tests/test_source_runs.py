@@ -230,8 +230,11 @@ def test_zoomed_images_are_those_of_divided_scales_in_the_frame_of_their_scale(c
         frame = config.recipe.rescale(images[index, None], 1.0, size=side + 8)
         frame = frame[..., y : y + side, x : x + side]
         frame = frame.flip(-1) if flips[index] else frame
+        resampled = foveate(frame, [1 / zoom], 24, antialias=True)[:, 0]
         if form == "plain":
-            expected = foveate(frame, [1 / zoom], 24, antialias=True)[:, 0]
+            expected = resampled
+        elif zoom < 1:
+            expected = foveate(resampled, MODEL.scales, 12)
         else:
             expected = foveate(frame, [scale / zoom for scale in MODEL.scales], 12)
         torch.testing.assert_close(found[index, None], expected)
@@ -258,6 +261,22 @@ def test_a_reduced_image_is_surrounded_by_mirror_images_as_in_the_test_set():
     inner = slice(1, -1)  # the outermost kernels reach beyond the frame
     expected = (128 + 100 * (rate * place).cos()).expand(1, 3, 64, 64)
     torch.testing.assert_close(found[..., inner], expected[..., inner], atol=bound, rtol=0)
+
+
+@pytest.mark.parametrize("zooms", [(1.0, 1.0), (0.5, 2.0)])
+def test_images_prepared_for_an_epoch_are_those_of_its_batches(cifar, zooms):
+    """A GPU holds the augmented images of an epoch; a CPU prepares them batch by batch."""
+    config = config_for(cifar, zooms=zooms)
+    net = config.model.build().eval()
+    streamed = open_batches(config, "train", net, torch.device("cpu"), False, load_source)
+    assert streamed.resident is None
+    held = streamed.make_resident(config)
+    order = torch.tensor([7, 3, 20, 1])
+    for epoch in (0, 1, 0):
+        pairs = zip(streamed(order, 2, (5, epoch)), held(order, 2, (5, epoch)), strict=True)
+        for (images, labels), (kept, same) in ((a.select(), b.select()) for a, b in pairs):
+            torch.testing.assert_close(kept.inputs[0], images.inputs[0])
+            assert torch.equal(same, labels)
 
 
 @pytest.mark.parametrize("split", ["train", "val"])

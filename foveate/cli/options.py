@@ -36,7 +36,7 @@ METHODS = (
     *("cnn", "cnn-all-scales", "cnn-zooms", "cnn-averaged", "pyramid", "pyramid-wide"),
     *("sesn", "sesn-wide", "disco", "disco-wide", "gaussian-max", "gaussian-avg"),
     *("gaussian-max-wide", "gaussian-avg-wide", "riesz", "fovmax", "fovavg", "swmax"),
-    *("fovconc", "fovplus", "cnn-expert", "fovmax-expert"),
+    *("fovconc", "fovplus", "residual-zooms", "cnn-expert", "fovmax-expert"),
 )
 DATA_SETS = ("mnist", "fashion-mnist", "cifar10", "photographs", "mnist-few")
 POOLS = ("max", "avg", "logsumexp", "probabilities")

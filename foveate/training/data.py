@@ -35,6 +35,7 @@ from foveate.training.rescaling import (
 )
 from foveate.training.zooms import Zooms, draw_zooms, prepare_zoomed
 
+CHUNK_ON_GPU = 4 * CHUNK  # images to prepare at a time on a GPU, again for each epoch
 LISTED = 1000  # images whose headers are read to estimate the sizes of all
 NAMED = 5  # classes without images that a message names
 MAX_WINDOW = 8  # times the base size: limits the largest window for very elongated images
@@ -97,6 +98,10 @@ class Batches:
         """Whether the prepared images differ from epoch to epoch."""
         return self.random or self.zooms is not None
 
+    @property
+    def _on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
     def close(self) -> None:
         """Release resources that persist between epochs; this class has none."""
 
@@ -129,12 +134,12 @@ class Batches:
         order = torch.arange(self.count)
         if self.zooms is not None:
             order = draw_zooms(self.zooms.limits, self.count, seed).argsort()
-        for indices in order.split(CHUNK):
+        for indices in order.split(CHUNK_ON_GPU if self._changes and self._on_gpu else CHUNK):
             images, labels = self.images.read_batch(self.split, indices)
             ready = self._prepared(images, labels, indices, seed).images
             for target, part in zip(whole.inputs, ready.inputs, strict=True):
                 target[send(indices, self.device)] = part
-        if self.device.type == "cuda":
+        if self._on_gpu:
             torch.cuda.synchronize(self.device)  # other runs read the images on their own streams
 
 
@@ -151,9 +156,9 @@ def open_batches(
     """Return a loader for the images of a split.
 
     Shards are always streamed, other sources only if `stream` is set. Images that the recipe
-    `mirrored` augments are rescaled again for each batch. With the recipe `photo`, `workers`
-    processes load the images, by default one per core up to eight. Images that cannot be used are
-    errors, or left out if `bad` is "skip".
+    `mirrored` augments are prepared again for each epoch on a GPU, and for each batch on a CPU,
+    which has less memory. With the recipe `photo`, `workers` processes load the images, by default
+    one per core up to eight. Images that cannot be used are errors, or left out if `bad` is "skip".
     """
     if is_photo(config):
         from foveate.training.photos import open_photos  # which imports this module
@@ -176,9 +181,11 @@ def open_batches(
         return batches if stream or is_shards(config.source) else batches.make_resident(config)
     training = split == "train"
     scales = draw_training_scales(config, len(labels), split)[:count]
-    rescale_images, distorted = rescaling(config, scales, training), config.distortions > 0
-    batches = replace(batches, rescale_images=rescale_images, random=training and distorted)
-    streamed = stream or is_shards(config.source) or (training and is_augmented(config))
+    rescale_images = rescaling(config, scales, training)
+    augmented = training and is_augmented(config)
+    random = augmented or (training and config.distortions > 0)
+    batches = replace(batches, rescale_images=rescale_images, random=random)
+    streamed = stream or is_shards(config.source) or (augmented and device.type == "cpu")
     return batches if streamed else batches.make_resident(config)
 
 

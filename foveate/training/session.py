@@ -25,6 +25,7 @@ from foveate.training.data import Batches, Load, open_batches
 from foveate.training.distributed import Team, team_step
 from foveate.training.interrupt import deferred_signals
 from foveate.training.photos import PhotoBatches
+from foveate.training.rescaling import is_augmented
 from foveate.training.skipped import Bad, add_skipped
 from foveate.training.state import (
     RandomStates,
@@ -233,9 +234,9 @@ class Session:
             self.folder.finish(self.progress, self.best or self.result.state_dict(), self.config)
 
     def _open(self, split: SplitName) -> Batches:
-        # Zooms and distortions depend on the seed of a run, so it has its own training images.
-        changed = self.config.zooms != NO_ZOOMS or self.config.distortions > 0
-        own = split == "train" and changed
+        # Augmentation depends on the seed of a run, so it has its own training images.
+        random = self.config.zooms != NO_ZOOMS or self.config.distortions > 0
+        own = split == "train" and (random or is_augmented(self.config))
         config = self.config if own else replace(self.config, seed=0)
         shared, key = self.shared, (split, config.digest())
         self._set_mode(split == "train")  # the prepared form of the images can depend on the mode
