@@ -74,7 +74,8 @@ def test_every_method_is_described_and_few_combinations_are_missing():
     missing = {(m.name, name) for m in METHODS.values() for name in m.missing}
     zoomed = {"photographs", "mnist-few"}  # another recipe, and several training scales
     without = {(name, data) for name in ("fovplus", "cnn-zooms") for data in zoomed}
-    assert missing == {("swmax", "photographs"), *without}
+    control = {("residual-zooms", data) for data in DATA_SETS if data != "cifar10"}
+    assert missing == {("swmax", "photographs"), *without, *control}
 
 
 def test_fovplus_is_its_preset_and_the_cnn_is_offered_the_same_zooms():
@@ -89,15 +90,17 @@ def test_methods_on_cifar10_see_the_same_images_and_those_with_zooms_the_same_zo
     data = GIVEN["cifar10"]
     configs = {m.name: m.config(data, m.trainings(data)[0]) for m in METHODS.values()}
     zoomed = {name: found.zooms for name, found in configs.items() if found.zooms != (1.0, 1.0)}
-    assert zoomed.keys() == {"fovplus", "cnn-zooms"} and len(set(zoomed.values())) == 1
+    assert zoomed.keys() == {"fovplus", "cnn-zooms", "residual-zooms"}
+    assert len(set(zoomed.values())) == 1
     assert zoomed["fovplus"] == (data.scales.low, data.scales.high)  # trained on scale 1
     for name, found in configs.items():
         assert (found.recipe, found.size) == (find_recipe("mirrored"), 64), name
         if name not in ("cnn-all-scales", "cnn-expert", "fovmax-expert"):
             assert found.scales == "1", name
     assert tuple(configs["fovplus"].model.scales) == tuple(data.scales)[::2]
-    net = config.build_net(configs["fovplus"])
-    assert sum(weight.numel() for weight in net.parameters()) == 1_646_122
+    for name in ("fovplus", "residual-zooms"):  # the same network, in five windows and in one
+        net = config.build_net(configs[name])
+        assert sum(weight.numel() for weight in net.parameters()) == 1_646_122
 
 
 @pytest.mark.parametrize("name", ["cnn", "fovavg", "fovmax", "fovconc", "swmax"])
