@@ -17,10 +17,13 @@ from foveate.baselines.filter_bases import (
     transfer,
 )
 from foveate.baselines.steerable import (
+    FourierMatrices,
     ScaleConv,
     SteerableNet,
     discrete,
     discrete_wide,
+    fourier_conv,
+    fourier_matrices,
     network,
     wide,
 )
@@ -102,6 +105,57 @@ def test_hermite_filters_keep_their_mass_and_have_unit_norm():
     mass = small.values.sum((1, 2))
     torch.testing.assert_close(large.values.sum((1, 2)), mass, atol=1e-9, rtol=0)
     assert mass[1:].abs().max() < 1e-9 < mass[0]  # all but the first are derivatives
+
+
+# The Fourier transforms
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("taps", "step"), [(7, 1), (15, 1), (31, 1), (7, 2), (7, 8)])
+@pytest.mark.parametrize("shape", [(4, 4), (9, 9), (14, 14), (28, 17)])
+def test_transforms_equal_the_sum_over_taps(shape, taps, step, dtype):
+    """The values, and the gradients of features, filters and bias; 9 and 5 channels are filled up.
+
+    A result sums a product per channel and tap. The rounding errors of a sum grow with the square
+    root of the number of its terms, and those of the transforms more slowly.
+    """
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(3, 9, *shape), (5, 9, taps, taps), (5,), (3, 5, *shape)]
+    *given, outside = (torch.randn(s, generator=generator, dtype=dtype) for s in sizes)
+    x, kernel, bias = (value.requires_grad_() for value in given)
+    matrices = [m.to(dtype) for m in fourier_matrices(*shape, taps, step)]
+    found = fourier_conv(x, kernel, bias, FourierMatrices(*matrices))
+    expected = F.conv2d(x, kernel, bias, padding=taps // 2 * step, dilation=step)
+    gradients = [torch.autograd.grad(y, given, outside) for y in (found, expected)]
+    bound = (9 * taps**2) ** 0.5 * torch.finfo(dtype).eps
+    for one, two in [(found, expected), *zip(*gradients, strict=True)]:
+        assert one.dtype == dtype and one.shape == two.shape
+        assert (one - two).detach().norm() < bound * two.detach().norm()
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_stored_matrices_equal_computed_ones(factory):
+    net = factory(channels=1, classes=2, size=18)
+    for conv, size in zip(net.convs[1:], (9, 4), strict=True):
+        assert conv.size == size
+        features = images(len(conv.steps) * 2, conv.weight.shape[1], size)
+        features = features.unflatten(0, (-1, 2))
+        with torch.no_grad():
+            stored = conv(features)
+            conv.size = None
+            torch.testing.assert_close(conv(features), stored, atol=0, rtol=0)
+
+
+def test_autocast_rounds_once():
+    """Against float64, for features that are exact in bf16: bf16 rounds a result by 2^-8 of it."""
+    conv = ScaleConv(8, 8, hermite_basis([2.0, 4.0], 15), size=20).requires_grad_(False)
+    features = images(4, 8, 20).bfloat16().unflatten(0, (2, 2))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = conv(features)
+    assert found.dtype == torch.bfloat16
+    exact = conv.double()(features.double())
+    bound = 2**-8 * exact.abs() + 1e-5 * exact.abs().max()
+    assert ((found.double() - exact).abs() <= bound).all()
 
 
 # The symmetry
