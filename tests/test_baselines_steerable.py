@@ -16,14 +16,12 @@ from foveate.baselines.filter_bases import (
     hermite_functions,
     transfer,
 )
+from foveate.baselines.fourier import FourierMatrices, fourier_conv, fourier_matrices
 from foveate.baselines.steerable import (
-    FourierMatrices,
     ScaleConv,
     SteerableNet,
     discrete,
     discrete_wide,
-    fourier_conv,
-    fourier_matrices,
     network,
     wide,
 )
