@@ -72,10 +72,9 @@ def test_every_method_is_described_and_few_combinations_are_missing():
         assert method.paper[-4:].isdigit() and method.title and method.family
         assert METHODS[method.run_name].run_name == method.run_name
     missing = {(m.name, name) for m in METHODS.values() for name in m.missing}
-    zoomed = {"photographs", "mnist-few"}  # another recipe, and several training scales
-    without = {(name, data) for name in ("fovplus", "cnn-zooms") for data in zoomed}
-    control = {("residual-zooms", data) for data in DATA_SETS if data != "cifar10"}
-    assert missing == {("swmax", "photographs"), *without, *control}
+    zoomed = {("cnn-zooms", "photographs"), ("cnn-zooms", "mnist-few")}  # of several scales
+    control = {("residual-zooms", d.name) for d in DATA_SETS.values() if d.channels == 1}
+    assert missing == {("swmax", "photographs"), *zoomed, *control}
 
 
 def test_fovplus_is_its_preset_and_the_cnn_is_offered_the_same_zooms():
@@ -84,6 +83,18 @@ def test_fovplus_is_its_preset_and_the_cnn_is_offered_the_same_zooms():
         own = preset(f"fovplus-tr{trained}")
         assert replace(config, epochs_per_decay=own.epochs_per_decay) == own
         assert METHODS["cnn-zooms"].config(GIVEN["mnist"], trained).zooms == own.zooms
+    for samples in GIVEN["mnist-few"].trained:
+        few = METHODS["fovplus"].config(GIVEN["mnist-few"], samples)
+        assert few == preset(f"fovplus-few{samples}")
+
+
+def test_photographs_of_random_sizes_stand_for_zooms():
+    recipes = {
+        name: METHODS[name].config(GIVEN["photographs"], trained).recipe
+        for name, trained in (("fovplus", "1"), ("residual-zooms", "1"), ("cnn-all-scales", ALL))
+    }
+    assert {recipe.sizes for recipe in recipes.values()} == {(0.25, 2.0)}
+    assert METHODS["fovavg"].config(GIVEN["photographs"], "1").recipe.sizes == (1.0, 1.0)
 
 
 def test_methods_on_cifar10_see_the_same_images_and_those_with_zooms_the_same_zooms():
@@ -151,7 +162,7 @@ def test_training_scales_are_chosen():
     jobs = plan_jobs(methods, sets, scales=(2.0,), seeds=1)
     names = [job.folder for job in jobs]
     assert names[:2] == ["mnist-cnn-all-scales-all-s0", "mnist-fovmax-2-s0"]
-    assert len(names) == 2 + 7  # few samples have no scale
+    assert len(names) == 2 + 3  # few samples have no scale
     assert jobs[0].config.scales == "0.5:8:4"
     with pytest.raises(ConfigError, match=r"training scales 3; choose from mnist: 1, 2, 4"):
         plan_jobs(find_methods(["fovmax"]), sets[:1], scales=(3.0,))

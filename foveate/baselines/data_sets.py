@@ -10,7 +10,6 @@ from foveate.errors import ConfigError
 from foveate.models.channels import PAPER_SCALES
 from foveate.scales import ScaleGrid
 from foveate.training.data import open_pictures
-from foveate.training.presets import FEW
 
 ALL = "all"
 """The training set in which each image is shown at one of the test scales."""
@@ -37,6 +36,7 @@ class DataSet:
         recipe: Preprocessing, see `foveate.data.recipes`.
         few: Whether the training sets are numbers of samples, shown at scales of 1 to 4.
         windows: Scales of the channels of a network whose channels cover the test scales.
+        repeated: Factor of the number of epochs, for a data set of few images.
 
     Examples:
         >>> mnist = DATA_SETS["mnist"]
@@ -58,6 +58,7 @@ class DataSet:
     recipe: str = "mnist-large-scale"
     few: bool = False
     windows: ScaleGrid = PAPER_SCALES
+    repeated: int = 1
 
     @property
     def experts(self) -> tuple[str, ...]:
@@ -110,16 +111,16 @@ class DataSet:
         return {**found, "scales": grid if trained == ALL else trained}
 
     def repeats(self, trained: str) -> int:
-        """Return the factor by which the number of epochs grows with few samples.
+        """Return the factor by which the number of epochs grows with few images.
 
         Args:
             trained: One of `trained`.
 
         Returns:
-            The factor: 1 with all samples, at most 20. All few-sample runs of the paper's networks
-            have at most 200,000 images in all, see `foveate.training.presets`.
+            `repeated`; with few samples a factor of at most 20. All few-sample runs of the paper's
+            networks have at most 200,000 images in all, see `foveate.training.presets`.
         """
-        return max(1, min(MOST_REPEATED, WHOLE // int(trained))) if self.few else 1
+        return min(MOST_REPEATED, WHOLE // int(trained)) if self.few else self.repeated
 
     def with_source(self, source: str, load: Load) -> "DataSet":
         """Replace the source, and adapt the number of channels and classes to it.
@@ -181,13 +182,14 @@ _SETS = (
         channels=3,
         recipe="photo",
         windows=ScaleGrid(0.25, 2, per_octave=2),
+        repeated=4,
     ),
     DataSet(
         name="mnist-few",
         title="MNIST Large Scale with few training samples",
         source="mnist",
         scales=ScaleGrid(1, 4, per_octave=4),
-        trained=tuple(map(str, sorted(FEW))),
+        trained=("100", "1000", "10000"),
         few=True,
     ),
 )

@@ -9,6 +9,7 @@ from foveate.models.channels import PAPER_SCALES
 from foveate.models.zoo import ModelConfig, model_config
 from foveate.scales import ScaleGrid
 from foveate.training.config import TrainConfig
+from foveate.training.presets import preset
 
 CHANNELS = "Jansson and Lindeberg, ICPR 2020"
 SIZES = "Simonyan and Zisserman, ICLR 2015"
@@ -35,7 +36,8 @@ class Settings:
         smallest_rate: Learning rate to which the schedule decays.
         label_smoothing: Label smoothing.
         objects: Smallest and largest scale of objects that random zooms of the training images
-            show, see ``TrainConfig.zooms``; None for no zooms.
+            show, see ``TrainConfig.zooms``, or random sizes of photographs, see ``Recipe.sizes``;
+            None for neither.
 
     Examples:
         >>> Settings(batch=16).learning_rate
@@ -70,6 +72,8 @@ class Method:
         trained: ``each`` for a run per training set of a data set, ``all`` for one run on all test
             scales, or ``expert`` for a run per test scale, tested at that scale only.
         runs_of: Method whose trained networks are tested; empty for runs of its own.
+        presets: Presets of the runs on some data sets, by name; the training set completes the name
+            of a preset.
         zoom: Windows of a test in scale channels, as multiples of the frame; None tests the network
             as trained.
         missing: Reason why the method cannot be used, by data set.
@@ -94,6 +98,7 @@ class Method:
     settings_by_data: Mapping[str, Settings] = field(default_factory=dict)
     trained: Literal["each", "all", "expert"] = "each"
     runs_of: str = ""
+    presets: Mapping[str, str] = field(default_factory=dict)
     zoom: tuple[float, float] | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
@@ -129,12 +134,18 @@ class Method:
         Raises:
             ConfigError: If the data set has no source.
         """
+        images = data.images(trained)
+        if data.name in self.presets:
+            return replace(preset(self.presets[data.name] + trained), source=data.source)
         values: dict[str, Any] = asdict(self.settings_by_data.get(data.name, self.settings))
-        if objects := values.pop("objects"):
+        objects = values.pop("objects")
+        if objects and data.recipe == "photo":
+            images["recipe"] = replace(images["recipe"], sizes=objects)
+        elif objects:
             values["zooms"] = tuple(scale / float(trained) for scale in objects)
         values["epochs"] *= data.repeats(trained)
         values["epochs_per_decay"] = values["epochs"] / 10
-        values |= data.images(trained)
+        values |= images
         backbone = self.backbone_by_data.get(data.name, self.backbone)
         return TrainConfig(model=self.model(data), backbone=backbone, **values)
 
@@ -164,7 +175,7 @@ def _fovplus(data: DataSet) -> ModelConfig:
     """
     model = replace(_channels("fovavg")(data), features=(16, 16, 48, 48))
     model = replace(model, antialias=data.name != "mnist")
-    if data.recipe != "mirrored":
+    if data.channels == 1:
         return model
     return replace(model, scales=ScaleGrid(data.windows.low, data.windows.high, per_octave=2))
 
@@ -192,11 +203,12 @@ def _fitted(model: ModelConfig, data: DataSet) -> ModelConfig:
 
 OBJECTS = (0.354, 11.32)  # half an octave beyond the test scales
 CIFAR_OBJECTS = (0.5, 2.0)  # the test scales; half an octave beyond costs 3 points (docs/log.md)
+PHOTO_OBJECTS = (0.25, 2.0)  # the test scales
 NOT_ZOOMED = {
-    "photographs": "zooms do not apply to the recipe photo",
-    "mnist-few": "zooms need one training scale",
+    "photographs": "this is cnn-all-scales",
+    "mnist-few": "the images already have scales of 1 to 4",
 }
-NOT_COLOUR = ("mnist", "fashion-mnist", "photographs", "mnist-few")
+COLOUR, OTHERS = ("cifar10", "photographs"), ("mnist", "fashion-mnist", "mnist-few")
 _FOVPLUS = Settings(
     weight_decay=0.02, schedule="cosine", warmup=0.1, smallest_rate=1e-6, label_smoothing=0.05,
     objects=OBJECTS,
@@ -295,10 +307,13 @@ _METHODS = (
         title="foveated channels, average, zooms in training",
         paper="foveate, 2026",
         model=_fovplus,
-        backbone_by_data={"cifar10": "foveate.baselines.residual:network"},
+        backbone_by_data=dict.fromkeys(COLOUR, "foveate.baselines.residual:network"),
         settings=_FOVPLUS,
-        settings_by_data={"cifar10": _CIFAR_FOVPLUS},
-        missing=NOT_ZOOMED,
+        settings_by_data={
+            "cifar10": _CIFAR_FOVPLUS,
+            "photographs": replace(_CIFAR_FOVPLUS, objects=PHOTO_OBJECTS),
+        },
+        presets={"mnist-few": "fovplus-few"},
     ),
     Method(
         name="residual-zooms",
@@ -308,7 +323,8 @@ _METHODS = (
         model=_residual,
         backbone="foveate.baselines.residual:network",
         settings=_CIFAR_FOVPLUS,
-        missing=dict.fromkeys(NOT_COLOUR, "it is a control for cifar10"),
+        settings_by_data={"photographs": replace(_CIFAR_FOVPLUS, objects=PHOTO_OBJECTS)},
+        missing=dict.fromkeys(OTHERS, "a control for colour images"),
     ),
     replace(
         _CNN, name="cnn-expert", title="CNN, one per test scale", family=CEILING, trained="expert",
