@@ -13,7 +13,6 @@ from foveate.baselines import gaussian_derivatives as baseline
 from foveate.baselines.gaussian_derivatives import (
     DERIVATIVES,
     GaussianDerivativeNet,
-    apply_jets,
     grid_jets,
     jet_matrices,
     pixel_jets,
@@ -25,7 +24,7 @@ from foveate.errors import ConfigError
 from foveate.models.channels import ScaleChannels
 from foveate.scale_space import discrete_gaussian
 
-ORDERS = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (0, 2)]  # along y and x, as apply_jets has them
+ORDERS = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (0, 2)]  # along y and x: L, Ly, Lyy, Lx, Lxy, Lxx
 ROUNDING = 2**-22  # float32 matrices, each entry rounded, applied along two axes
 GRID = torch.arange(-3, 4, dtype=torch.float64)
 SIZE = 96
@@ -35,6 +34,13 @@ def kernels(sigma, size=SIZE, grid=GRID):
     """Matrices (3 P, size) in float64, without the rounding of the network's buffers."""
     edges = torch.arange(1, size, dtype=torch.float64)
     return jet_matrices(size / 2 + sigma * grid, edges, sigma, 1.0)
+
+
+def apply_jets(images, matrices):
+    """The derivatives (..., C, 6, P, P) of images (..., C, H, H), by matrices (..., 3 P, H)."""
+    orders = matrices.unflatten(-2, (3, -1))
+    parts = [orders[..., y, :, :] @ images @ orders[..., x, :, :].mT for y, x in ORDERS]
+    return torch.stack(parts, -3)
 
 
 def largest(order):
@@ -134,11 +140,38 @@ def test_shifting_the_image_shifts_the_derivatives():
 
 
 def tail(net, derivatives):
-    """The rest of the network: logits (N, S, K) from the image's derivatives (N, S, C, 6, P, P)."""
+    """The rest of the network: logits (N, S, K) from the image's derivatives (N, S, C, 6, P, P).
+
+    This is the definition: all derivatives of a layer at each point, then their mixture.
+    """
+    grids = sampling_grids(len(net.layers) + 1, baseline.RATIO)
     values = derivatives.flatten(0, 1)
-    for number, layer in enumerate(net.layers, start=1):
-        values = apply_jets(layer(values), net.get_buffer(f"jets{number}"))
+    for number, (layer, (before, after)) in enumerate(
+        zip(net.layers, pairwise(grids), strict=True)
+    ):
+        mixed = layer.mixing(values.flatten(1, 2).movedim(1, -1)).movedim(-1, 1)
+        jets = grid_jets(before, after, baseline.RATIO ** (number + 1)).to(values.dtype)
+        values = apply_jets(F.relu(layer.norm(mixed)), jets)
     return net.head(values.flatten(1)).unflatten(0, derivatives.shape[:2])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("channels", "size"), [(1, 32), (3, 33)])
+def test_mixing_between_the_axes_is_mixing_all_derivatives(channels, size, training):
+    torch.manual_seed(0)
+    net = GaussianDerivativeNet((1, 1.5), channels=channels, classes=3, size=size, features=(4, 5))
+    net, images = net.double().train(training), torch.rand(4, channels, size, size).double()
+    results = []
+    for compute in (
+        net.scale_channels,
+        lambda images: tail(net, apply_jets(images[:, None], net.first[:, None])),
+    ):
+        logits = compute(images)
+        results.append((logits, *torch.autograd.grad(logits.square().sum(), net.parameters())))
+    for found, expected in zip(*results, strict=True):
+        # Sums of a few thousand terms in each layer; batch norm divides by standard deviations
+        # down to 1/100 of the values.
+        torch.testing.assert_close(found, expected, atol=1e-10, rtol=1e-10)
 
 
 def test_rescaling_the_image_by_sqrt_2_shifts_the_scale_channels():

@@ -12,6 +12,8 @@ from foveate.baselines.riesz import (
     TRANSFORMS,
     RieszLayer,
     RieszNet,
+    centre_kernels,
+    centre_transforms,
     from_spectra,
     network,
     riesz_multipliers,
@@ -134,6 +136,16 @@ def test_a_layer_mixes_the_transforms_pixel_by_pixel(size):
     )
     expected = ((mixed - mean) / (variance + layer.norm.eps).sqrt()).relu()
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize(("size", "pixels"), [(15, [7]), (16, [7, 8]), (2, [0, 1])])
+def test_inner_products_with_the_kernels_are_the_transforms_at_the_centre(size, pixels):
+    images = noise(size)
+    found = centre_transforms(images, centre_kernels(riesz_multipliers(size)).double())
+    expected = transforms(images)[..., pixels, :][..., pixels].flatten(1, 2)
+    # The kernels are rounded too, and have energies of up to 1.
+    bound = ROUNDED * float(images.square().sum((-2, -1)).max().sqrt())
+    torch.testing.assert_close(found, expected.flatten(2)[..., None], atol=bound, rtol=0)
 
 
 @pytest.mark.parametrize(("size", "pixels"), [(15, [7]), (16, [7, 8])])

@@ -8,9 +8,10 @@ scale channels are needed. On a pixel grid this holds for band-limited images, a
 border: the Fourier transform continues the frame periodically, as in the authors' code.
 """
 # Shape letters: N images, C features before a layer, F features after it, H W pixels,
-# V = W // 2 + 1 frequencies, K classes.
+# V = W // 2 + 1 frequencies, Q pixels at the centre (1 or 4), K classes.
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -51,10 +52,11 @@ class RieszNet(nn.Module):
     Each layer computes five Riesz transforms of each feature, mixes them pixel by pixel, and
     applies batch norm and ReLU. A linear layer then maps the features at the centre of the frame to
     logits. In a frame of even size, the centre lies between pixels, and its features are the mean
-    of the four pixels around it; the authors read the lower right one.
+    of the four pixels around it; the authors read the lower right one. In evaluation mode, the last
+    layer computes these pixels alone.
 
-    Cost for one image of 112 pixels: 0.5 GFLOP of mixing and 249 Fourier transforms. Training holds
-    38 MB of activations per image in float32.
+    Cost for one image of 112 pixels: in training, 0.5 GFLOP of mixing and 249 Fourier transforms,
+    with 38 MB of activations in float32; in evaluation, 0.2 GFLOP and 137 transforms.
 
     Args:
         channels: Number of image channels.
@@ -76,6 +78,7 @@ class RieszNet(nn.Module):
     """
 
     multipliers: Tensor
+    centre: Tensor
 
     def __init__(
         self, *, channels: int, classes: int, size: int, features: Sequence[int] = FEATURES
@@ -83,7 +86,9 @@ class RieszNet(nn.Module):
         super().__init__()
         if size < 2:
             raise ConfigError(f"size must be at least 2 pixels, got {size}")
-        self.register_buffer("multipliers", riesz_multipliers(size), persistent=False)
+        multipliers = riesz_multipliers(size)
+        self.register_buffer("multipliers", multipliers, persistent=False)
+        self.register_buffer("centre", centre_kernels(multipliers), persistent=False)
         self.layers = nn.ModuleList(
             RieszLayer(before, after)
             for before, after in zip((channels, *features), features, strict=False)
@@ -92,12 +97,22 @@ class RieszNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits ``(N, K)`` of frames ``(N, channels, size, size)``."""
+        size = self.multipliers.shape[-2]
+        if images.shape[-2:] != (size, size):
+            raise ConfigError(
+                f"images must be {size} × {size} pixels, got {tuple(images.shape[-2:])}; "
+                "create the network with another size"
+            )
+        *inner, last = cast("list[RieszLayer]", list(self.layers))
         features = images
-        for layer in self.layers:
+        for layer in inner:
             features = layer(features, self.multipliers)
-        side = features.shape[-1]
-        centre = slice((side - 1) // 2, side // 2 + 1)
-        return self.head(features[..., centre, centre].mean((-2, -1)))  # type: ignore[no-any-return]
+        if last.norm.training:  # the statistics of a batch are those of whole frames
+            centre = slice((size - 1) // 2, size // 2 + 1)
+            features = last(features, self.multipliers)[..., centre, centre]
+        else:
+            features = last.activate(last.mix(centre_transforms(features, self.centre)))
+        return self.head(features.mean((-2, -1)))  # type: ignore[no-any-return]
 
 
 class RieszLayer(nn.Module):
@@ -118,9 +133,18 @@ class RieszLayer(nn.Module):
 
     def forward(self, features: Tensor, multipliers: Tensor) -> Tensor:
         """Compute features ``(N, F, H, W)`` from features ``(N, C, H, W)``."""
-        spectra = riesz_spectra(features, multipliers).flatten(1, 2)
-        mixed = (self.mixing.weight @ spectra.flatten(2)).unflatten(-1, spectra.shape[2:])
-        return F.relu(self.norm(from_spectra(mixed.to(multipliers.dtype), features.shape[-1])))
+        mixed = self.mix(riesz_spectra(features, multipliers).flatten(1, 2))
+        return self.activate(from_spectra(mixed.to(multipliers.dtype), features.shape[-1]))
+
+    def mix(self, transforms: Tensor) -> Tensor:
+        """Mix transforms ``(N, 5 C, ...)`` to features ``(N, F, ...)``."""
+        # `bmm`, because `@` copies the transforms to multiply those of all images at once.
+        weights = self.mixing.weight.expand(len(transforms), -1, -1)
+        return torch.bmm(weights, transforms.flatten(2)).unflatten(-1, transforms.shape[2:])  # type: ignore[no-any-return]
+
+    def activate(self, mixed: Tensor) -> Tensor:
+        """Apply batch norm and ReLU."""
+        return F.relu(self.norm(mixed))
 
 
 def riesz_multipliers(size: int) -> Tensor:
@@ -158,16 +182,7 @@ def riesz_spectra(images: Tensor, multipliers: Tensor) -> Tensor:
         Spectra of the transforms x, y, xx, xy and yy, shape ``(N, C, 5, H, V, 2)``; the last axis
         has the real and imaginary parts. Those of second order have the sign of the factors x², xy
         and y², so that xx + yy is the image without its mean.
-
-    Raises:
-        ConfigError: If the images do not have the size of the multipliers.
     """
-    size = multipliers.shape[-2]
-    if images.shape[-2:] != (size, size):
-        raise ConfigError(
-            f"images must be {size} × {size} pixels, got {tuple(images.shape[-2:])}; "
-            "create the network with another size"
-        )
     with torch.autocast(images.device.type, enabled=False):
         wide = images.to(torch.promote_types(images.dtype, multipliers.dtype))
         spectrum = torch.view_as_real(torch.fft.rfft2(wide))[:, :, None]
@@ -182,3 +197,29 @@ def from_spectra(spectra: Tensor, size: int) -> Tensor:
     with torch.autocast(spectra.device.type, enabled=False):
         images: Tensor = torch.fft.irfft2(torch.view_as_complex(spectra), s=(size, size))
     return images
+
+
+def centre_kernels(multipliers: Tensor) -> Tensor:
+    """Compute the kernels whose inner products with a frame are the transforms at its centre.
+
+    Args:
+        multipliers: Factors from `riesz_multipliers`, shape ``(5, H, V)``.
+
+    Returns:
+        Kernels of the five transforms at the Q pixels of the centre, shape ``(5, Q, H W)``, in
+        float32.
+    """
+    size = multipliers.shape[-2]
+    pixels = torch.eye(size, dtype=torch.float64)[(size - 1) // 2 : size // 2 + 1]
+    impulses = pixels[:, None, :, None] * pixels[:, None]
+    responses = from_spectra(riesz_spectra(impulses, multipliers.double()), size)
+    responses[:, :, :2] *= -1  # the transforms of first order are odd, and this is their adjoint
+    return responses.flatten(0, 1).transpose(0, 1).flatten(2).float()
+
+
+def centre_transforms(images: Tensor, kernels: Tensor) -> Tensor:
+    """Compute the transforms ``(N, 5 C, Q, 1)`` of images ``(N, C, H, W)`` at the centre."""
+    with torch.autocast(images.device.type, enabled=False):
+        wide = images.to(torch.promote_types(images.dtype, kernels.dtype))
+        found = wide.flatten(2) @ kernels.flatten(0, 1).mT
+    return found.unflatten(-1, kernels.shape[:2]).flatten(1, 2)[..., None]  # type: ignore[no-any-return]
