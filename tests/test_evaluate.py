@@ -3,21 +3,25 @@
 import csv
 import json
 import math
+import shutil
 import statistics
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from made_sources import idx_bytes
 from tiny_runs import MODEL, tiny
 
 import foveate
 from foveate.cli.app import run
 from foveate.cli.evaluation import print_accuracy
+from foveate.data.idx import FILES
 from foveate.data.large_scale import rescale
 from foveate.data.sources import Split, load_source
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.curve import AtScale, accuracy_over_scale
+from foveate.evaluation.models import open_run
 from foveate.evaluation.results import (
     COLUMNS,
     Curve,
@@ -26,10 +30,12 @@ from foveate.evaluation.results import (
     save_results,
     summarise,
 )
-from foveate.models.zoo import ModelConfig
+from foveate.models.pretrained import pretrained_info, pretrained_names
+from foveate.models.zoo import ModelConfig, create_model
 from foveate.report.plots import accuracy_curves
 from foveate.training.checkpoint import RunFolder
 from foveate.training.loop import train, train_together
+from foveate.training.presets import preset
 
 SCALES = "0.5,1,2"
 
@@ -284,6 +290,37 @@ def test_one_run_gets_its_results_in_its_folder_and_at_17_scales(tmp_path, capsy
     assert "8.000" in capsys.readouterr().out
 
 
+def test_a_pretrained_network_is_evaluated_by_its_name(tmp_path):
+    digits = load_source("mnist-5k").train
+    for name, array in zip(FILES, 2 * (digits.images[:40, 0], digits.labels[:40]), strict=True):
+        (tmp_path / name).write_bytes(idx_bytes(array.numpy()))
+    command = ["evaluate", "fovplus-tr2", "--source", f"idx:{tmp_path}", "--scales", "1,8"]
+    assert run([*command, "--device", "cpu", "--out", str(tmp_path / "out")]) == 0
+    (result,) = json.loads((tmp_path / "out" / "results.json").read_text())["runs"]
+    info, net = pretrained_info("fovplus-tr2"), create_model("fovplus-tr2", pretrained=True).eval()
+    assert result["made_with"]["commit"] == info.commit and result["run"] == "fovplus-tr2"
+    for at in result["scales"]:
+        with torch.no_grad():
+            found = net(rescale(digits.images[:40], at["scale"])).argmax(1)
+        expected = torch.zeros(10, 10, dtype=torch.long)
+        expected.index_put_((digits.labels[:40], found), torch.tensor(1), accumulate=True)
+        assert at["confusion"] == expected.tolist()
+
+
+@pytest.mark.parametrize("name", pretrained_names())
+def test_a_pretrained_network_has_the_configuration_of_its_preset(name):
+    config = open_run(name).config()
+    row = name.replace("-mnist", "")
+    own = replace(preset(row), seed=config.seed, precision=config.precision)
+    assert config == own
+
+
+def test_a_folder_takes_precedence_over_a_pretrained_name(runs, tmp_path, monkeypatch):
+    shutil.copytree(runs[0], tmp_path / "fovplus-tr2")
+    monkeypatch.chdir(tmp_path)
+    assert open_run("fovplus-tr2").config() == RunFolder(runs[0]).config()
+
+
 def unfinished(folder):
     def callback(config, progress, steps):
         raise KeyboardInterrupt
@@ -302,6 +339,7 @@ def test_errors_are_one_line_and_nothing_is_written(runs, tmp_path, capsys):
         "is not finished (0 of 3 epochs)": [one, str(tmp_path / "unfinished")],
         "is not a complete safetensors file": [str(tmp_path / "broken")],
         "--out is required to evaluate 3 runs": [*map(str, runs)],
+        "--out is required to evaluate fovplus-tr2": ["fovplus-tr2"],
         "split must be val or test, got 'train'": [one, "--split", "train"],
         "scales must look like": [one, "--scales", "big"],
         "scale must lie between": [one, "--scales", "0"],

@@ -43,10 +43,11 @@ def evaluate(
     ] = None,
     device: options.DeviceOption = "auto",
 ) -> None:
-    """Measure the accuracy of finished runs over scale.
+    """Measure the accuracy of finished runs and pretrained networks over scale.
 
     ```
     foveate evaluate runs/first --scales 0.5,1,2,4,8
+    foveate evaluate fovplus-tr2 --out runs/fovplus
     foveate evaluate runs/cnn runs/fovmax --out runs/compared
     foveate evaluate runs/photos --scales 0.25:2:2 --pool logsumexp --trust
     ```
@@ -60,10 +61,10 @@ def evaluate(
     validation images at the same scales: the class of at most 0.02 % of them differs from that of
     all channels. It prints the tolerance and the mean number of channels evaluated.
     """
+    from foveate.evaluation.models import PretrainedRun, open_run
     from foveate.evaluation.results import RunResult
     from foveate.evaluation.test_sets import open_test_set, with_channels
     from foveate.provenance import hardware
-    from foveate.training.checkpoint import RunFolder
     from foveate.training.loop import find_device
     from foveate.training.state import keep_freed_memory
 
@@ -73,12 +74,17 @@ def evaluate(
         raise ConfigError(
             f"--out is required to evaluate {len(runs)} runs; name a folder for the results"
         )
+    folders = [open_run(path) for path in dict.fromkeys(runs)]
+    if out is None and isinstance(folders[0], PretrainedRun):
+        raise ConfigError(
+            f"--out is required to evaluate {runs[0]}, which has no folder; name a folder for the "
+            "results"
+        )
     target, place, factors = out or runs[0], find_device(device), as_scales(scales)
     tolerance = _tolerance(lazy)
     keep_freed_memory()
     load = cached_loader()
     check_folder(target)
-    folders = [RunFolder(path) for path in dict.fromkeys(runs)]
     made = [with_channels(f.net(trust), f.config(), windows, pool) for f in folders]
     shown: dict[str, Any] = {"source": source, "bad": bad, "changed_data": changed_data}
     shown |= {"view": view, "border": parse_border(border)}

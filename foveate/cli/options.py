@@ -245,7 +245,7 @@ NETWORK = argument(
     "cnn, fovmax, fovavg, fovconc, swmax, or a preset such as fovavg-tr2 or finetune.",
     *PRESETS,
 )
-RUNS = argument("RUN", "Folders of finished training runs.")
+RUNS = argument("RUN", "Folders of finished training runs, or pretrained networks (fovplus-tr2).")
 RESULTS = argument(
     "RESULTS", "Output folder of 'foveate reproduce'.", default="the published results"
 )
