@@ -19,7 +19,12 @@ from foveate.baselines.comparison import (
 )
 from foveate.baselines.data_sets import ALL, DATA_SETS, DataSet
 from foveate.baselines.methods import METHODS
-from foveate.baselines.summary import comparison_views, find_ceiling, mean_interval
+from foveate.baselines.summary import (
+    calibrations,
+    comparison_views,
+    find_ceiling,
+    mean_interval,
+)
 from foveate.cli.app import run
 from foveate.data.large_scale import rescale
 from foveate.data.recipes import find_recipe
@@ -385,6 +390,29 @@ def test_every_combination_of_results_makes_a_page():
     curve = view.curves["cnn"]
     assert curve.scales == (100, 1000) and curve.runs == 2
     assert curve.mean == pytest.approx((0.55, 0.55))
+
+
+def test_a_method_is_calibrated_on_the_scales_of_its_reference():
+    def riesz(five, seed=0, trained="1"):  # the authors publish five scales, mean 88.31
+        return [
+            line(method="riesz", trained=trained, scale=scale, accuracy=value / 100, seed=seed)
+            for scale, value in zip((0.5, 1.0, 2.0, 4.0, 8.0), five, strict=True)
+        ]
+
+    others = [*riesz(5 * [10.0], trained="2"), line(method="riesz", trained="1", scale=3.0)]
+    for value, holds in ((86.8, False), (86.82, True), (99.0, True)):
+        lines = [*riesz(5 * [value - 1]), *riesz(5 * [value + 1], seed=1), *others]
+        (found,) = calibrations(lines)
+        assert found.mean == pytest.approx(value) and found.holds is holds
+        html = comparison_page(lines, [], About()).html()
+        assert "Calibration" in html and f">{'holds' if holds else 'fails'}<" in html
+    assert not list(calibrations(riesz(5 * [99.0])[:4]))  # a scale is missing
+    assert not list(calibrations([line(method="sesn", scale=scale) for scale in PAPER_SCALES][1:]))
+    (sesn,) = calibrations([line(method="sesn", scale=scale) for scale in PAPER_SCALES])
+    assert (
+        sesn.mean == pytest.approx(90)
+        and "Calibration" not in comparison_page([line()], [], About()).html()
+    )
 
 
 def test_intervals_are_those_of_student():

@@ -56,6 +56,27 @@ class Settings:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reference:
+    """Accuracy of the authors' own network on MNIST Large Scale, for calibration.
+
+    Args:
+        trained: Training scale.
+        mean: Mean accuracy over the scales, in percent.
+        scales: Test scales of the mean; empty for all 17.
+        origin: Where the figure is from.
+
+    Examples:
+        >>> METHODS["sesn"].reference.mean
+        65.7
+    """
+
+    trained: str
+    mean: float
+    scales: tuple[float, ...] = ()
+    origin: str = "the authors' code"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Method:
     """A method of the comparison.
 
@@ -74,6 +95,7 @@ class Method:
         runs_of: Method whose trained networks are tested; empty for runs of its own.
         presets: Presets of the runs on some data sets, by name; the training set completes the name
             of a preset.
+        reference: Accuracy that the method must reach before it is compared.
         zoom: Windows of a test in scale channels, as multiples of the frame; None tests the network
             as trained.
         missing: Reason why the method cannot be used, by data set.
@@ -99,6 +121,7 @@ class Method:
     trained: Literal["each", "all", "expert"] = "each"
     runs_of: str = ""
     presets: Mapping[str, str] = field(default_factory=dict)
+    reference: Reference | None = None
     zoom: tuple[float, float] | None = None
     missing: Mapping[str, str] = field(default_factory=dict)
 
@@ -227,10 +250,17 @@ _FOVMAX = Method(
 )
 
 
-def _baseline(name: str, title: str, paper: str, family: str, factory: str) -> Method:
+def _baseline(
+    name: str,
+    title: str,
+    paper: str,
+    family: str,
+    factory: str,
+    reference: Reference | None = None,
+) -> Method:
     backbone = f"foveate.baselines.{factory}"
     how: dict[str, Any] = {"name": name, "title": title, "paper": paper, "family": family}
-    return Method(model=_frame, backbone=backbone, **how)
+    return Method(model=_frame, backbone=backbone, reference=reference, **how)
 
 
 _METHODS = (
@@ -252,15 +282,24 @@ _METHODS = (
         runs_of="cnn",
         zoom=(0.5, 2.0),
     ),
-    _baseline("pyramid", "image pyramid, 4 levels", STIR, "Image pyramid", "pyramid:network"),
+    _baseline(
+        "pyramid", "image pyramid, 4 levels", STIR, "Image pyramid", "pyramid:network",
+        Reference(trained="2", mean=80.2),
+    ),
     _baseline(
         "pyramid-wide", "levels for all test scales", STIR, "Image pyramid", "pyramid:wide"
     ),
-    _baseline("sesn", "scale-steerable filters", SESN, "Steerable filters", "steerable:network"),
+    _baseline(
+        "sesn", "scale-steerable filters", SESN, "Steerable filters", "steerable:network",
+        Reference(trained="2", mean=65.7),
+    ),
     _baseline(
         "sesn-wide", "filters for all test scales", SESN, "Steerable filters", "steerable:wide"
     ),
-    _baseline("disco", "discrete filters", DISCO, "Steerable filters", "steerable:discrete"),
+    _baseline(
+        "disco", "discrete filters", DISCO, "Steerable filters", "steerable:discrete",
+        Reference(trained="2", mean=55.6),
+    ),
     _baseline(
         "disco-wide", "discrete filters for all test scales", DISCO, "Steerable filters",
         "steerable:discrete_wide",
@@ -281,7 +320,10 @@ _METHODS = (
         "gaussian-avg-wide", "average, channels for all test scales", GAUSSIAN, DERIVATIVES,
         "gaussian_derivatives:wide_average",
     ),
-    _baseline("riesz", "Riesz transforms", RIESZ, "Riesz transforms", "riesz:network"),
+    _baseline(
+        "riesz", "Riesz transforms", RIESZ, "Riesz transforms", "riesz:network",
+        Reference(trained="1", mean=88.31, scales=(0.5, 1, 2, 4, 8), origin="the paper"),
+    ),
     _FOVMAX,
     replace(
         _FOVMAX, name="fovavg", title="foveated channels, average", model=_channels("fovavg")

@@ -7,9 +7,10 @@ from statistics import NormalDist, mean, stdev
 
 from foveate.baselines.comparison import Measurement
 from foveate.baselines.data_sets import ALL, DATA_SETS, DataSet
-from foveate.baselines.methods import METHODS
+from foveate.baselines.methods import METHODS, Method, Reference
 from foveate.evaluation.results import Curve
 
+CALIBRATED = 1.5  # points below the authors' mean accuracy at most
 # 97.5 % quantiles of Student's t distribution with 1 to 9 degrees of freedom.
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -86,6 +87,40 @@ def find_ceiling(lines: Iterable[Measurement]) -> dict[float, float]:
         for scale, accuracy in zip(curve.scales, curve.mean, strict=True):
             best[scale] = max(accuracy, best.get(scale, 0.0))
     return dict(sorted(best.items()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Mean accuracy of a method, and of its authors' own network.
+
+    Attributes:
+        method: The method.
+        reference: The authors' accuracy.
+        mean: Our mean accuracy over the same scales, in percent, over all seeds.
+    """
+
+    method: Method
+    reference: Reference
+    mean: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the method is within `CALIBRATED` points of the reference, or better."""
+        return self.mean >= self.reference.mean - CALIBRATED
+
+
+def calibrations(lines: Sequence[Measurement]) -> Iterator[Calibration]:
+    """Yield the calibration of each method that has a reference and all results for it."""
+    for method in METHODS.values():
+        if not (reference := method.reference):
+            continue
+        scales = reference.scales or tuple(DATA_SETS["mnist"].scales)
+        key = "mnist", method.name, reference.trained
+        own = [m for m in lines if (m.data, m.method, m.trained) == key]
+        found = {s: [m.accuracy for m in own if m.scale == s] for s in scales}
+        if all(found.values()):
+            average = mean(mean(values) for values in found.values())
+            yield Calibration(method=method, reference=reference, mean=100 * average)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:

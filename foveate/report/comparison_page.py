@@ -12,7 +12,13 @@ from foveate import __version__
 from foveate.baselines.comparison import Measurement
 from foveate.baselines.data_sets import DATA_SETS
 from foveate.baselines.methods import METHODS, Method, Settings
-from foveate.baselines.summary import ComparisonView, half_width, mean_interval
+from foveate.baselines.summary import (
+    CALIBRATED,
+    ComparisonView,
+    calibrations,
+    half_width,
+    mean_interval,
+)
 from foveate.data.splits import SplitName
 from foveate.evaluation.results import Curve
 from foveate.report.html import Cell, Page, root_tint
@@ -94,6 +100,7 @@ def comparison_page(
                 _accuracies(page, view)
         _costs(page, [line for line in lines if line.data == name])
     _methods(page, methods)
+    _calibrations(page, lines)
     page.provenance({**about.facts, "foveate version of this page": __version__})
     return page
 
@@ -192,6 +199,25 @@ def _methods(page: Page, names: Sequence[str]) -> None:
     methods = [METHODS[name] for name in names]
     rows = [[m.name, m.title, m.paper, _settings(m)] for m in methods]
     page.table(["method", "network", "paper", "settings"], rows)
+
+
+def _calibrations(page: Page, lines: Sequence[Measurement]) -> None:
+    """Compare methods with the accuracy of their authors' networks, if there are results."""
+    rows: list[list[Cell]] = []
+    for found in calibrations(lines):
+        known = found.reference
+        scales = ", ".join(f"{scale:g}" for scale in known.scales) or "all 17"
+        verdict = "holds" if found.holds else "fails"
+        means = [f"{known.mean:.1f}", f"{found.mean:.2f}"]
+        rows.append([found.method.name, known.trained, scales, *means, known.origin, verdict])
+    if rows:
+        page.section("Calibration")
+        page.text(
+            "Mean accuracy over scale on MNIST Large Scale, of the authors' own network and of "
+            f"ours. A method is calibrated if it is at most {CALIBRATED} points below."
+        )
+        headers = ["method", "trained on", "test scales", "authors", "ours", "from", "calibrated"]
+        page.table(headers, rows)
 
 
 def _settings(method: Method) -> str:
