@@ -47,8 +47,7 @@ def evaluate(
 
     ```
     foveate evaluate runs/first --scales 0.5,1,2,4,8
-    foveate evaluate fovplus-tr2 --out runs/fovplus
-    foveate evaluate runs/cnn runs/fovmax --out runs/compared
+    foveate evaluate runs/fovmax fovplus-tr2 --out runs/compared
     foveate evaluate runs/photos --scales 0.25:2:2 --pool logsumexp --trust
     ```
 
