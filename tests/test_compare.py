@@ -20,7 +20,7 @@ from foveate.baselines.comparison import (
 from foveate.baselines.data_sets import ALL, DATA_SETS, DataSet
 from foveate.baselines.methods import METHODS
 from foveate.baselines.summary import (
-    calibrations,
+    check_references,
     comparison_views,
     find_ceiling,
     mean_interval,
@@ -402,13 +402,15 @@ def test_a_method_is_calibrated_on_the_scales_of_its_reference():
     others = [*riesz(5 * [10.0], trained="2"), line(method="riesz", trained="1", scale=3.0)]
     for value, holds in ((86.8, False), (86.82, True), (99.0, True)):
         lines = [*riesz(5 * [value - 1]), *riesz(5 * [value + 1], seed=1), *others]
-        (found,) = calibrations(lines)
+        (found,) = check_references(lines)
         assert found.mean == pytest.approx(value) and found.holds is holds
         html = comparison_page(lines, [], About()).html()
         assert "Calibration" in html and f">{'holds' if holds else 'fails'}<" in html
-    assert not list(calibrations(riesz(5 * [99.0])[:4]))  # a scale is missing
-    assert not list(calibrations([line(method="sesn", scale=scale) for scale in PAPER_SCALES][1:]))
-    (sesn,) = calibrations([line(method="sesn", scale=scale) for scale in PAPER_SCALES])
+    assert not list(check_references(riesz(5 * [99.0])[:4]))  # a scale is missing
+    assert not list(
+        check_references([line(method="sesn", scale=scale) for scale in PAPER_SCALES][1:])
+    )
+    (sesn,) = check_references([line(method="sesn", scale=scale) for scale in PAPER_SCALES])
     assert (
         sesn.mean == pytest.approx(90)
         and "Calibration" not in comparison_page([line()], [], About()).html()

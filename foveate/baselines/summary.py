@@ -90,7 +90,7 @@ def find_ceiling(lines: Iterable[Measurement]) -> dict[float, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Calibration:
+class ReferenceCheck:
     """Mean accuracy of a method, and of its authors' own network.
 
     Attributes:
@@ -109,8 +109,8 @@ class Calibration:
         return self.mean >= self.reference.mean - CALIBRATED
 
 
-def calibrations(lines: Sequence[Measurement]) -> Iterator[Calibration]:
-    """Yield the calibration of each method that has a reference and all results for it."""
+def check_references(lines: Sequence[Measurement]) -> Iterator[ReferenceCheck]:
+    """Yield the check of each method that has a reference and all results for it."""
     for method in METHODS.values():
         if not (reference := method.reference):
             continue
@@ -120,7 +120,7 @@ def calibrations(lines: Sequence[Measurement]) -> Iterator[Calibration]:
         found = {s: [m.accuracy for m in own if m.scale == s] for s in scales}
         if all(found.values()):
             average = mean(mean(values) for values in found.values())
-            yield Calibration(method=method, reference=reference, mean=100 * average)
+            yield ReferenceCheck(method=method, reference=reference, mean=100 * average)
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:

@@ -15,7 +15,7 @@ from foveate.baselines.methods import METHODS, Method, Settings
 from foveate.baselines.summary import (
     CALIBRATED,
     ComparisonView,
-    calibrations,
+    check_references,
     half_width,
     mean_interval,
 )
@@ -204,7 +204,7 @@ def _methods(page: Page, names: Sequence[str]) -> None:
 def _calibrations(page: Page, lines: Sequence[Measurement]) -> None:
     """Compare methods with the accuracy of their authors' networks, if there are results."""
     rows: list[list[Cell]] = []
-    for found in calibrations(lines):
+    for found in check_references(lines):
         known = found.reference
         scales = ", ".join(f"{scale:g}" for scale in known.scales) or "all 17"
         verdict = "holds" if found.holds else "fails"
