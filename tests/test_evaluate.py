@@ -21,7 +21,6 @@ from foveate.data.large_scale import rescale
 from foveate.data.sources import Split, load_source
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.curve import AtScale, accuracy_over_scale
-from foveate.evaluation.models import open_run
 from foveate.evaluation.results import (
     COLUMNS,
     Curve,
@@ -30,6 +29,7 @@ from foveate.evaluation.results import (
     save_results,
     summarise,
 )
+from foveate.evaluation.runs import open_run
 from foveate.models.pretrained import pretrained_info, pretrained_names
 from foveate.models.zoo import ModelConfig, create_model
 from foveate.report.plots import accuracy_curves

@@ -10,6 +10,7 @@ from tiny_runs import MODEL, same_bits, tiny, weights
 
 from foveate.data.recipes import find_recipe
 from foveate.models.zoo import ModelConfig
+from foveate.training.data import open_batches
 from foveate.training.loop import train, train_together
 from foveate.training.state import RandomStates, deterministic
 
@@ -42,8 +43,14 @@ def test_runs_side_by_side_end_as_each_does_alone(tmp_path, device, model, preci
     assert not same_bits(together[0], together[1])
 
 
-def test_augmented_runs_side_by_side_end_as_each_does_alone(tmp_path, device):
+def test_augmented_runs_side_by_side_end_as_each_does_alone(tmp_path, device, monkeypatch):
     """A GPU holds the augmented images of an epoch, which are those of one seed."""
+
+    def held(config, split, *others):
+        batches = open_batches(config, split, *others)
+        return batches.make_resident(config) if batches.resident is None else batches
+
+    monkeypatch.setattr("foveate.training.session.open_batches", held)  # on a CPU too
     write_cifar_folder(tmp_path, count=12)
     given = {"source": f"cifar10:{tmp_path}", "recipe": find_recipe("mirrored"), "size": 24}
     given |= {"model": replace(MODEL, channels=3), "samples": 0, "batch": 10, "epochs": 2}

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ALIGNED = 8  # channels of matrix products on tensor cores
+ALIGNED = 8  # tensor cores are fast if the numbers of channels are multiples of 8
 
 
 class FourierMatrices(NamedTuple):

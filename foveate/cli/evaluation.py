@@ -60,8 +60,8 @@ def evaluate(
     validation images at the same scales: the class of at most 0.02 % of them differs from that of
     all channels. It prints the tolerance and the mean number of channels evaluated.
     """
-    from foveate.evaluation.models import PretrainedRun, open_run
     from foveate.evaluation.results import RunResult
+    from foveate.evaluation.runs import PretrainedRun, open_run
     from foveate.evaluation.test_sets import open_test_set, with_channels
     from foveate.provenance import hardware
     from foveate.training.loop import find_device

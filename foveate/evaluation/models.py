@@ -31,16 +31,10 @@ from foveate.evaluation.third_party import (
 from foveate.execution.precision import Precision
 from foveate.files import parse_json
 from foveate.models.channels import ScaleChannels
-from foveate.models.pretrained import (
-    PretrainedInfo,
-    load_weights,
-    pretrained_info,
-    pretrained_names,
-)
+from foveate.models.pretrained import load_weights, pretrained_info, pretrained_names
 from foveate.models.zoo import ZOO, ModelConfig, create_model, model_config
 from foveate.training.backbones import classes_of, load_backbone, timm_model
-from foveate.training.checkpoint import MADE_WITH, RunFolder
-from foveate.training.config import TrainConfig
+from foveate.training.checkpoint import RunFolder
 from foveate.training.data import generated_from, is_photo
 from foveate.training.rescaling import is_mirrored
 from foveate.training.tensors import read_tensors
@@ -339,62 +333,6 @@ def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model
     load_weights(own, weights, path)
     kept = None if recipe and recipe.name == "mnist-large-scale" else recipe
     return _of_config(ref, own, config, recipe=kept, class_names=names)
-
-
-class PretrainedRun(RunFolder):
-    """A pretrained network of this package, in place of the folder of its run.
-
-    Args:
-        path: Name of the network.
-
-    Examples:
-        >>> PretrainedRun(Path("fovmax-mnist-tr2")).config().scales
-        '2'
-    """
-
-    @property
-    def _info(self) -> PretrainedInfo:
-        return pretrained_info(str(self.path))
-
-    def config(self) -> TrainConfig:
-        """Return the configuration of the run."""
-        info = self._info.to_dict()
-        own = ("model", "source", "scales", "samples", "size", "seed")
-        return TrainConfig.from_dict({**info["recipe"], **{key: info[key] for key in own}})
-
-    def net(self, trust: bool = False) -> nn.Module:
-        """Load the network; it runs no code, so `trust` has no effect."""
-        return create_model(str(self.path), pretrained=True)
-
-    def history(self) -> list[dict[str, str]]:
-        """Return the version, commit and hardware of the run."""
-        return [{key: str(getattr(self._info, key)) for key in MADE_WITH}]
-
-    def data(self) -> dict[str, Any]:
-        """Return nothing: the training data of pretrained networks have no record."""
-        return {}
-
-
-def open_run(ref: str | Path) -> RunFolder:
-    """Open a finished run: a folder of ``foveate train``, or a pretrained network by its name.
-
-    As in `load_model`, a folder takes precedence over a name.
-
-    Args:
-        ref: Path of the folder, or name.
-
-    Returns:
-        The run.
-
-    Raises:
-        DataError: If the folder is not a run, and there is no pretrained network of this name.
-
-    Examples:
-        >>> open_run("fovplus-tr2").config().zooms
-        (0.177, 5.66)
-    """
-    known = str(ref) in pretrained_names() and not os.path.isdir(ref)
-    return PretrainedRun(Path(ref)) if known else RunFolder(Path(ref))
 
 
 def _from_pretrained(name: str) -> Model:

@@ -4,10 +4,10 @@ By covariance, a network with the scales S sees an image that was magnified by z
 the scales S / z sees the image itself. What the frame cuts off a magnified image is cut off by a
 frame of 1 / z of the side. So magnifying needs no resampling beyond that of the scale channels.
 
-A reduced image has fewer pixels, and the windows of a network show them. It is therefore resampled
-to the pixels of its frame, with antialiasing only if the recipe does so: `mnist-large-scale`
-smooths images in proportion to their scale instead. Networks without scale channels, which are
-offered the same zooms in comparisons, see resampled frames for all factors.
+A reduced image has fewer pixels, so windows that magnify it look blurred. To show this in training,
+a reduced image is resampled to the pixels of its frame, with antialiasing only if the recipe does
+so: `mnist-large-scale` smooths images in proportion to their scale instead. Networks without scale
+channels, which are offered the same zooms in comparisons, see resampled frames for all factors.
 
 The recipe decides what a frame shows. `mnist-large-scale` stretches the values of every frame to
 the full range, so cropped and reduced frames are stretched too; a larger frame shows its border.
