@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foveate.baselines.convolutions import convolve_taps
 from foveate.errors import ConfigError
 
 KERNEL = 7  # side of the filters; the paper also tries 3, 11 and 15
@@ -124,27 +125,6 @@ class Pyramid(nn.Module):
             Logits, shape ``(N, K)``.
         """
         return self.channels(images).mean(1)
-
-
-def convolve_taps(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Convolve images of few channels: `F.conv2d` with padding, in a form for tensor cores.
-
-    Tensor cores need a multiple of 8 input channels. The 7 pixels along x that a filter sees, and
-    one of weight zero, become channels of a convolution along y alone.
-
-    Args:
-        images: Batch of images, shape ``(N, C, H, W)``.
-        weight: Filters of 7 × 7 pixels, shape ``(F, C, 7, 7)``.
-        bias: Biases of the filters, shape ``(F,)``.
-
-    Returns:
-        Filtered images, shape ``(N, F, H, W)``, in the memory format `torch.channels_last`.
-    """
-    reach = KERNEL // 2
-    taps = F.pad(images, (reach, reach + 1)).unfold(-1, KERNEL + 1, 1)  # (N, C, H, W, 8)
-    last = taps.permute(0, 2, 3, 1, 4).flatten(3).contiguous()  # (N, H, W, 8 C)
-    columns = F.pad(weight, (0, 1)).transpose(2, 3).flatten(1, 2)[..., None]  # (F, 8 C, 7, 1)
-    return F.conv2d(last.permute(0, 3, 1, 2), columns, bias, padding=(reach, 0))
 
 
 def network(*, channels: int, classes: int, size: int = 112) -> Pyramid:

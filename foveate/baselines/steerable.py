@@ -14,20 +14,26 @@ Wide filters are applied by Fourier transforms. For features of 56 × 56 pixels 
 # K classes.
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foveate.baselines.convolutions import (
+    FourierMatrices,
+    convolve_taps,
+    fourier_conv,
+    fourier_matrices,
+)
 from foveate.baselines.filter_bases import Filters, discrete_basis, hermite_basis
-from foveate.baselines.fourier import FourierMatrices, fourier_conv, fourier_matrices
 from foveate.errors import ConfigError
 
 WIDTHS = (32, 63, 95)
 HIDDEN = 256
 DROPOUT = 0.7  # probability for each hidden unit
 SMALLEST = 16  # side of the smallest image that leaves four pixels along each axis
-WIDE = 7  # filter pixels from which Fourier transforms are faster than a sum over taps
+WIDE = 11  # filter pixels from which Fourier transforms are faster than a sum over taps
 
 
 class ScaleConv(nn.Module):
@@ -92,20 +98,25 @@ class ScaleConv(nn.Module):
         Returns:
             Features, shape ``(S, N, after, H, W)``.
         """
-        lifting = features.ndim == 4  # images have too few channels to repay the transforms
-        if lifting:
-            features = features.expand(len(self.steps), *features.shape)
-        found = []
-        for index, (x, kernel) in enumerate(zip(features, self.kernels(), strict=True)):
-            if lifting or kernel.shape[-1] < WIDE:
-                x = x.contiguous(memory_format=torch.channels_last)
-                step = self.steps[index]
-                padding = kernel.shape[-1] // 2 * step
-                found.append(F.conv2d(x, kernel, self.bias, padding=padding, dilation=step))
-            else:
-                found.append(fourier_conv(x, kernel, self.bias, self._matrices(index, x)))
-        # In contrast to torch.stack, torch.cat keeps the memory format.
-        return torch.cat(found).unflatten(0, (len(found), -1))  # type: ignore[no-any-return]
+        return _joined(self.maps(features))
+
+    def maps(self, features: Tensor) -> list[Tensor]:
+        """Compute the result of `forward` as one tensor ``(N, after, H, W)`` per scale."""
+        kernels = self.kernels()
+        if features.ndim == 4:  # images have too few channels to repay the transforms
+            lifted = zip(kernels, self.steps, strict=True)
+            return [convolve_taps(features, kernel, self.bias, step) for kernel, step in lifted]
+        found = zip(range(len(kernels)), features, kernels, strict=True)
+        return [self._convolve(index, x, kernel) for index, x, kernel in found]
+
+    def _convolve(self, index: int, features: Tensor, kernel: Tensor) -> Tensor:
+        """Convolve the features (N, before, H, W) of one scale."""
+        if kernel.shape[-1] >= WIDE:
+            return fourier_conv(features, kernel, self.bias, self._matrices(index, features))
+        features = features.contiguous(memory_format=torch.channels_last)
+        step = self.steps[index]
+        padding = kernel.shape[-1] // 2 * step
+        return F.conv2d(features, kernel, self.bias, padding=padding, dilation=step)
 
     def _matrices(self, index: int, features: Tensor) -> FourierMatrices:
         """Return the matrices of a scale for features (N, C, H, W)."""
@@ -179,9 +190,10 @@ class SteerableNet(nn.Module):
         Returns:
             Features, shape ``(S, N, 95, size // 4, size // 4)``.
         """
-        first, second, third = self.convs
-        features = _norm(self.norms[0], self._halve(F.relu(first(images))))
-        features = _norm(self.norms[1], self._halve(F.relu(second(features))))
+        first, second, third = cast("list[ScaleConv]", list(self.convs))
+        features = images
+        for conv, norm in ((first, self.norms[0]), (second, self.norms[1])):
+            features = _norm(norm, _joined([self._halve(part) for part in conv.maps(features)]))
         return third(features)  # type: ignore[no-any-return]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -199,9 +211,16 @@ class SteerableNet(nn.Module):
         return self.head(self.dropout(F.relu(hidden)))  # type: ignore[no-any-return]
 
     def _halve(self, features: Tensor) -> Tensor:
-        """Halve the resolution of features (S, N, C, H, W); drop an odd last row or column."""
-        pool = F.avg_pool2d if self.smooth else F.max_pool2d
-        return pool(features.flatten(0, 1), 2).unflatten(0, features.shape[:2])  # type: ignore[no-any-return]
+        """Apply ReLU and halve the resolution of maps (N, C, H, W), without an odd last pixel."""
+        if self.smooth:
+            return F.avg_pool2d(F.relu(features), 2)
+        return F.relu(F.max_pool2d(features, 2))  # on a quarter of the values, with equal results
+
+
+def _joined(maps: list[Tensor]) -> Tensor:
+    """Join maps (N, C, H, W) of each scale to (S, N, C, H, W)."""
+    # In contrast to torch.stack, torch.cat keeps the memory format.
+    return torch.cat(maps).unflatten(0, (len(maps), -1))  # type: ignore[no-any-return]
 
 
 def _norm(norm: nn.Module, features: Tensor) -> Tensor:

@@ -66,6 +66,7 @@ class Shared(NamedTuple):
     deterministic: bool = True
     workers: int | None = None
     bad: Bad = "stop"
+    runs: int = 1
 
 
 class Session:
@@ -209,8 +210,12 @@ class Session:
         return self.net if self.average is None else self.average.net
 
     def _worth_compiling(self) -> bool:
-        """Whether the run has enough steps to make up for the time of compiling a backbone."""
-        return not self.config.backbone or self.count * self.config.epochs > COMPILED_FROM
+        """Whether the runs have enough steps to make up for the time of compiling a backbone.
+
+        The runs that train side by side usually have the same network, which is compiled once.
+        """
+        steps = self.count * self.config.epochs * self.shared.runs
+        return not self.config.backbone or steps > COMPILED_FROM
 
     def _set_mode(self, training: bool) -> None:
         """Set training or evaluation mode; frozen batch norms stay in evaluation mode."""

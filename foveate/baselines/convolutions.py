@@ -1,9 +1,14 @@
-"""Convolutions with wide filters by Fourier transforms, which are products with fixed matrices."""
+"""Convolutions in forms for tensor cores: wide filters, and images of few channels.
+
+`fourier_conv` convolves by Fourier transforms, which are products with fixed matrices.
+`convolve_taps` takes the pixels along one axis as channels.
+"""
 # Shape letters: N images, I and O channels before and after a convolution, H W pixels, P filter
-# pixels, L frequencies along an axis, M of them not negative.
+# pixels, T filter pixels filled up to a multiple of 8, L frequencies along an axis, M of them not
+# negative.
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -121,6 +126,31 @@ def fourier_conv(
         y = (matrices.back_rows @ y.view(2 * half, -1)).view(height, width, n, o)
         y = (y[..., : len(bias)] + bias).permute(2, 3, 0, 1)
         return y.to(dtype, memory_format=torch.channels_last)
+
+
+def convolve_taps(images: Tensor, weight: Tensor, bias: Tensor | None, step: int = 1) -> Tensor:
+    """Convolve images of few channels: `F.conv2d` with padding, in a form for tensor cores.
+
+    The P pixels along x that a filter sees, filled up with weights of zero to a multiple of 8,
+    become channels of a convolution along y alone.
+
+    Args:
+        images: Batch of images, shape ``(N, I, H, W)``.
+        weight: Filters of odd width and height, shape ``(O, I, P, P)``.
+        bias: Biases of the filters, shape ``(O,)``.
+        step: Distance between taps in pixels.
+
+    Returns:
+        Filtered images, shape ``(N, O, H, W)``, in the memory format `torch.channels_last`.
+    """
+    side = weight.shape[-1]
+    reach, extra = side // 2 * step, -side % ALIGNED
+    wide = F.pad(images, (reach, reach + extra * step))
+    taps = wide.unfold(-1, (side + extra - 1) * step + 1, 1)[..., ::step]  # (N, I, H, W, T)
+    last = taps.permute(0, 2, 3, 1, 4).flatten(3).contiguous()  # (N, H, W, I T)
+    columns = F.pad(weight, (0, extra)).transpose(2, 3).flatten(1, 2)  # (O, I T, P)
+    given: dict[str, Any] = {"padding": (reach, 0), "dilation": (step, 1)}
+    return F.conv2d(last.permute(0, 3, 1, 2), columns.contiguous()[..., None], bias, **given)
 
 
 def _aligned(values: Tensor, axes: int) -> Tensor:
