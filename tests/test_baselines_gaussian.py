@@ -241,9 +241,7 @@ def test_layers_that_only_smooth_add_their_variances():
     assert found == pytest.approx(width**2 / total, abs=5 * 2 * 4e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "channels"), [("network", 8), ("average", 8), ("wide", 11), ("wide_average", 11)]
-)
+@pytest.mark.parametrize(("name", "channels"), [("network", 8), ("wide", 11)])
 def test_factories(name, channels, capsys):
     net = getattr(baseline, name)(channels=3, classes=7, size=64).eval()
     weights = sum(weight.numel() for weight in net.parameters())

@@ -62,11 +62,6 @@ def network(*, channels: int, classes: int, size: int = 112) -> nn.Module:
     return GaussianDerivativeNet(SIGMAS, channels=channels, classes=classes, size=size)
 
 
-def average(*, channels: int, classes: int, size: int = 112) -> nn.Module:
-    """Create the same network with average pooling; the arguments are those of `network`."""
-    return GaussianDerivativeNet(SIGMAS, channels=channels, classes=classes, size=size, pool="avg")
-
-
 def wide(*, channels: int, classes: int, size: int = 112) -> nn.Module:
     """Create a network with 11 channels, for test scales from 1/2 to 8 and any training scale.
 
@@ -75,11 +70,6 @@ def wide(*, channels: int, classes: int, size: int = 112) -> nn.Module:
     of `network`.
     """
     return GaussianDerivativeNet(WIDE, channels=channels, classes=classes, size=size)
-
-
-def wide_average(*, channels: int, classes: int, size: int = 112) -> nn.Module:
-    """Create the network of `wide` with average pooling; the arguments are those of `network`."""
-    return GaussianDerivativeNet(WIDE, channels=channels, classes=classes, size=size, pool="avg")
 
 
 class GaussianDerivativeNet(nn.Module):

@@ -34,9 +34,9 @@ PRESETS = (
 TABLES = ("table1", "table2", "table3", "all")
 METHODS = (
     *("cnn", "cnn-all-scales", "cnn-zooms", "cnn-averaged", "pyramid", "pyramid-wide"),
-    *("sesn", "sesn-wide", "disco", "disco-wide", "gaussian-max", "gaussian-avg"),
-    *("gaussian-max-wide", "gaussian-avg-wide", "riesz", "fovmax", "fovavg", "swmax"),
-    *("fovconc", "fovplus", "residual-zooms", "cnn-expert", "fovmax-expert"),
+    *("sesn", "sesn-wide", "disco", "disco-wide", "gaussian", "gaussian-wide"),
+    *("riesz", "fovmax", "fovavg", "swmax"),
+    *("fovconc", "fovplus", "residual-zooms", "cnn-expert", "fovmax-expert", "residual-expert"),
 )
 DATA_SETS = ("mnist", "fashion-mnist", "cifar10", "photographs", "mnist-few")
 POOLS = ("max", "avg", "logsumexp", "probabilities")
