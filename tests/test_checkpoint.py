@@ -348,6 +348,17 @@ def test_every_kind_of_tensor_has_a_digest(tmp_path, dtype):
     assert note == {"a": "b"} and all(torch.equal(found[key], tensors[key]) for key in tensors)
 
 
+def test_equal_weights_have_equal_files(tmp_path):
+    """So that a checksum of the file tells whether two runs are the same."""
+    tensors = {"b": torch.arange(3.0), "a": torch.ones(2, 2, dtype=torch.bfloat16)}
+    note = {"digest": "0", "model": "{}", "classes": '["é"]', "seed": "1"}
+    assert len({pack_tensors(tensors, note) for _ in range(10)}) == 1
+    path = tmp_path / "weights.safetensors"
+    path.write_bytes(pack_tensors(tensors, note))
+    found, noted = read_tensors(path)
+    assert noted == note and all(torch.equal(found[name], tensors[name]) for name in tensors)
+
+
 def test_weights_of_an_older_version_have_no_digest(finished):
     weights, note = read_tensors(finished.weights)
     finished.weights.write_bytes(save(weights, note))

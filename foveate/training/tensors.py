@@ -41,10 +41,23 @@ def unpack_tensors(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def pack_tensors(tensors: dict[str, Tensor], note: dict[str, str]) -> bytes:
-    """Return the bytes of a safetensors file with these tensors, this metadata and a digest."""
+    """Return the bytes of a safetensors file with these tensors, this metadata and a digest.
+
+    Equal tensors and metadata give equal bytes.
+    """
     # Copies, because safetensors rejects tensors that share memory, as tied weights do.
     copies = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
-    return save(copies, {**note, "sha256": _digest(copies, note)})
+    return _sort_metadata(save(copies, {**note, "sha256": _digest(copies, note)}))
+
+
+def _sort_metadata(data: bytes) -> bytes:
+    """Sort the metadata in the bytes of a safetensors file; `save` writes it in a random order."""
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # as in the format, tensors begin at a multiple of 8 bytes
+    return len(text).to_bytes(8, "little") + text + data[8 + length :]
 
 
 def _digest(tensors: dict[str, Tensor], note: dict[str, str]) -> str:
