@@ -10,7 +10,7 @@ from baseline_checks import assert_one_graph, assert_runs_as_command, assert_tra
 
 from foveate.baselines.convolutions import (
     FourierMatrices,
-    convolve_taps,
+    convolve_blocks,
     fourier_conv,
     fourier_matrices,
 )
@@ -136,22 +136,39 @@ def test_transforms_equal_the_sum_over_taps(shape, taps, step, dtype):
         assert (one - two).detach().norm() < bound * two.detach().norm()
 
 
-@pytest.mark.parametrize(("taps", "step"), [(3, 1), (7, 1), (15, 1), (31, 1), (7, 2), (7, 8)])
-@pytest.mark.parametrize("shape", [(2, 1, 20, 20), (2, 3, 16, 9)])
-def test_pixels_along_x_as_channels_are_a_convolution(shape, taps, step):
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("taps", [1, 3, 5, 7, 9, 15, 31])
+@pytest.mark.parametrize("shape", [(2, 1, 20, 20), (2, 3, 17, 8), (1, 2, 16, 9)])
+def test_blocks_are_the_results_of_a_convolution(shape, taps, shift):
+    """The values and the gradients, against a convolution that also has results outside."""
     generator = torch.Generator().manual_seed(0)
     sizes = [shape, (5, shape[1], taps, taps), (5,)]
-    x, kernel, bias = (
-        torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in sizes
-    )
-    found = convolve_taps(x, kernel, bias, step)
-    expected = F.conv2d(x, kernel, bias, padding=taps // 2 * step, dilation=step)
-    assert found.is_contiguous(memory_format=torch.channels_last)
+    given = [torch.randn(s, generator=generator, dtype=torch.float64) for s in sizes]
+    x, kernel, bias = (value.requires_grad_() for value in given)
+    blocks = convolve_blocks(x, kernel, bias, shift)
+    counts = [n // 2 + shift for n in shape[2:]]
+    assert blocks.shape == (shape[0], *counts, 4, 5)
+    found = blocks.unflatten(3, (2, 2)).permute(0, 5, 1, 3, 2, 4).flatten(4).flatten(2, 3)
+    expected = F.conv2d(x, kernel, bias, padding=taps // 2 + 1)
+    begin = [slice(1 - shift, 1 - shift + 2 * count) for count in counts]
+    expected = expected[..., begin[0], begin[1]]
     outside = torch.randn(found.shape, generator=generator, dtype=torch.float64)
-    gradients = [torch.autograd.grad(y, (x, kernel, bias), outside) for y in (found, expected)]
+    gradients = [torch.autograd.grad(y, given, outside) for y in (found, expected)]
     bound = (shape[1] * taps**2 * 10) ** 0.5 * EPS
     for one, two in [(found, expected), *zip(*gradients, strict=True)]:
         assert (one - two).detach().norm() < bound * two.detach().norm()
+
+
+@pytest.mark.parametrize("factory", [network, discrete])
+@pytest.mark.parametrize("size", [16, 17])
+def test_images_are_lifted_and_halved(factory, size):
+    net = factory(channels=3, classes=2, size=size).double().requires_grad_(False)
+    pixels = images(2, 3, size).double()
+    found = net._lift(net.convs[0], pixels)
+    expected = [net._halve(part) for part in net.convs[0](pixels)]
+    for one, two in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, two, atol=225 * 3 * EPS * gains(net.convs[0]), rtol=0)
+        assert one.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize("factory", FACTORIES)

@@ -1,20 +1,20 @@
 """Convolutions in forms for tensor cores: wide filters, and images of few channels.
 
 `fourier_conv` convolves by Fourier transforms, which are products with fixed matrices.
-`convolve_taps` takes the pixels along one axis as channels.
+`convolve_blocks` computes blocks of 2 × 2 results by one product with all pixels that they see.
 """
 # Shape letters: N images, I and O channels before and after a convolution, H W pixels, P filter
-# pixels, T filter pixels filled up to a multiple of 8, L frequencies along an axis, M of them not
-# negative.
+# pixels, T pixels of a window along an axis, L frequencies along an axis, M of them not negative.
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 ALIGNED = 8  # tensor cores are fast if the numbers of channels are multiples of 8
+ALIGNED_SIDE = 4  # squares of such sides have multiples of 8 pixels
 
 
 class FourierMatrices(NamedTuple):
@@ -128,29 +128,43 @@ def fourier_conv(
         return y.to(dtype, memory_format=torch.channels_last)
 
 
-def convolve_taps(images: Tensor, weight: Tensor, bias: Tensor | None, step: int = 1) -> Tensor:
-    """Convolve images of few channels: `F.conv2d` with padding, in a form for tensor cores.
+def convolve_blocks(images: Tensor, weight: Tensor, bias: Tensor | None, shift: int = 0) -> Tensor:
+    """Convolve images of few channels: `F.conv2d` with padding, in blocks of 2 × 2 results.
 
-    The P pixels along x that a filter sees, filled up with weights of zero to a multiple of 8,
-    become channels of a convolution along y alone.
+    A product with the pixels of a window gives all results of a block. Tensor cores need many
+    results per window, and a number of pixels that is a multiple of 8.
 
     Args:
         images: Batch of images, shape ``(N, I, H, W)``.
         weight: Filters of odd width and height, shape ``(O, I, P, P)``.
         bias: Biases of the filters, shape ``(O,)``.
-        step: Distance between taps in pixels.
+        shift: Number of rows and columns above and to the left of the image at which the blocks
+            begin, 0 or 1. Blocks with results inside the image are computed as a whole, except that
+            without a shift the last row or column of an odd number is left out.
 
     Returns:
-        Filtered images, shape ``(N, O, H, W)``, in the memory format `torch.channels_last`.
+        Blocks of results, shape ``(N, H', W', 4, O)``: upper left, upper right, lower left and
+        lower right. H' is ``H // 2``, and ``H // 2 + 1`` with a shift.
     """
     side = weight.shape[-1]
-    reach, extra = side // 2 * step, -side % ALIGNED
-    wide = F.pad(images, (reach, reach + extra * step))
-    taps = wide.unfold(-1, (side + extra - 1) * step + 1, 1)[..., ::step]  # (N, I, H, W, T)
-    last = taps.permute(0, 2, 3, 1, 4).flatten(3).contiguous()  # (N, H, W, I T)
-    columns = F.pad(weight, (0, extra)).transpose(2, 3).flatten(1, 2)  # (O, I T, P)
-    given: dict[str, Any] = {"padding": (reach, 0), "dilation": (step, 1)}
-    return F.conv2d(last.permute(0, 3, 1, 2), columns.contiguous()[..., None], bias, **given)
+    window = -(-(side + 1) // ALIGNED_SIDE) * ALIGNED_SIDE
+    before = side // 2 + shift
+    right, below = (window - 2 - before + 2 * shift - n % 2 for n in images.shape[:1:-1])
+    if torch.is_autocast_enabled(images.device.type):
+        images = images.to(torch.get_autocast_dtype(images.device.type))
+    seen = F.pad(images, (before, right, before, below))
+    windows = seen.unfold(2, window, 2).unfold(3, window, 2)  # (N, I, H', W', T, T)
+    filters = block_filters(weight, window).flatten(2).flatten(0, 1)
+    biases = None if bias is None else bias.repeat(4)
+    results = F.linear(windows.permute(0, 2, 3, 1, 4, 5).flatten(3), filters, biases)
+    return results.unflatten(-1, (4, -1))  # type: ignore[no-any-return]
+
+
+def block_filters(weight: Tensor, window: int) -> Tensor:
+    """Place filters ``(O, I, P, P)`` in windows for each result of a block: ``(4, O, I, T, T)``."""
+    extra = window - weight.shape[-1]
+    places = [(y, x) for y in (0, 1) for x in (0, 1)]
+    return torch.stack([F.pad(weight, (x, extra - x, y, extra - y)) for y, x in places])
 
 
 def _aligned(values: Tensor, axes: int) -> Tensor:

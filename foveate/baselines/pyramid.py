@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foveate.baselines.convolutions import convolve_taps
+from foveate.baselines.convolutions import block_filters, convolve_blocks
 from foveate.errors import ConfigError
 
 KERNEL = 7  # side of the filters; the paper also tries 3, 11 and 15
@@ -98,11 +98,27 @@ class Pyramid(nn.Module):
         Returns:
             Logits, shape ``(N, K)``.
         """
-        features = F.relu(convolve_taps(images, self.first.weight, self.first.bias))
-        features = F.conv2d(features, self.second.weight, padding=KERNEL // 2)
-        bias = self.second.get_parameter("bias")
-        # Bias and ReLU commute with the maximum, and then have one value per filter, not a map.
-        return self.head(F.relu(features.amax((2, 3)) + bias))  # type: ignore[no-any-return]
+        if images.shape[2] % 2 or images.shape[3] % 2:
+            features = self.second(F.relu(self.first(images))).amax((2, 3))
+        else:
+            features = self._strongest(images)
+        return self.head(F.relu(features))  # type: ignore[no-any-return]
+
+    def _strongest(self, images: Tensor) -> Tensor:
+        """Compute the maximum (N, 32) of the second convolution over images of even size.
+
+        Both convolutions compute blocks of 2 × 2 results, which are channels of the second one.
+        """
+        blocks = F.relu(convolve_blocks(images, self.first.weight, self.first.bias, shift=1))
+        # The outermost results lie outside the image, where features are zero.
+        inside = F.pad(blocks.new_ones(images.shape[2:]), (1, 1, 1, 1))
+        inside = inside.unflatten(1, (-1, 2)).unflatten(0, (-1, 2)).transpose(1, 2).flatten(2)
+        features = (blocks * inside[..., None]).flatten(3).permute(0, 3, 1, 2)
+        filters = block_filters(self.second.weight, KERNEL + 1).flatten(0, 1)
+        filters = filters.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2))  # (F, C, P, 2, P, 2)
+        filters = filters.permute(0, 3, 5, 1, 2, 4).flatten(1, 3)
+        strongest = F.conv2d(features, filters, padding=1).amax((2, 3))
+        return strongest.view(len(images), 4, -1).amax(1) + self.second.get_parameter("bias")
 
     def channels(self, images: Tensor) -> Tensor:
         """Compute the logits of every level.

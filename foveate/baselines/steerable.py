@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from foveate.baselines.convolutions import (
     FourierMatrices,
-    convolve_taps,
+    convolve_blocks,
     fourier_conv,
     fourier_matrices,
 )
@@ -102,16 +102,15 @@ class ScaleConv(nn.Module):
 
     def maps(self, features: Tensor) -> list[Tensor]:
         """Compute the result of `forward` as one tensor ``(N, after, H, W)`` per scale."""
-        kernels = self.kernels()
-        if features.ndim == 4:  # images have too few channels to repay the transforms
-            lifted = zip(kernels, self.steps, strict=True)
-            return [convolve_taps(features, kernel, self.bias, step) for kernel, step in lifted]
-        found = zip(range(len(kernels)), features, kernels, strict=True)
-        return [self._convolve(index, x, kernel) for index, x, kernel in found]
+        lifting = features.ndim == 4
+        if lifting:
+            features = features.expand(len(self.steps), *features.shape)
+        found = zip(range(len(self.steps)), features, self.kernels(), strict=True)
+        return [self._convolve(index, x, kernel, lifting) for index, x, kernel in found]
 
-    def _convolve(self, index: int, features: Tensor, kernel: Tensor) -> Tensor:
+    def _convolve(self, index: int, features: Tensor, kernel: Tensor, lifting: bool) -> Tensor:
         """Convolve the features (N, before, H, W) of one scale."""
-        if kernel.shape[-1] >= WIDE:
+        if kernel.shape[-1] >= WIDE and not lifting:  # images have too few channels
             return fourier_conv(features, kernel, self.bias, self._matrices(index, features))
         features = features.contiguous(memory_format=torch.channels_last)
         step = self.steps[index]
@@ -191,9 +190,9 @@ class SteerableNet(nn.Module):
             Features, shape ``(S, N, 95, size // 4, size // 4)``.
         """
         first, second, third = cast("list[ScaleConv]", list(self.convs))
-        features = images
-        for conv, norm in ((first, self.norms[0]), (second, self.norms[1])):
-            features = _norm(norm, _joined([self._halve(part) for part in conv.maps(features)]))
+        features = _norm(self.norms[0], _joined(self._lift(first, images)))
+        halved = [self._halve(part) for part in second.maps(features)]
+        features = _norm(self.norms[1], _joined(halved))
         return third(features)  # type: ignore[no-any-return]
 
     def forward(self, images: Tensor) -> Tensor:
@@ -209,6 +208,20 @@ class SteerableNet(nn.Module):
         pooled = _four_windows_smooth(strongest) if self.smooth else _four_windows(strongest)
         hidden = self.norms[3](self.hidden(self.norms[2](pooled).flatten(1)))
         return self.head(self.dropout(F.relu(hidden)))  # type: ignore[no-any-return]
+
+    def _lift(self, conv: ScaleConv, images: Tensor) -> list[Tensor]:
+        """Compute the features (N, C, H // 2, W // 2) of images at each scale, halved."""
+        found = []
+        for kernel, step in zip(conv.kernels(), conv.steps, strict=True):
+            if step == 1:
+                blocks = convolve_blocks(images, kernel, conv.bias)
+                pooled = F.relu(blocks).mean(3) if self.smooth else F.relu(blocks.amax(3))
+                found.append(pooled.permute(0, 3, 1, 2))
+            else:
+                padding = kernel.shape[-1] // 2 * step
+                maps = F.conv2d(images, kernel, conv.bias, padding=padding, dilation=step)
+                found.append(self._halve(maps.contiguous(memory_format=torch.channels_last)))
+        return found
 
     def _halve(self, features: Tensor) -> Tensor:
         """Apply ReLU and halve the resolution of maps (N, C, H, W), without an odd last pixel."""
