@@ -1,6 +1,7 @@
 """The comparison of methods: its registry, its runs, its table and its page."""
 
 import csv
+import math
 import sys
 from dataclasses import fields, replace
 from types import ModuleType
@@ -40,6 +41,7 @@ from foveate.sweeps.records import Record, read_lines, read_records
 from foveate.training import config
 from foveate.training.checkpoint import RunFolder
 from foveate.training.presets import preset
+from foveate.training.session import worth_compiling
 
 GIVEN = {
     name: replace(data, source=data.source or "folder:photos") for name, data in DATA_SETS.items()
@@ -99,6 +101,16 @@ def test_fovplus_is_its_preset_and_the_cnn_is_offered_the_same_zooms():
     for samples in GIVEN["mnist-few"].trained:
         few = METHODS["fovplus"].config(GIVEN["mnist-few"], samples)
         assert few == preset(f"fovplus-few{samples}")
+
+
+def test_runs_on_all_digits_are_compiled():
+    for method in METHODS.values():
+        for trained in method.trainings(GIVEN["mnist"])[:1]:
+            found = method.config(GIVEN["mnist"], trained)
+            steps = math.ceil(50_000 / found.batch) * found.epochs
+            assert worth_compiling(found, steps), method.name
+    other = replace(found, backbone="timm:resnet18")
+    assert not worth_compiling(other, 8000) and worth_compiling(other, 8001)
 
 
 def test_photographs_of_random_sizes_stand_for_zooms():

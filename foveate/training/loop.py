@@ -148,7 +148,7 @@ def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFold
     gpu = shared.device.type == "cuda"
     if shared.compiled and gpu and any(_is_compiled(config) for config, _ in runs):
         warm_up_compiler()
-    shared = shared._replace(load=lru_cache(maxsize=1)(shared.load), runs=len(runs))
+    shared = shared._replace(load=lru_cache(maxsize=1)(shared.load))
     sessions = [Session(config, RunFolder(folder), shared) for config, folder in runs]
     active = [session.steps() for session in sessions]
     others = any(config.backbone for config, _ in runs)

@@ -45,8 +45,9 @@ FEWEST = 4
 READ_LOSSES_EVERY = 1.0  # seconds between reads of the losses, each of which synchronises a GPU
 TIME_SLICE = 0.005  # seconds for which one of several concurrent runs takes steps at a time
 # EfficientNet-Lite0 in 7 channels of 160 pixels, batch 32, on one H200: compiling takes 50 s and
-# reduces a step from 20 to 14 ms.
+# reduces a step from 20 to 14 ms. The runs of a comparison share what is compiled for a network.
 COMPILED_FROM = 8000  # steps
+BASELINES, BASELINES_FROM = "foveate.baselines.", 3000
 ALONE = Team()
 Callback = Callable[[TrainConfig, Progress, int], None]
 
@@ -66,7 +67,16 @@ class Shared(NamedTuple):
     deterministic: bool = True
     workers: int | None = None
     bad: Bad = "stop"
-    runs: int = 1
+
+
+def worth_compiling(config: TrainConfig, steps: int) -> bool:
+    """Whether a run on a GPU has enough steps to make up for the time of compiling its network.
+
+    This must not depend on other runs, because compiled steps round differently.
+    """
+    if not config.backbone:
+        return True
+    return steps > (BASELINES_FROM if config.backbone.startswith(BASELINES) else COMPILED_FROM)
 
 
 class Session:
@@ -200,7 +210,7 @@ class Session:
             *made,
             self.device,
             batch=config.batch,
-            compiled=self.shared.compiled and self._worth_compiling(),
+            compiled=self.shared.compiled and worth_compiling(config, self.count * config.epochs),
             smoothing=config.label_smoothing,
         )
 
@@ -208,14 +218,6 @@ class Session:
     def result(self) -> nn.Module:
         """The network to validate and save: the average of the weights, if there is one."""
         return self.net if self.average is None else self.average.net
-
-    def _worth_compiling(self) -> bool:
-        """Whether the runs have enough steps to make up for the time of compiling a backbone.
-
-        The runs that train side by side usually have the same network, which is compiled once.
-        """
-        steps = self.count * self.config.epochs * self.shared.runs
-        return not self.config.backbone or steps > COMPILED_FROM
 
     def _set_mode(self, training: bool) -> None:
         """Set training or evaluation mode; frozen batch norms stay in evaluation mode."""
