@@ -413,6 +413,15 @@ def test_every_combination_of_results_makes_a_page():
     assert curve.mean == pytest.approx((0.55, 0.55))
 
 
+def test_the_page_shows_the_settings_of_its_data_sets():
+    lines = [line(method="gaussian", data=name) for name in ("mnist", "fashion-mnist", "cifar10")]
+    html = comparison_page(lines, [], About()).html()
+    assert "mnist, fashion-mnist<" in html and "0.003<" in html  # one row for both
+    assert "0.01<" in html and "photographs<" not in html
+    html = comparison_page([line(method="fovplus", data="mnist-few")], [], About()).html()
+    assert "presets fovplus-few..." in html
+
+
 def test_a_method_is_calibrated_on_the_scales_of_its_reference():
     def riesz(five, seed=0, trained="1"):  # the authors publish five scales, mean 88.31
         return [

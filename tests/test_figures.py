@@ -182,3 +182,10 @@ def test_partial_histograms_say_so(tmp_path):
     figure = figures.winning_scales(some)
     assert figure.axes[5].get_title() == "FovAvg, trained on scale 4\n1 of 3 seeds"
     save(figure, tmp_path / "partial.png")  # scales without images give no warning
+
+
+@pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
+def test_equal_figures_have_equal_files(tmp_path, kind):
+    records = Summaries(made_records())
+    files = [save(figures.spacing(records), tmp_path / f"{n}.{kind}") for n in range(2)]
+    assert files[0].read_bytes() == files[1].read_bytes()

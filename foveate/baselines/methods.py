@@ -18,7 +18,8 @@ SESN = "Sosnovik, Szmaja and Smeulders, ICLR 2020"
 DISCO = "Sosnovik, Moskalev and Smeulders, BMVC 2021"
 GAUSSIAN = "Lindeberg, JMIV 2022"
 RIESZ = "Barisin, Schladitz and Redenbach, JMIV 2024"
-DERIVATIVES, CEILING = "Gaussian derivatives", "Ceiling"  # families
+PYRAMID, STEERABLE = "Image pyramid", "Steerable filters"  # families
+DERIVATIVES, CEILING = "Gaussian derivatives", "Ceiling"
 ONE = ScaleGrid(1, 1)  # one window, the frame itself
 
 
@@ -331,36 +332,36 @@ _METHODS = (
         zoom=(0.5, 2.0),
     ),
     _baseline(
-        "pyramid", "image pyramid, 4 levels", STIR, "Image pyramid", "pyramid:network",
+        "pyramid", "image pyramid, 4 levels", STIR, PYRAMID, "pyramid:network",
         _brief(1e-2, 4), _brief(3e-3, 20), Reference(trained="2", mean=80.2),
     ),
     _baseline(
-        "pyramid-wide", "levels for all test scales", STIR, "Image pyramid", "pyramid:wide",
+        "pyramid-wide", "image pyramid, levels for all test scales", STIR, PYRAMID, "pyramid:wide",
         _brief(1e-2, 3), _brief(3e-3, 20),
     ),
     _baseline(
-        "sesn", "scale-steerable filters", SESN, "Steerable filters", "steerable:network",
+        "sesn", "scale-steerable filters", SESN, STEERABLE, "steerable:network",
         _brief(3e-3, 2), _brief(1e-3, 10), Reference(trained="2", mean=65.7),
     ),
     _baseline(
-        "sesn-wide", "filters for all test scales", SESN, "Steerable filters", "steerable:wide",
-        _brief(3e-3, 2), _brief(1e-3, 10),
+        "sesn-wide", "scale-steerable filters for all test scales", SESN, STEERABLE,
+        "steerable:wide", _brief(3e-3, 2), _brief(1e-3, 10),
     ),
     _baseline(
-        "disco", "discrete filters", DISCO, "Steerable filters", "steerable:discrete",
+        "disco", "discrete scale-steerable filters", DISCO, STEERABLE, "steerable:discrete",
         _brief(3e-3, 2), _brief(1e-3, 10), Reference(trained="2", mean=55.6),
     ),
     _baseline(
-        "disco-wide", "discrete filters for all test scales", DISCO, "Steerable filters",
+        "disco-wide", "discrete scale-steerable filters for all test scales", DISCO, STEERABLE,
         "steerable:discrete_wide", _brief(3e-3, 2), _brief(1e-3, 10),
     ),
     _baseline(
-        "gaussian", "maximum over channels", GAUSSIAN, DERIVATIVES,
+        "gaussian", "Gaussian derivatives, maximum over channels", GAUSSIAN, DERIVATIVES,
         "gaussian_derivatives:network", _brief(3e-3, 4), _brief(1e-2, 20),
     ),
     _baseline(
-        "gaussian-wide", "channels for all test scales", GAUSSIAN, DERIVATIVES,
-        "gaussian_derivatives:wide", _brief(3e-3, 4), _brief(1e-2, 20),
+        "gaussian-wide", "Gaussian derivatives, channels for all test scales", GAUSSIAN,
+        DERIVATIVES, "gaussian_derivatives:wide", _brief(3e-3, 4), _brief(1e-2, 20),
     ),
     _baseline(
         "riesz", "Riesz transforms", RIESZ, "Riesz transforms", "riesz:network",

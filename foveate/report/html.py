@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from foveate.files import wrap_write_errors, write_text
+from foveate.report.plots import SALT
 
 Cell: TypeAlias = str | int | float | None
 Tints: TypeAlias = Sequence[Sequence[float | None]]
@@ -36,7 +37,6 @@ MANY = 10  # columns above which a table gets smaller text and padding
 BROAD = 7.0  # inches above which a figure scrolls on narrow screens instead of shrinking
 THUMBNAIL = 160  # longer side of a gallery image in pixels
 WORD_JOINER = "\u2060"  # invisible, and prevents a line break
-SALT = "foveate"  # makes the ids inside an SVG depend on its content only
 
 
 def root_tint(difference: float | None, strongest: float) -> float | None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -15,6 +16,9 @@ from foveate.errors import ConfigError
 from foveate.evaluation.results import Curve
 from foveate.files import replacing
 
+# Equal figures give equal files: ids in an SVG follow from its content, and files have no date.
+SALT = "foveate"
+UNDATED: dict[str, dict[str, Any]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
 FORMATS = ("png", "svg", "pdf")
 # The palette of Okabe and Ito, which is safe for colour-blind readers.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -176,8 +180,8 @@ def save(figure: Figure, path: Path) -> Path:
     kind = path.suffix.lstrip(".").lower()
     if kind not in FORMATS:
         raise ConfigError(f"figure file must end in .png, .svg or .pdf, got {path.name!r}")
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format=kind, dpi=150)
+    with replacing(path) as temporary, matplotlib.rc_context({"svg.hashsalt": SALT}):
+        figure.savefig(temporary, format=kind, dpi=150, metadata=UNDATED.get(kind))
     return path
 
 
