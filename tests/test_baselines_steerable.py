@@ -140,7 +140,7 @@ def test_transforms_equal_the_sum_over_taps(shape, taps, step, dtype):
 @pytest.mark.parametrize("taps", [1, 3, 5, 7, 9, 15, 31])
 @pytest.mark.parametrize("shape", [(2, 1, 20, 20), (2, 3, 17, 8), (1, 2, 16, 9)])
 def test_blocks_are_the_results_of_a_convolution(shape, taps, shift):
-    """The values and the gradients, against a convolution that also has results outside."""
+    """Values and gradients equal those of a convolution with one more pixel of padding."""
     generator = torch.Generator().manual_seed(0)
     sizes = [shape, (5, shape[1], taps, taps), (5,)]
     given = [torch.randn(s, generator=generator, dtype=torch.float64) for s in sizes]

@@ -269,8 +269,8 @@ _RESIDUAL = Method(
 def _brief(learning_rate: float, epochs: int) -> Settings:
     """Return settings for a method of other authors, whose epochs take longer than ours.
 
-    On one H200, training takes 1 to 4 times as long as that of `fovplus` on MNIST Large Scale, and
-    0.5 to 1.4 times as long on CIFAR-10.
+    Estimated from the time of a step on one H200, training takes 1 to 4 times as long as that of
+    `fovplus` on MNIST Large Scale, and 0.5 to 1.4 times as long on CIFAR-10.
     """
     how: dict[str, Any] = {"learning_rate": learning_rate, "epochs": epochs}
     return Settings(schedule="cosine", warmup=0.1, smallest_rate=1e-6, **how)

@@ -210,7 +210,7 @@ class SteerableNet(nn.Module):
         return self.head(self.dropout(F.relu(hidden)))  # type: ignore[no-any-return]
 
     def _lift(self, conv: ScaleConv, images: Tensor) -> list[Tensor]:
-        """Compute the features (N, C, H // 2, W // 2) of images at each scale, halved."""
+        """Compute features of images at each scale, at half the resolution: (N, C, H/2, W/2)."""
         found = []
         for kernel, step in zip(conv.kernels(), conv.steps, strict=True):
             if step == 1:

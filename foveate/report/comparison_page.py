@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from foveate import __version__
 from foveate.baselines.comparison import Measurement
-from foveate.baselines.data_sets import DATA_SETS
+from foveate.baselines.data_sets import DATA_SETS, MOST_REPEATED
 from foveate.baselines.methods import METHODS, Method, Settings
 from foveate.baselines.summary import (
     CALIBRATED,
@@ -197,8 +197,9 @@ def _methods(page: Page, names: Sequence[str], sets: Sequence[str]) -> None:
     page.table(["method", "network", "paper"], [[m.name, m.title, m.paper] for m in methods])
     headers = ["method", "data sets", "learning rate", "epochs", "batch", "other settings"]
     caption = (
-        "Settings, from the registry foveate.baselines.methods. Photographs have 4 times as many "
-        "epochs, and few samples up to 20 times as many."
+        "Settings, from the registry foveate.baselines.methods. Photographs have "
+        f"{DATA_SETS['photographs'].repeated} times as many epochs, and few samples up to "
+        f"{MOST_REPEATED} times as many."
     )
     rows = [row for method in methods for row in _settings(method, sets)]
     page.table(headers, rows, caption=caption)
