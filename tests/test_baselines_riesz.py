@@ -1,5 +1,5 @@
 """Riesz networks: the transforms, their symmetries, and training."""
-# Shape letters: N images, C features, H W pixels.
+# Shape letters: N images, C features, H W pixels, M frequencies along y.
 
 import math
 
@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from foveate.baselines.convolutions import fourier_matrices
 from foveate.baselines.riesz import (
     FEATURES,
     TRANSFORMS,
@@ -14,19 +15,18 @@ from foveate.baselines.riesz import (
     RieszNet,
     centre_kernels,
     centre_transforms,
-    from_spectra,
+    mix_transforms,
     network,
     riesz_multipliers,
-    riesz_spectra,
 )
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
 from foveate.models.channels import ScaleChannels
 
-# Multipliers are rounded to float32, a relative error of 2^-24 in every frequency; products of two
-# have twice that. Images here have values of up to 1, and energies of up to 1 per pixel.
-ROUNDED = 4 * 2**-24
+# Rounding in float64, relative errors of 2^-53. Transforms are sums of up to 48² pixels with values
+# of up to 1, along one axis after the other: 2 * 48 roundings of sums of up to 48².
+EXACT = 2 * 48 * 48**2 * 2**-53  # 2.5e-11
 
 
 def noise(size, batch=2):
@@ -35,17 +35,134 @@ def noise(size, batch=2):
     return torch.rand(batch, 3, size, size, generator=generator, dtype=torch.float64)
 
 
+def tables(size):
+    """The multipliers and the Fourier matrices of a size, in float64."""
+    return riesz_multipliers(size), fourier_matrices(size, size, periodic=True)
+
+
 def transforms(images):
     """The transforms (N, C, 5, H, W) of images."""
+    each = torch.eye(TRANSFORMS, dtype=images.dtype)  # one transform per feature
+    found = mix_transforms(images.flatten(0, 1)[:, None], each, *tables(images.shape[-1]))
+    return found.permute(2, 3, 0, 1).unflatten(0, images.shape[:2])
+
+
+def reference_transforms(images):
+    """The transforms (N, C, 5, H, W) of images, by complex fast Fourier transforms."""
+    frequency = torch.fft.fftfreq(images.shape[-1], dtype=images.dtype)
+    length = torch.hypot(frequency, frequency[:, None])
+    length[0, 0] = math.inf  # the mean has no direction
+    xx, yy = (part**2 / length**2 for part in (frequency, frequency[:, None]))
+    signed = frequency.masked_fill(frequency.abs() == 0.5, 0)  # 0.5 is also -0.5
+    x, y = signed / length, signed[:, None] / length
+    factors = torch.stack([-1j * x, -1j * y, xx, x * y, yy])
+    return torch.fft.ifft2(torch.fft.fft2(images)[:, :, None] * factors).real
+
+
+def reference_layer(layer, features):
+    """A layer of `RieszNet`: transforms, mixing pixel by pixel, batch norm and ReLU."""
+    found = reference_transforms(features).flatten(1, 2)
+    mixed = torch.einsum("fc,nchw->nfhw", layer.mixing.weight, found)
+    norm = layer.norm
+    mean, variance = norm.running_mean, norm.running_var
+    if norm.training:
+        mean, variance = mixed.mean((0, 2, 3)), mixed.var((0, 2, 3), correction=0)
+    scale = norm.weight / (variance + norm.eps).sqrt()
+    mixed = (mixed - mean[:, None, None]) * scale[:, None, None] + norm.bias[:, None, None]
+    return mixed.relu()
+
+
+def reference_net(net, images):
+    """The logits of `RieszNet`, from whole frames in all layers."""
+    for layer in net.layers:
+        images = reference_layer(layer, images)
     size = images.shape[-1]
-    return from_spectra(riesz_spectra(images, riesz_multipliers(size).double()), size)
+    centre = images[..., (size - 1) // 2 : size // 2 + 1, :][..., (size - 1) // 2 : size // 2 + 1]
+    return net.head(centre.mean((-2, -1)))
+
+
+def in_float64(net):
+    """The network in float64, with buffers that were not rounded to float32 before."""
+    size = net.size
+    buffers = {"multipliers": riesz_multipliers(size), "centre": centre_kernels(size)}
+    for name, matrix in fourier_matrices(size, size, periodic=True)._asdict().items():
+        buffers[f"fourier_{name}"] = matrix
+    for name, values in buffers.items():
+        torch.testing.assert_close(getattr(net, name), values.float(), atol=0, rtol=0)
+        setattr(net, name, values)
+    return net.double()
+
+
+def randomize(module):
+    """Give batch norm weights and statistics other than 0 and 1."""
+    for norm in module.modules():
+        if isinstance(norm, torch.nn.BatchNorm2d):
+            for values in (norm.weight, norm.running_var):
+                torch.nn.init.uniform_(values, 0.5, 1.5)
+            for values in (norm.bias, norm.running_mean):
+                torch.nn.init.normal_(values)
+
+
+def assert_same(found, expected, inputs):
+    """Equal values, and equal gradients with respect to all inputs."""
+    torch.testing.assert_close(found, expected, atol=EXACT, rtol=EXACT)
+    slopes = torch.randn_like(found)
+    gradients = [torch.autograd.grad(value, inputs, slopes) for value in (found, expected)]
+    for one, two in zip(*gradients, strict=True):
+        bound = 100 * EXACT * float(two.abs().max())  # batch norm divides by deviations below 1
+        torch.testing.assert_close(one, two, atol=bound, rtol=0)
 
 
 def assert_near(found, expected):
-    """Equal up to the rounding of the multipliers, in the norm that the transforms preserve."""
-    size = math.prod(found.shape[-2:])
-    error = (found - expected).pow(2).sum((-2, -1)).div(size).sqrt()
-    assert float(error.max()) <= ROUNDED
+    """Equal up to rounding in float64."""
+    torch.testing.assert_close(found, expected, atol=EXACT, rtol=0)
+
+
+@pytest.mark.parametrize("size", [2, 3, 15, 16, 18])
+def test_mixed_transforms_equal_those_of_fast_fourier_transforms(size):
+    torch.manual_seed(0)
+    images = noise(size).requires_grad_()
+    weights = torch.randn(4, 3 * TRANSFORMS, dtype=torch.float64, requires_grad=True)
+    found = mix_transforms(images, weights, *tables(size))
+    expected = reference_transforms(images).flatten(1, 2)
+    expected = torch.einsum("fc,nchw->hwnf", weights, expected)
+    assert_same(found, expected, (images, weights))
+
+
+@pytest.mark.parametrize("size", [15, 16, 18])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_a_layer_equals_its_reference(size, training, channels_last):
+    torch.manual_seed(0)
+    layer = RieszLayer(3, 9).double().train(training)
+    randomize(layer)
+    images = noise(size)
+    if channels_last:
+        images = images.contiguous(memory_format=torch.channels_last)
+    images.requires_grad_()
+    expected = reference_layer(layer, images)
+    found = layer(images, *tables(size))
+    assert_same(found, expected, (images, *layer.parameters()))
+
+
+@pytest.mark.parametrize("size", [15, 16, 18])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_network_equals_its_reference(size, training):
+    torch.manual_seed(0)
+    net = in_float64(RieszNet(channels=3, classes=4, size=size, features=(4, 8, 10)))
+    randomize(net.train(training))
+    images = noise(size).requires_grad_()
+    assert_same(net(images), reference_net(net, images), (images, *net.parameters()))
+
+
+def test_running_statistics_are_those_of_all_pixels_of_all_images():
+    torch.manual_seed(0)
+    layer, images = RieszLayer(3, 9).double(), noise(16, batch=5)
+    layer.norm.momentum = 1.0
+    layer(images, *tables(16))
+    mixed = mix_transforms(images, layer.mixing.weight, *tables(16)).flatten(0, 2)
+    torch.testing.assert_close(layer.norm.running_mean, mixed.mean(0))
+    torch.testing.assert_close(layer.norm.running_var, mixed.var(0))
 
 
 @pytest.mark.parametrize("size", [2, 15, 16, 31])
@@ -68,17 +185,18 @@ def test_first_order_transforms_applied_twice(size):
     for found in (twice[0][:, :, 1], twice[1][:, :, 0]):
         assert_near(found, -xy)
     energy = (x**2 + y**2).sum((-2, -1))
-    torch.testing.assert_close(energy, (zero_mean**2).sum((-2, -1)), rtol=ROUNDED, atol=0)
+    torch.testing.assert_close(energy, (zero_mean**2).sum((-2, -1)), rtol=EXACT, atol=0)
 
 
 @pytest.mark.parametrize("size", [15, 16])
-def test_spectra_are_those_of_real_images(size):
-    """Frequencies and their negatives are conjugate; inverse transforms on GPUs rely on it."""
-    spectra = torch.view_as_complex(riesz_spectra(noise(size), riesz_multipliers(size).double()))
-    for column in (0, -1) if size % 2 == 0 else (0,):  # the others have no negatives in `rfft2`
-        values = spectra[..., column]
-        negatives = values.flip(-1).roll(1, -1)
-        torch.testing.assert_close(values, negatives.conj(), atol=ROUNDED, rtol=0)
+def test_spectra_stay_those_of_real_images(size):
+    """Factors of frequencies and their negatives are conjugate, so that nothing is left out."""
+    factors = riesz_multipliers(size).view(size // 2 + 1, size, TRANSFORMS)
+    for row in (0, -1) if size % 2 == 0 else (0,):  # negatives of the others are not stored
+        values = factors[row]
+        negatives = values.flip(0).roll(1, 0)
+        assert_near(values[:, :2], -negatives[:, :2])  # these are imaginary
+        assert_near(values[:, 2:], negatives[:, 2:])
 
 
 @pytest.mark.parametrize("size", [24, 25])
@@ -124,38 +242,22 @@ def test_they_commute_with_exact_rescaling(size, factor):
     assert_near(transforms(enlarged)[..., ::factor, ::factor], transforms(small))
 
 
-@pytest.mark.parametrize("size", [15, 16])
-def test_a_layer_mixes_the_transforms_pixel_by_pixel(size):
-    torch.manual_seed(0)
-    layer, images = RieszLayer(3, 4).double(), noise(size)
-    found = layer(images, riesz_multipliers(size).double())
-    mixed = layer.mixing(transforms(images).flatten(1, 2).movedim(1, -1)).movedim(-1, 1)
-    mean, variance = (
-        mixed.mean((0, 2, 3), keepdim=True),
-        mixed.var((0, 2, 3), keepdim=True, correction=0),
-    )
-    expected = ((mixed - mean) / (variance + layer.norm.eps).sqrt()).relu()
-    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
-
-
 @pytest.mark.parametrize(("size", "pixels"), [(15, [7]), (16, [7, 8]), (2, [0, 1])])
 def test_inner_products_with_the_kernels_are_the_transforms_at_the_centre(size, pixels):
     images = noise(size)
-    found = centre_transforms(images, centre_kernels(riesz_multipliers(size)).double())
+    found = centre_transforms(images, centre_kernels(size))
     expected = transforms(images)[..., pixels, :][..., pixels].flatten(1, 2)
-    # The kernels are rounded too, and have energies of up to 1.
-    bound = ROUNDED * float(images.square().sum((-2, -1)).max().sqrt())
-    torch.testing.assert_close(found, expected.flatten(2)[..., None], atol=bound, rtol=0)
+    assert_near(found, expected.flatten(2).mT)
 
 
 @pytest.mark.parametrize(("size", "pixels"), [(15, [7]), (16, [7, 8])])
 def test_the_logits_come_from_the_centre(size, pixels):
     torch.manual_seed(0)
-    net = RieszNet(channels=3, classes=4, size=size, features=(4,)).eval()
+    net = in_float64(RieszNet(channels=3, classes=4, size=size, features=(4,))).eval()
     with torch.no_grad():
-        features = net.layers[0](noise(size).float(), net.multipliers)
+        features = net.layers[0](noise(size), *tables(size))
         centre = features[:, :, pixels][..., pixels].mean((-2, -1))
-        torch.testing.assert_close(net(noise(size).float()), net.head(centre))
+        assert_near(net(noise(size)), net.head(centre))
 
 
 def test_weights_are_those_of_the_authors(capsys):
@@ -168,7 +270,9 @@ def test_weights_are_those_of_the_authors(capsys):
     assert weights + sum(FEATURES) == 20_882  # the authors' count: a bias before each batch norm
     with capsys.disabled():
         print(f"\nriesz: {weights:,} weights")
-    assert not [name for name in net.state_dict() if "multipliers" in name]
+    parts = {name.split(".")[0] for name in net.state_dict()}
+    assert parts == {"layers", "head"}  # no buffers of the transforms
+    assert {buffer.dtype for buffer in net.buffers()} == {torch.float32, torch.int64}
 
 
 def test_inside_a_single_window_of_scale_1():
@@ -208,11 +312,28 @@ def test_compiled_in_channels_last_and_under_autocast():
         torch.testing.assert_close(net(images.to(memory_format=torch.channels_last)), plain)
         with torch.autocast("cpu", torch.bfloat16):
             rounded = net(images)
-            assert riesz_spectra(images.bfloat16(), net.multipliers).dtype == torch.float32
     assert rounded.dtype == torch.bfloat16
-    # Three mixings, each of rounded inputs with rounded weights: six roundings of 2^-9, of terms
-    # that sum to a logit with different signs.
-    assert (rounded - plain).abs().max() < 6 * 2**-9 * 2 * plain.abs().max()
+    # Ten roundings of 2^-9, of terms that sum to a logit with different signs: the mixed features
+    # and batch norm in the first layer; transforms, weights, mixed features and batch norm in the
+    # last; the mean over the centre, weights, bias and logits in the head.
+    assert (rounded - plain).abs().max() < 10 * 2**-9 * 2 * plain.abs().max()
+
+
+def test_autocast_rounds_only_the_result_of_a_layer():
+    torch.manual_seed(0)
+    layer = RieszLayer(3, 9).eval()
+    multipliers, matrices = tables(16)
+    arguments = multipliers.float(), type(matrices)(*(matrix.float() for matrix in matrices))
+    images = noise(16).float()
+    with torch.no_grad():
+        mixed = mix_transforms(images, layer.mixing.weight, *arguments)
+        with torch.autocast("cpu", torch.bfloat16):
+            wide = mix_transforms(images, layer.mixing.weight, *arguments)
+            found = layer(images, *arguments)
+        torch.testing.assert_close(wide, mixed, atol=0, rtol=0)
+        expected = layer.activate(mixed.permute(2, 3, 0, 1).bfloat16())
+    torch.testing.assert_close(found, expected)
+    assert found.dtype == torch.bfloat16
 
 
 def test_errors_name_the_value_and_the_remedy():

@@ -11,8 +11,11 @@ from baseline_checks import assert_one_graph, assert_runs_as_command, assert_tra
 from foveate.baselines.convolutions import (
     FourierMatrices,
     convolve_blocks,
+    convolve_dilated,
     fourier_conv,
     fourier_matrices,
+    multiply_spectra,
+    product_tf32,
 )
 from foveate.baselines.filter_bases import (
     CUBIC,
@@ -134,6 +137,68 @@ def test_transforms_equal_the_sum_over_taps(shape, taps, step, dtype):
     for one, two in [(found, expected), *zip(*gradients, strict=True)]:
         assert one.dtype == dtype and one.shape == two.shape
         assert (one - two).detach().norm() < bound * two.detach().norm()
+
+
+@pytest.mark.parametrize("shape", [(6, 8), (7, 5), (9, 4)])
+def test_periodic_transforms_convolve_around_the_border(shape):
+    generator = torch.Generator().manual_seed(0)
+    x, kernel = torch.randn(2, 8, 8, *shape, generator=generator, dtype=torch.float64)
+    waves = torch.fft.fft2(kernel)[..., : shape[0] // 2 + 1, :].flatten(2).permute(2, 1, 0)
+    matrices = fourier_matrices(*shape, periodic=True)
+    found = multiply_spectra(x, waves.real, waves.imag, matrices)
+    spectra = torch.einsum("nihw,oihw->nohw", torch.fft.fft2(x), torch.fft.fft2(kernel))
+    expected = torch.fft.ifft2(spectra).real.permute(2, 3, 0, 1)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("added", [False, True])
+def test_tf32_products_have_the_gradients_of_products(added):
+    """Only a GPU rounds to TF32; elsewhere, the operator is exact."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(3, 4, 5), (3, 5, 6), (3, 4, 6)]
+    given = [torch.randn(s, generator=generator, dtype=torch.float64) for s in sizes]
+    one, two, add = (value.requires_grad_() for value in given)
+    given = (one, two, add if added else None)
+    torch.library.opcheck(product_tf32, given)
+    expected = torch.einsum("bij,bjk->bik", one, two) + (add if added else 0)
+    torch.testing.assert_close(product_tf32(*given), expected)
+    assert torch.autograd.gradcheck(product_tf32, given)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_transforms_are_computed_in_tf32_under_autocast():
+    """The mantissa of TF32 has 10 bits, that of bf16 has 7, and the result is rounded to bf16."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(4, 32, 56, 56), (63, 32, 15, 15), (63,)]
+    given = [torch.randn(s, generator=generator, dtype=torch.float64) for s in sizes]
+    exact = F.conv2d(*given, padding=7)
+    matrices = FourierMatrices(*(m.float().cuda() for m in fourier_matrices(56, 56, 15, 1)))
+    given = [value.float().cuda() for value in given]
+    errors = []
+    for enabled in (False, True):
+        with torch.autocast("cuda", torch.bfloat16, enabled=enabled):
+            found = fourier_conv(*given, matrices).double().cpu()
+        errors.append(float((found - exact).norm() / exact.norm()))
+    assert errors[0] < 1e-6
+    assert 2**-11 < errors[1] < 2**-8
+    assert not torch.backends.cuda.matmul.allow_tf32
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 8])
+@pytest.mark.parametrize("taps", [1, 3, 7, 9])
+@pytest.mark.parametrize("shape", [(2, 1, 20, 20), (2, 3, 17, 8)])
+def test_dilated_filters_are_one_product(shape, taps, step):
+    generator = torch.Generator().manual_seed(0)
+    sizes = [shape, (5, shape[1], taps, taps), (5,)]
+    given = [torch.randn(s, generator=generator, dtype=torch.float64) for s in sizes]
+    x, kernel, bias = (value.requires_grad_() for value in given)
+    found = convolve_dilated(x, kernel, bias, step).permute(0, 3, 1, 2)
+    expected = F.conv2d(x, kernel, bias, padding=taps // 2 * step, dilation=step)
+    outside = torch.randn(found.shape, generator=generator, dtype=torch.float64)
+    gradients = [torch.autograd.grad(y, given, outside) for y in (found, expected)]
+    for one, two in [(found, expected), *zip(*gradients, strict=True)]:
+        torch.testing.assert_close(one, two, atol=1e-11, rtol=0)
 
 
 @pytest.mark.parametrize("shift", [0, 1])

@@ -7,7 +7,8 @@
 # pixels, T pixels of a window along an axis, L frequencies along an axis, M of them not negative.
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -25,55 +26,58 @@ class FourierMatrices(NamedTuple):
 
     rows: Tensor  # (M 2, H)
     columns: Tensor  # (L 2, 2 W)
+    columns_i: Tensor  # (L 2, 2 W), to spectra times the imaginary unit
     tap_rows: Tensor  # (M 2, P)
     tap_columns_real: Tensor  # (L, 2 P), to the real part
     tap_columns_imag: Tensor  # (L, 2 P), to the imaginary part
     back_columns: Tensor  # (2 W, L 2)
-    back_columns_i: Tensor  # (2 W, L 2), of spectra times the imaginary unit
     back_rows: Tensor  # (H, M 2)
 
 
-def fourier_matrices(height: int, width: int, taps: int, step: int) -> FourierMatrices:
-    """Compute the matrices of `fourier_conv`, in float64.
+def fourier_matrices(
+    height: int, width: int, taps: int = 1, step: int = 1, *, periodic: bool = False
+) -> FourierMatrices:
+    """Compute the matrices of `fourier_conv` and `multiply_spectra`, in float64.
 
-    The transforms are periodic. They are longer than the features by the reach of the filters, so
-    that a filter at one border meets zeros instead of the opposite border.
+    Fourier transforms continue features periodically. They are longer than the features by the
+    reach of the filters, so that a filter at one border meets zeros instead of the opposite border.
 
     Args:
         height: Number H of rows of the features.
         width: Number W of columns of the features.
         taps: Number P of taps of the filters along an axis.
         step: Distance between taps in pixels.
+        periodic: Whether transforms are as long as the features, without zeros between them.
     """
-    (down, tap_down), (across, tap_across) = (_waves(n, taps, step) for n in (height, width))
+    waves = [_waves(n, taps, step, periodic) for n in (height, width)]
+    (down, tap_down), (across, tap_across) = waves
     length, half = len(down), len(down) // 2 + 1
     # The spectrum of real numbers at -k is the complex conjugate of that at k.
     times = torch.full((half, 1), 2 / length, dtype=torch.float64)
-    times[[0, -1]] = 1 / length
+    times[[0, -1] if length % 2 == 0 else 0] = 1 / length
     taps_real, taps_imag = _on_parts(tap_across).flatten(2).unbind(1)
-    back = across.conj().T / len(across)
-    back, back_i = (_on_parts(m).permute(1, 0, 3, 2).flatten(2) for m in (back, 1j * back))
+    back = _on_parts(across.conj().T / len(across)).permute(1, 0, 3, 2).flatten(2)
     return FourierMatrices(
         torch.view_as_real(down[:half]).transpose(1, 2).flatten(0, 1),
         _on_parts(across).flatten(2).flatten(0, 1),
+        _on_parts(1j * across).flatten(2).flatten(0, 1),
         torch.view_as_real(tap_down[:half]).transpose(1, 2).flatten(0, 1),
         taps_real,
         taps_imag,
         back.flatten(0, 1),
-        back_i.flatten(0, 1),
         torch.view_as_real((down[:half] * times).T).flatten(1),
     )
 
 
-def _waves(side: int, taps: int, step: int) -> tuple[Tensor, Tensor]:
+def _waves(side: int, taps: int, step: int, periodic: bool) -> tuple[Tensor, Tensor]:
     """Return exp(-2 pi i k x / L) at pixels, (L, side), and its conjugate at taps, (L, taps).
 
-    Taps at which a filter on the image never meets the image are zero. L is a multiple of 4, so
-    that rows of matrices are aligned.
+    Taps at which a filter on the image never meets the image are zero. Unless transforms are
+    periodic, L is a multiple of 4, so that rows of matrices are aligned.
     """
     offsets = (torch.arange(taps) - taps // 2) * step
     within = offsets.abs() < side
-    length = -(-(side + int(offsets[within].max())) // 4) * 4
+    length = side if periodic else -(-(side + int(offsets[within].max())) // 4) * 4
     frequencies = torch.arange(length)[:, None]
 
     def waves(x: Tensor) -> Tensor:
@@ -96,7 +100,8 @@ def fourier_conv(
 
     The transforms are matrix products. At these sizes they take less time than fast Fourier
     transforms, and leave frequencies outermost, where the products over channels need them. They
-    keep the precision of the filters, also under autocast, and round once at the end.
+    keep the precision of the filters, and round once at the end. Under autocast on a GPU, they are
+    computed in TF32, which has 10 bits of mantissa where bf16 has 7.
 
     Args:
         features: Features, shape ``(N, I, H, W)``.
@@ -110,22 +115,92 @@ def fourier_conv(
     device, dtype = features.device.type, features.dtype
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
+    product = _product_for(features)
     with torch.autocast(device, enabled=False):
-        x = _aligned(features.permute(2, 3, 0, 1), 1)
         kernel = _aligned(kernel.permute(2, 3, 1, 0), 2)
-        (height, width, n, i), (taps, _, _, o) = x.shape, kernel.shape
+        taps, _, i, o = kernel.shape
+        rows = product(matrices.tap_rows[None], kernel.reshape(1, taps, -1), None)
+        rows = rows.view(-1, 2 * taps, i * o)
+        parts = (matrices.tap_columns_real, matrices.tap_columns_imag)
+        columns = (part.expand(len(rows), -1, -1) for part in parts)
+        real, imag = (product(part, rows, None).view(-1, i, o) for part in columns)
+    y = multiply_spectra(features, real, imag, matrices)
+    y = (y[..., : len(bias)] + bias).permute(2, 3, 0, 1)
+    return y.to(dtype, memory_format=torch.channels_last)
+
+
+def multiply_spectra(
+    features: Tensor, real: Tensor, imag: Tensor, matrices: FourierMatrices
+) -> Tensor:
+    """Multiply the spectra of features by a complex matrix at each frequency, and transform back.
+
+    Args:
+        features: Features, shape ``(N, I, H, W)``.
+        real: Real parts of the matrices, shape ``(M L, I, O)``. The numbers of channels I and O are
+            multiples of 8. If the features have fewer channels, the others are zero.
+        imag: Imaginary parts of the matrices.
+        matrices: Fourier matrices for these sizes.
+
+    Returns:
+        Features, shape ``(H, W, N, O)``, in the precision of the matrices.
+    """
+    product = _product_for(features)
+    with torch.autocast(features.device.type, enabled=False):
+        x = _aligned(features.permute(2, 3, 0, 1), 1)
+        height, width, n, i = x.shape
         half, full = len(matrices.rows) // 2, len(matrices.columns) // 2
-        x = matrices.rows @ x.to(kernel.dtype).reshape(height, -1)
-        x = _each(matrices.columns, x.view(half, 2 * width, -1)).view(-1, 2 * n, i)
-        kernel = (matrices.tap_rows @ kernel.reshape(taps, -1)).view(half, 2 * taps, -1)
-        real = x @ _each(matrices.tap_columns_real, kernel).view(-1, i, o)
-        imag = x @ _each(matrices.tap_columns_imag, kernel).view(-1, i, o)
-        y = _each(matrices.back_columns, real.view(half, 2 * full, -1))
-        back = matrices.back_columns_i.expand(half, -1, -1)
-        y = torch.baddbmm(y, back, imag.view(half, 2 * full, -1))
-        y = (matrices.back_rows @ y.view(2 * half, -1)).view(height, width, n, o)
-        y = (y[..., : len(bias)] + bias).permute(2, 3, 0, 1)
-        return y.to(dtype, memory_format=torch.channels_last)
+        x = product(matrices.rows[None], x.to(real.dtype).reshape(1, height, -1), None)
+        x = x.view(half, 2 * width, -1)
+        parts = (m.expand(half, -1, -1) for m in (matrices.columns, matrices.columns_i))
+        x, ix = (product(columns, x, None).view(-1, 2 * n, i) for columns in parts)
+        y = product(ix, imag, product(x, real, None)).view(half, 2 * full, -1)
+        y = product(matrices.back_columns.expand(half, -1, -1), y, None)
+        y = product(matrices.back_rows[None], y.view(1, 2 * half, -1), None)
+        return y.view(height, width, n, -1)
+
+
+def _product_for(features: Tensor) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """Return the function for products: `product_tf32` under autocast on a GPU."""
+    tf32 = features.is_cuda and torch.is_autocast_enabled("cuda")
+    return product_tf32 if tf32 else _product
+
+
+def _product(one: Tensor, two: Tensor, add: Tensor | None) -> Tensor:
+    """Multiply the matrices of two batches, and add matrices to the products if they are given."""
+    return torch.bmm(one, two) if add is None else torch.baddbmm(add, one, two)
+
+
+@torch.library.custom_op("foveate::product_tf32", mutates_args=())
+def product_tf32(one: Tensor, two: Tensor, add: Tensor | None) -> Tensor:
+    """Compute `_product` in TF32, whatever PyTorch's setting for other products is."""
+    settings = torch.backends.cuda.matmul
+    before, settings.allow_tf32 = settings.allow_tf32, True
+    try:
+        return _product(one, two, add)
+    finally:
+        settings.allow_tf32 = before
+
+
+@product_tf32.register_fake
+def _(one: Tensor, two: Tensor, add: Tensor | None) -> Tensor:
+    return _product(one, two, add)
+
+
+def _keep_factors(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:2])
+
+
+def _product_slopes(ctx: Any, slopes: Tensor) -> tuple[Tensor | None, ...]:
+    one, two = ctx.saved_tensors
+    first, second, third = ctx.needs_input_grad
+    return (
+        product_tf32(slopes, two.mT, None) if first else None,
+        product_tf32(one.mT, slopes, None) if second else None,
+        slopes if third else None,
+    )
+
+
+product_tf32.register_autograd(_product_slopes, setup_context=_keep_factors)
 
 
 def convolve_blocks(images: Tensor, weight: Tensor, bias: Tensor | None, shift: int = 0) -> Tensor:
@@ -160,6 +235,29 @@ def convolve_blocks(images: Tensor, weight: Tensor, bias: Tensor | None, shift: 
     return results.unflatten(-1, (4, -1))  # type: ignore[no-any-return]
 
 
+def convolve_dilated(images: Tensor, weight: Tensor, bias: Tensor | None, step: int) -> Tensor:
+    """Convolve images of few channels: `F.conv2d` with padding and dilation, as one product.
+
+    Args:
+        images: Batch of images, shape ``(N, I, H, W)``.
+        weight: Filters of odd width and height, shape ``(O, I, P, P)``.
+        bias: Biases of the filters, shape ``(O,)``.
+        step: Distance between taps in pixels.
+
+    Returns:
+        Results, shape ``(N, H, W, O)``.
+    """
+    side = weight.shape[-1]
+    extra = -side % ALIGNED  # taps of zero along x
+    reach = side // 2 * step
+    if torch.is_autocast_enabled(images.device.type):
+        images = images.to(torch.get_autocast_dtype(images.device.type))
+    seen = F.pad(images, (reach, reach + extra * step, reach, reach))
+    windows = seen.unfold(2, 2 * reach + 1, 1).unfold(3, 2 * reach + extra * step + 1, 1)
+    taps = windows[..., ::step, ::step].permute(0, 2, 3, 1, 4, 5)  # (N, H, W, I, P, P + extra)
+    return F.linear(taps.flatten(3), F.pad(weight, (0, extra)).flatten(1), bias)
+
+
 def block_filters(weight: Tensor, window: int) -> Tensor:
     """Place filters ``(O, I, P, P)`` in windows for each result of a block: ``(4, O, I, T, T)``."""
     extra = window - weight.shape[-1]
@@ -171,8 +269,3 @@ def _aligned(values: Tensor, axes: int) -> Tensor:
     """Fill the last axes with zeros up to a multiple of 8, as tensor cores need them."""
     extra = [side for n in values.shape[: -1 - axes : -1] for side in (0, -n % ALIGNED)]
     return F.pad(values, extra) if any(extra) else values
-
-
-def _each(matrix: Tensor, columns: Tensor) -> Tensor:
-    """Multiply one matrix by each matrix of a batch."""
-    return torch.bmm(matrix.expand(len(columns), -1, -1), columns)
