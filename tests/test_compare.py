@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 import sys
 from dataclasses import fields, replace
 from types import ModuleType
@@ -411,6 +412,25 @@ def test_every_combination_of_results_makes_a_page():
     curve = view.curves["cnn"]
     assert curve.scales == (100, 1000) and curve.runs == 2
     assert curve.mean == pytest.approx((0.55, 0.55))
+
+
+def test_costs_are_those_of_the_fastest_run():
+    """And with few samples, of a run with the most samples."""
+    costs = [(8.5, 70.0), (2.5, 50.0), (4.5, 90.0)]
+    for data, sizes, expected in [
+        ("mnist", "124", ["2.5", "90"]),
+        ("mnist-few", ("100", "1000", "1000"), ["2.5", "90"]),
+        ("mnist-few", ("1000", "100", "1000"), ["4.5", "90"]),
+    ]:
+        lines = [
+            line(data=data, trained=size, training_seconds=seconds, images_per_second=speed)
+            for size, (seconds, speed) in zip(sizes, costs, strict=True)
+        ]
+        html = comparison_page(lines, [], About()).html()
+        cells = re.findall(r"<td[^>]*>([^<]*)</td>", html)
+        at = cells.index("cnn")
+        assert cells[at + 2 : at + 4] == expected
+        assert ("With 1,000 samples." in html) == (data == "mnist-few")
 
 
 def test_the_page_shows_the_settings_of_its_data_sets():
