@@ -1,7 +1,9 @@
 """Convolutions in forms for tensor cores: wide filters, and images of few channels.
 
-`fourier_conv` convolves by Fourier transforms, which are products with fixed matrices.
-`convolve_blocks` computes blocks of 2 × 2 results by one product with all pixels that they see.
+`fourier_conv` convolves by Fourier transforms, which are products with fixed matrices, and
+`multiply_spectra` multiplies spectra by any matrix per frequency. `convolve_blocks` computes blocks
+of 2 × 2 results by one product with all pixels that they see, and `convolve_dilated` the results of
+dilated filters.
 """
 # Shape letters: N images, I and O channels before and after a convolution, H W pixels, P filter
 # pixels, T pixels of a window along an axis, L frequencies along an axis, M of them not negative.
