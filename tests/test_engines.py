@@ -7,7 +7,7 @@ import torch
 from tiny_runs import same_bits, tiny, weights
 
 from foveate.data.sources import load_source
-from foveate.errors import ConfigError, DataError, FoveateError
+from foveate.errors import ConfigError, FoveateError
 from foveate.sweeps import runner
 from foveate.sweeps.jobs import Job, find_outcome
 from foveate.sweeps.records import read_records
@@ -80,11 +80,6 @@ def test_a_run_half_done_with_other_settings_is_refused_at_once(tmp_path):
         ConfigError, match="contains a run named run with other settings; choose another --out"
     ):
         Study([job()], tmp_path)
-
-
-def test_a_second_process_in_the_same_folder_is_refused(tmp_path):
-    with RunFolder(tmp_path).locked(), pytest.raises(DataError, match="another process"):
-        list(Study([job()], tmp_path).run(LocalEngine(cpus=1)))
 
 
 def test_a_table_that_takes_long_is_written_now_and_then_and_at_the_end(tmp_path, monkeypatch):

@@ -212,7 +212,7 @@ def test_an_engine_that_is_not_there_is_named(tmp_path):
         CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
-def test_a_large_gpu_trains_more_small_networks_at_once(monkeypatch):
+def test_a_large_gpu_trains_more_small_networks_at_once(monkeypatch, tmp_path):
     memory = SimpleNamespace(total_memory=80e9)
     monkeypatch.setattr(runner.torch.cuda, "get_device_properties", lambda device: memory)
     groups = []
@@ -228,5 +228,5 @@ def test_a_large_gpu_trains_more_small_networks_at_once(monkeypatch):
         ("cuda", 80e9, wrapped), ("cpu", 0, jobs(2)),
     ):  # fmt: skip
         memory.total_memory = bytes_
-        list(LocalEngine(device=device).run(given, "study"))
+        list(LocalEngine(device=device).run(given, tmp_path))
     assert groups == [6, 3, 3, 3, 1, 3, 3, 1, 1, 1]

@@ -108,7 +108,10 @@ class RayEngine:
         at_once = round(1 / self.gpus) if self.gpus else 1
         how = {"device": self.device, "threads": self._threads, "at_once": at_once}
         how["bad"] = self.bad
-        with _marked(folder.resolve()) if self.shared else nullcontext("") as marker:
+        with (
+            RunFolder(folder).locked(),
+            _marked(folder.resolve()) if self.shared else nullcontext("") as marker,
+        ):
             place = TaskFolder(folder.resolve(), marker, Path.cwd(), self.lock_timeout)
             try:
                 while True:

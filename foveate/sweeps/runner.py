@@ -2,13 +2,15 @@
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
+from filelock import FileLock
 
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, FoveateError
@@ -21,7 +23,7 @@ from foveate.sweeps.records import (
     read_winners,
     write_results,
 )
-from foveate.training.checkpoint import RunFolder
+from foveate.training.checkpoint import BusyError, RunFolder
 from foveate.training.data import Load
 from foveate.training.loop import find_device
 from foveate.training.session import Callback
@@ -33,6 +35,9 @@ from foveate.training.skipped import Bad
 RUNS_PER_GPU, MORE_RUNS, MUCH_MEMORY = 3, 6, 40e9
 # Writing the table takes at most 1/20 of the time; for 1,000 runs a write takes 2 s.
 WRITE_INTERVAL_FACTOR = 20
+TABLE_LOCK = ".results.lock"  # held to write the table
+CLAIMS = ".claims"  # folder of the locks on runs that a local process works on
+LOOK_EVERY = 1.0  # seconds between looks at the runs that other processes work on
 
 
 class Failure(NamedTuple):
@@ -72,6 +77,9 @@ class Engine(Protocol):
 class LocalEngine:
     """Performs jobs in this process on one device: side by side on a GPU, one by one on the CPU.
 
+    Several processes can share the jobs of a folder. Each of them claims the jobs that it performs,
+    and yields the results of all. If one is killed, the others perform its jobs.
+
     Args:
         device: Device to train on.
         together: Runs trained in parallel; 0 means 1 on a CPU and 3 on a GPU, or 6 on a GPU with
@@ -100,11 +108,26 @@ class LocalEngine:
     def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[JobResult]:
         """Perform the jobs in groups; the runs of a failed group are retried one by one."""
         engine = replace(self, load=lru_cache(maxsize=1)(self.load))  # groups use the same images
-        while jobs:
-            together = self.together or _runs_at_once(self.device, jobs[:MORE_RUNS])
-            group, jobs = jobs[:together], jobs[together:]
-            ended = engine._perform(group, folder)
-            yield from ended or replace(self, together=1).run(group, folder)
+        left, place = dict(enumerate(jobs)), 0
+        while left:
+            for number, job in list(left.items()):
+                if outcome := find_outcome(job, folder):  # of another process
+                    yield Done(left.pop(number), outcome)
+            free = [number for number, job in left.items() if not _is_claimed(job, folder)]
+            if not free:
+                time.sleep(LOOK_EVERY if left else 0)
+                continue
+            place = place if place in free else _middle_of_gap(free)
+            together = self.together or _runs_at_once(self.device, jobs[place : place + MORE_RUNS])
+            with ExitStack() as claims:
+                numbers = range(place, place + together)
+                group = [n for n in numbers if n in free and _claim(jobs[n], folder, claims)]
+                yield from engine._perform_group([left.pop(n) for n in group], folder)
+            place += together
+
+    def _perform_group(self, group: Sequence[Job], folder: Path) -> Iterator[JobResult]:
+        ended = self._perform(group, folder) if group else ()
+        yield from ended or (found for job in group for found in self._perform([job], folder))
 
     def _perform(self, group: Sequence[Job], folder: Path) -> Sequence[JobResult]:
         """Perform a group of jobs; empty if one of several failed, as it is not known which one."""
@@ -114,6 +137,40 @@ class LocalEngine:
         except Exception as error:  # a custom backbone can raise anything
             return [Failure(group[0], describe_failure(error))] if len(group) == 1 else []
         return [Done(job, outcome) for job, outcome in zip(group, found, strict=True)]
+
+
+def _claims_of(job: Job, folder: Path) -> RunFolder:
+    return RunFolder(folder / CLAIMS / job.folder)
+
+
+def _claim(job: Job, folder: Path, claims: ExitStack) -> bool:
+    """Claim a job until `claims` is closed; False if another process has it or has finished it."""
+    try:
+        claims.enter_context(_claims_of(job, folder).locked())
+    except BusyError:
+        return False
+    return find_outcome(job, folder) is None
+
+
+def _is_claimed(job: Job, folder: Path) -> bool:
+    try:
+        with _claims_of(job, folder).locked():
+            return False
+    except BusyError:
+        return True
+
+
+def _middle_of_gap(free: Collection[int]) -> int:
+    """Return the middle of the longest sequence of consecutive numbers.
+
+    There, a process meets the jobs of others as late as possible. Neighbouring jobs share images
+    and compiled kernels.
+    """
+    first: dict[int, int] = {}
+    for number in sorted(free):
+        first[number] = first.get(number - 1, number)
+    last, begin = max(first.items(), key=lambda item: item[0] - item[1])
+    return (begin + last + 1) // 2
 
 
 def _runs_at_once(device: str, jobs: Sequence[Job]) -> int:
@@ -231,17 +288,16 @@ class Study:
         Yields:
             One `Done` or `Failure` per job, as it ends.
         """
-        with RunFolder(self.folder).locked():
-            try:
-                for ended in engine.run(self.remaining, self.folder):
-                    if isinstance(ended, Done):
-                        self._add([ended])
-                        if time.monotonic() >= self._due:
-                            self._write()
-                    yield ended
-            finally:
-                if self._unwritten:
-                    self._write()
+        try:
+            for ended in engine.run(self.remaining, self.folder):
+                if isinstance(ended, Done):
+                    self._add([ended])
+                    if time.monotonic() >= self._due:
+                        self._write()
+                yield ended
+        finally:
+            if self._unwritten:
+                self._write()
 
     def _collect(self) -> None:
         """Add finished runs that an interrupted process did not record in the table."""
@@ -258,10 +314,14 @@ class Study:
         self._unwritten = True
 
     def _write(self) -> None:
+        """Write the tables, together with what other processes have added to them."""
         begun = time.monotonic()
-        once = {line.key: line for line in reversed(self.winners)}  # keep the first of duplicates
-        self.winners = list(once.values())
-        write_results(self.folder, self.records, self.winners)
+        with FileLock(self.folder / TABLE_LOCK):
+            self.records = merge_records([self.records, read_records(self.folder)])
+            winners = [*self.winners, *read_winners(self.folder)]
+            once = {line.key: line for line in reversed(winners)}  # keep the first of duplicates
+            self.winners = list(once.values())
+            write_results(self.folder, self.records, self.winners)
         self._unwritten, now = False, time.monotonic()
         self._due = now + WRITE_INTERVAL_FACTOR * (now - begun)
 
