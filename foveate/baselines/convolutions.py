@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foveate.errors import ConfigError
+
 ALIGNED = 8  # tensor cores are fast if the numbers of channels are multiples of 8
 ALIGNED_SIDE = 4  # squares of such sides have multiples of 8 pixels
 
@@ -219,6 +221,15 @@ def block_filters(weight: Tensor, window: int) -> Tensor:
     extra = window - weight.shape[-1]
     places = [(y, x) for y in (0, 1) for x in (0, 1)]
     return torch.stack([F.pad(weight, (x, extra - x, y, extra - y)) for y, x in places])
+
+
+def check_frames(images: Tensor, size: int) -> None:
+    """Raise a ConfigError unless images (N, C, H, W) have `size` pixels along both axes."""
+    if images.shape[-2:] != (size, size):
+        raise ConfigError(
+            f"images must be {size} × {size} pixels, got {tuple(images.shape[-2:])}; "
+            "create the network with another size"
+        )
 
 
 def _aligned(values: Tensor, axes: int) -> Tensor:

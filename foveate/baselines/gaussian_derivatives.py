@@ -31,6 +31,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from foveate.baselines.convolutions import ALIGNED, check_frames
 from foveate.errors import ConfigError
 from foveate.scales import ScaleGrid
 
@@ -38,21 +39,12 @@ FEATURES = (16, 24, 32, 48, 64)
 RATIO = 1.25  # of sigma between layers
 REACH = 4.0  # the grid of a layer reaches so many standard deviations of all later layers
 DERIVATIVES = 6  # L, Ly, Lyy, Lx, Lxy, Lxx
-ALIGNED = 8  # tensor cores multiply bf16 matrices fast if their rows have a multiple of 8 numbers
 SIGMAS = ScaleGrid(0.5**0.5, 8, per_octave=2)
 WIDE = ScaleGrid(0.5, 16, per_octave=2)
 
 
 def network(*, channels: int, classes: int, size: int = 112) -> nn.Module:
     """Create a network with 8 scale channels and max pooling: 38,874 weights for 10 classes.
-
-    Args:
-        channels: Number of image channels.
-        classes: Number of classes K.
-        size: Width and height of the frame in pixels.
-
-    Returns:
-        A network from frames ``(N, channels, size, size)`` to logits ``(N, K)``.
 
     Examples:
         >>> net = network(channels=1, classes=10)
@@ -66,8 +58,7 @@ def wide(*, channels: int, classes: int, size: int = 112) -> nn.Module:
     """Create a network with 11 channels, for test scales from 1/2 to 8 and any training scale.
 
     The initial scales run from 1/2 to 16 pixels: over the factor of 16 between the test scales, and
-    one octave more, because more than one channel responds at each scale. The arguments are those
-    of `network`.
+    one octave more, because more than one channel responds at each scale.
     """
     return GaussianDerivativeNet(WIDE, channels=channels, classes=classes, size=size)
 
@@ -143,11 +134,7 @@ class GaussianDerivativeNet(nn.Module):
         Raises:
             ConfigError: If the frames have another size.
         """
-        if images.shape[-2:] != (self.size, self.size):
-            raise ConfigError(
-                f"images must be {self.size} × {self.size} pixels, got "
-                f"{tuple(images.shape[-2:])}; create the network with another size"
-            )
+        check_frames(images, self.size)
         # Not in half precision: rounded kernels would see derivatives in the background's value.
         with torch.autocast(images.device.type, enabled=False):
             derivatives = pixel_derivatives(images.to(self.first.dtype), self.first)

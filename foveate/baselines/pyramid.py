@@ -146,17 +146,6 @@ class Pyramid(nn.Module):
 def network(*, channels: int, classes: int, size: int = 112) -> Pyramid:
     """Build the network with four levels, for objects of one to eight times the smallest scale.
 
-    Args:
-        channels: Number of image channels.
-        classes: Number of classes.
-        size: Width and height of the images in pixels.
-
-    Returns:
-        The network, with random weights.
-
-    Raises:
-        ConfigError: If the images are too small for four levels.
-
     Examples:
         >>> net = network(channels=1, classes=10)
         >>> sum(weight.numel() for weight in net.parameters())
@@ -170,8 +159,6 @@ def wide(*, channels: int, classes: int, size: int = 112) -> Pyramid:
 
     The levels show the windows of scales 1/2, 1, 2, 4 and 8 of `network`'s first level: the range
     of the test scales of MNIST Large Scale, in octaves.
-
-    The arguments are those of `network`.
     """
     return _build(channels, classes, size, levels=5, doubled=True)
 

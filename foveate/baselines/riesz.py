@@ -21,6 +21,7 @@ from foveate.baselines.convolutions import (
     ALIGNED,
     ALIGNED_SIDE,
     FourierMatrices,
+    check_frames,
     fourier_matrices,
     multiply_spectra,
 )
@@ -36,14 +37,6 @@ def network(*, channels: int, classes: int, size: int = 112) -> nn.Module:
     The authors count 20,882 weights: their layers also have biases, which batch norm removes. They
     train for 20 epochs with Adam, batches of 50 images and a learning rate of 0.001 that halves
     every third epoch.
-
-    Args:
-        channels: Number of image channels.
-        classes: Number of classes K.
-        size: Width and height of the frame in pixels.
-
-    Returns:
-        A network from frames ``(N, channels, size, size)`` to logits ``(N, K)``.
 
     Examples:
         >>> net = network(channels=1, classes=10)
@@ -107,12 +100,7 @@ class RieszNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits ``(N, K)`` of frames ``(N, channels, size, size)``."""
-        size = self.size
-        if images.shape[-2:] != (size, size):
-            raise ConfigError(
-                f"images must be {size} × {size} pixels, got {tuple(images.shape[-2:])}; "
-                "create the network with another size"
-            )
+        check_frames(images, self.size)
         *inner, last = cast("list[RieszLayer]", list(self.layers))
         stored = [self.get_buffer(f"fourier_{name}") for name in FourierMatrices._fields]
         matrices = FourierMatrices(*stored)
@@ -120,7 +108,7 @@ class RieszNet(nn.Module):
         for layer in inner:
             features = layer(features, self.multipliers, matrices)
         if last.norm.training:  # the statistics of a batch are those of whole frames
-            centre = slice((size - 1) // 2, size // 2 + 1)
+            centre = slice((self.size - 1) // 2, self.size // 2 + 1)
             features = last(features, self.multipliers, matrices)[..., centre, centre]
         else:
             mixed = last.mixing(centre_transforms(features, self.centre))

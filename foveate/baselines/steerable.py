@@ -272,17 +272,6 @@ def _four_windows_smooth(features: Tensor) -> Tensor:
 def network(*, channels: int, classes: int, size: int = 112) -> SteerableNet:
     """Build SESN with the authors' four scales, over an octave.
 
-    Args:
-        channels: Number of image channels.
-        classes: Number of classes.
-        size: Width and height of the images in pixels.
-
-    Returns:
-        The network, with random weights.
-
-    Raises:
-        ConfigError: If the images are too small.
-
     Examples:
         >>> net = network(channels=1, classes=10)
         >>> sum(weight.numel() for weight in net.parameters())
@@ -297,18 +286,13 @@ def wide(*, channels: int, classes: int, size: int = 112) -> SteerableNet:
 
     The standard deviations of the filters are 1 to 8 pixels, a factor of sqrt(2) apart. Below 1,
     the narrowest functions fall between pixels: at 1/2, sampling would amplify them by up to 7.
-
-    The arguments are those of `network`.
     """
     basis = hermite_basis([2 ** (i / 2) for i in range(7)], 31)
     return SteerableNet(basis, channels=channels, classes=classes, size=size)
 
 
 def discrete(*, channels: int, classes: int, size: int = 112) -> SteerableNet:
-    """Build DISCO with the authors' four scales, over an octave.
-
-    The arguments are those of `network`.
-    """
+    """Build DISCO with the authors' four scales, over an octave."""
     basis = discrete_basis([2 ** (i / 3) for i in range(4)])
     return SteerableNet(basis, channels=channels, classes=classes, size=size, smooth=True)
 
@@ -318,8 +302,6 @@ def discrete_wide(*, channels: int, classes: int, size: int = 112) -> SteerableN
 
     Rescaling between them is exact. With scales between the octaves, the least-squares fit of
     `transfer` halved the filters of those scales, so there are none.
-
-    The arguments are those of `network`.
     """
     basis = discrete_basis([1, 2, 4, 8])
     return SteerableNet(basis, channels=channels, classes=classes, size=size, smooth=True)
