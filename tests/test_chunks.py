@@ -148,6 +148,19 @@ def test_backbones_that_need_the_default_format_get_it(last):
     assert torch.equal(first, second) and torch.equal(first, backbone(patches).detach())
 
 
+@pytest.mark.parametrize("last", [view, as_in_memory])
+def test_a_replaced_module_is_tried_again(last):
+    class Last(nn.Module):
+        def forward(self, features):
+            return last(features, 1)
+
+    backbone = Convolutions()
+    evaluated(backbone)
+    backbone.convs.append(Last().eval())
+    _, _, given, _ = evaluated(backbone)
+    assert given == [(15, False), (15, True), *3 * [(15, False)]]
+
+
 def test_the_check_leaves_the_random_state_alone():
     torch.manual_seed(0)
     _, _, given, _ = evaluated(Convolutions(random))
