@@ -44,8 +44,8 @@ def test_any_bytes_give_a_tensor_or_one_line(data, zeros):
         (b"\0\0\x08" + bytes([MAX_RANK + 1]) + b"\0\0\0\1" * (MAX_RANK + 1) + b"\0", "not an IDX"),
         (b"\0\0\x08\x02" + b"\xff" * 8 + b"\0", "truncated"),
         (b"\0\0\x08\x01\0\0\0\0", "empty"),
-        (b"\0\0\x08\x01\0\0\0\2\0", "9 bytes of 10"),
-        (b"\0\0\x08\x01\0\0\0\1\0\0", "1 trailing"),
+        (b"\0\0\x08\x01\0\0\0\2\0", "truncated: 9 bytes instead of 10"),
+        (b"\0\0\x08\x01\0\0\0\1\0\0", "too long: 10 bytes instead of 9"),
     ],
 )
 def test_bad_idx_bytes(data, reason):
@@ -116,7 +116,7 @@ def test_missing_idx_folder_or_file(tmp_path):
     ("damage", "reason"),
     [
         (lambda data: data[:-1], "truncated"),
-        (lambda data: data + b"x", "1 trailing bytes"),
+        (lambda data: data + b"x", "too long"),
         (lambda data: b"\0\0\x0b" + data[3:], "not an IDX file"),
         (lambda data: gzip.compress(data)[:-9], "damaged gzip"),
         (lambda data: gzip.compress(data)[:-6] + b"xx" + gzip.compress(data)[-4:], "damaged gzip"),
