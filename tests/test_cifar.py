@@ -182,6 +182,16 @@ def test_archive_copied_into_the_cache_is_used(tiny, cache):
     assert load_source("cifar10").counts["train"] == 9
 
 
+def test_damaged_batch_in_the_cache_is_reported_once(serve, tiny, cache):
+    _, address = serve(lambda handler, name: handler.reply(200, official(tiny())))
+    batches, said = tiny(address), []
+    path = cache.with_name("cifar10") / BATCHES[0]
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"damaged")
+    assert fetch("cifar10", said.append)[BATCHES[0]] == batches[BATCHES[0]].tobytes()
+    assert [str(path) in line for line in said] == [True, False] and "damaged" in said[0]
+
+
 def test_archive_with_another_checksum_is_refused(serve, tiny, cache):
     changed = {name: batch.copy() for name, batch in tiny().items()}
     changed[BATCHES[3]][1, 700] ^= 1  # one bit of one pixel

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foveate.data.idx import MAX_DECODED, decode
+from foveate.data.idx import decode
 from foveate.errors import DataError
 
 BATCHES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
@@ -63,7 +63,7 @@ def read_folder_batches(folder: Path) -> dict[str, bytes]:
             return {name: decode(place / name) for name in BATCHES}
     path = folder / ARCHIVE
     if path.is_file():
-        return unpack(decode(path, MAX_DECODED), str(path), BATCHES)
+        return unpack(decode(path), str(path), BATCHES)
     missing = next(name for name in BATCHES if not (folder / name).is_file())
     raise DataError(f"{folder} has no {missing} and no {ARCHIVE}; add the file")
 

@@ -83,6 +83,6 @@ def gunzip(data: bytes, name: str, limit: int = MAX_DECODED) -> bytes:
 
 def find(folder: Path, name: str) -> list[Path]:
     """List the files in `folder` called `name`, with a dash or a dot before idx, plain or .gz."""
-    dotted = name.replace("-idx", ".idx")
-    spellings = (name, f"{name}.gz", dotted, f"{dotted}.gz")
-    return [folder / spelling for spelling in spellings if (folder / spelling).is_file()]
+    spellings = dict.fromkeys((name, name.replace("-idx", ".idx")))  # equal for other files
+    paths = [folder / f"{spelling}{suffix}" for spelling in spellings for suffix in ("", ".gz")]
+    return [path for path in paths if path.is_file()]
