@@ -29,7 +29,7 @@ from fake_mirrors import (
 from foveate.data import fetch as module
 from foveate.data.fetch import DATASETS, cache_dir, fetch
 from foveate.data.idx import FILES
-from foveate.errors import ConfigError, DataError
+from foveate.errors import ConfigError
 
 cache, serve, use = fake_mirrors.cache, fake_mirrors.serve, fake_mirrors.use  # fixtures
 
@@ -184,11 +184,6 @@ def test_unwritable_cache_does_not_stop_the_work(serve, use, cache, caplog):
     with caplog.at_level(logging.INFO, logger=module.__name__):
         assert fetch("tiny") == CONTENT
     assert "could not write" in caplog.text
-
-
-def test_unknown_data_set():
-    with pytest.raises(DataError, match=r"'cifar'.*mnist, fashion-mnist"):
-        fetch("cifar")
 
 
 def fetch_in_a_process(address, barrier, queue):

@@ -137,8 +137,11 @@ def test_idx_files_that_do_not_fit_together(tmp_path):
     write_idx_folder(tmp_path)
     name = f"idx:{tmp_path}"
     (tmp_path / FILES[1]).write_bytes(idx_bytes(np.zeros(29)))
-    assert "30 images but 29 labels" in error_of(name)
+    assert "got (30, 3, 4) uint8 and (29,) uint8; check" in error_of(name)
     (tmp_path / FILES[1]).write_bytes(idx_bytes(np.zeros((30, 3, 4))))
+    assert "swapped" in error_of(name)
+    write_idx_folder(tmp_path)
+    (tmp_path / FILES[0]).write_bytes(idx_bytes(np.zeros(30)))
     assert "swapped" in error_of(name)
     write_idx_folder(tmp_path)
     (tmp_path / FILES[2]).write_bytes(idx_bytes(np.zeros((5, 4, 3))))

@@ -56,8 +56,6 @@ def read_records(data: bytes, name: str) -> tuple[Tensor, Tensor]:
 
 def read_folder_batches(folder: Path) -> dict[str, bytes]:
     """Return the content of each batch in `folder`, from the batches or from the archive."""
-    if not folder.is_dir():
-        raise DataError(f"folder {folder} does not exist; check the path")
     for place in (folder, folder / FOLDER):
         if all((place / name).is_file() for name in BATCHES):
             return {name: decode(place / name) for name in BATCHES}

@@ -88,8 +88,6 @@ def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:
     counts as a mirror. Downloaded files are written to the cache atomically. Content whose sha256
     differs from the expected one is never returned.
     """
-    if dataset not in DATASETS:
-        raise DataError(f"unknown data set {dataset!r}; use one of: {', '.join(DATASETS)}")
     entry, say = DATASETS[dataset], report or _log.info
     cache = cache_dir() / dataset
     files = dict(_from_cache(cache, entry, say))
