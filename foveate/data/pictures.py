@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foveate.data.decoding import Header, is_colour, read_header
 from foveate.data.decoding import Pixels as Pixels
+from foveate.data.decoding import is_colour, read_size
 from foveate.data.decoding import read_picture as read_picture
 from foveate.data.splits import SPLITS, Labels, Source, Split, SplitName
 from foveate.errors import DataError
@@ -94,9 +94,9 @@ class PictureFolder:
         paths = [self.items[split][index][0] for index in indices]
         return [read_picture(path).transpose(2, 0, 1) for path in paths]
 
-    def header(self, split: SplitName, index: int) -> Header:
-        """Read the mode and size of an image."""
-        return read_header(self.items[split][index][0])
+    def size(self, split: SplitName, index: int) -> tuple[int, int]:
+        """Read height and width of an image."""
+        return read_size(self.items[split][index][0])
 
     @cached_property
     def in_colour(self) -> bool:
