@@ -24,8 +24,6 @@ MAX_BYTES = 200_000_000  # per file, compressed or not; the largest has 184 mill
 
 Report: TypeAlias = Callable[[str], None]
 """Called with a line of text for each file that is downloaded or found damaged."""
-Found: TypeAlias = Iterator[tuple[str, str, bytes]]
-"""Name, URL and decoded content of each file."""
 
 _log = logging.getLogger(__name__)
 
@@ -98,10 +96,11 @@ def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:
         if not missing:
             break
         try:
-            for name, origin, content in _read_place(place, entry.archive, say, missing):
-                _verify(origin, content, entry.checksums[name])
-                files[name] = content
-                _keep(cache / name, content)
+            for origin, found in _read_place(place, entry.archive, say, missing):
+                for name, content in found.items():
+                    _verify(f"{name} in {origin}", content, entry.checksums[name])
+                    files[name] = content
+                    _keep(cache / name, content)
         except (DataError, OSError) as error:
             failures.append(" ".join(str(error).split()))
     if len(files) < len(entry.checksums):
@@ -152,27 +151,25 @@ def _from_cache(folder: Path, entry: Dataset, say: Report) -> Iterator[tuple[str
                 break
 
 
-def _read_place(place: Path | str, archive: str, say: Report, names: Sequence[str]) -> Found:
+def _read_place(
+    place: Path | str, archive: str, say: Report, names: Sequence[str]
+) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Read the files `names` from an archive in the cache folder, or download them from a mirror.
 
     Single files are downloaded one by one; the first failure skips the rest of this mirror.
+
+    Yields:
+        Path or URL of an archive or a file, and the decoded content of each file in it by name.
     """
     if isinstance(place, Path):
         if archive and (path := place / archive).is_file():
-            yield from _unpacked(decode(path, MAX_BYTES), str(path), names)
+            yield str(path), unpack(decode(path, MAX_BYTES), str(path), names)
         return
     for file in [archive] if archive else [f"{name}.gz" for name in names]:
-        say(f"downloading {place}{file}")
-        content = gunzip(_download(f"{place}{file}"), f"{place}{file}", MAX_BYTES)
-        if archive:
-            yield from _unpacked(content, f"{place}{file}", names)
-        else:
-            yield file.removesuffix(".gz"), f"{place}{file}", content
-
-
-def _unpacked(data: bytes, origin: str, names: Sequence[str]) -> Found:
-    for name, content in unpack(data, origin, names).items():
-        yield name, f"{name} in {origin}", content
+        url = f"{place}{file}"
+        say(f"downloading {url}")
+        content = gunzip(_download(url), url, MAX_BYTES)
+        yield url, unpack(content, url, names) if archive else {file.removesuffix(".gz"): content}
 
 
 def _download(url: str) -> bytes:
