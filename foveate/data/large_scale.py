@@ -115,9 +115,9 @@ def _matrices(
     scales: Tensor, shape: Sequence[int], size: int, border: Border
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the weights that rescale rows and columns of images, and those that smooth them."""
-    margin = gaussian_radius(float(((7 / 8 * scales) ** 2).max())) if border == "whole" else 0
-    down, across = (bicubic_matrices(scales, side, size + 2 * margin) for side in shape)
-    return down, across, smoothing_matrices(scales, size, border)
+    smooth = smoothing_matrices(scales, size, border)
+    down, across = (bicubic_matrices(scales, side, smooth.shape[-1]) for side in shape)
+    return down, across, smooth
 
 
 def bicubic_matrices(scales: Tensor, source: int, size: int) -> Tensor:
