@@ -150,6 +150,25 @@ def test_slow_server_is_left_at_the_deadline(serve, use, monkeypatch):
     assert "not finished" in error_of_fetch()
 
 
+@pytest.mark.parametrize("length", ["\u00b2", "9" * 5000, "-1", "many"])
+def test_invalid_length_of_a_file_is_ignored(serve, use, length):
+    def promise(handler, name):
+        handler.reply(200, gzip.compress(CONTENT[name]), promise=length)
+
+    use(serve(promise)[1])
+    assert fetch("tiny") == CONTENT
+
+
+def test_redirection_to_an_invalid_address_is_reported(serve, use):
+    def elsewhere(handler, name):
+        handler.send_response(302)
+        handler.send_header("Location", "http://[nowhere/")
+        handler.end_headers()
+
+    use(serve(elsewhere)[1])
+    assert "Invalid IPv6 URL" in error_of_fetch()
+
+
 def test_refused_and_unknown_hosts_are_not_tried_again(use, monkeypatch):
     def never(seconds):
         raise AssertionError("waited for a host that is not there")

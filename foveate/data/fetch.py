@@ -177,7 +177,7 @@ def _download(url: str) -> bytes:
     for attempt in range(ATTEMPTS):
         try:
             return _download_once(url)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
             if attempt == ATTEMPTS - 1 or not _may_pass(error):
@@ -198,13 +198,13 @@ def _download_once(url: str) -> bytes:
     end = time.monotonic() + DEADLINE
     data = bytearray()
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-        length = response.headers.get("Content-Length", "")
+        expected = response.length or 0  # None if the server does not tell it
         while part := response.read1(1 << 16):
             data += part
             if len(data) > MAX_BYTES:
                 raise DataError(f"{url}: more than {MAX_BYTES} bytes, too many for this file")
             if time.monotonic() > end:
                 raise DataError(f"{url}: not finished after {DEADLINE:.0f} s")
-    if length.isdigit() and len(data) < int(length):
-        raise http.client.IncompleteRead(bytes(data), int(length) - len(data))
+    if len(data) < expected:
+        raise http.client.IncompleteRead(bytes(data), expected - len(data))
     return bytes(data)
