@@ -185,7 +185,8 @@ def check_rescaling(images: Tensor, scales: float | Tensor, size: int, copies: i
             f"scales must be one number or one per image, got {factors.numel()} for "
             f"{len(images)} images"
         )
-    for factor in (factors.min(), factors.max()) if factors.numel() else ():
+    factors = factors if len(factors) else torch.ones(1, dtype=torch.float64)  # of no images
+    for factor in (factors.min(), factors.max()):
         check_scale(float(factor))
     if not images.is_cuda:
         needed = 4 * copies * len(images) * images.shape[1] * size**2
