@@ -35,7 +35,7 @@ from torch import Tensor
 
 from foveate.data.decoding import read_picture, read_size
 from foveate.data.pictures import EXTENSIONS, PictureFolder, folder_fingerprint
-from foveate.data.splits import SPLITS, Labels, SplitName, checked_labels, digest
+from foveate.data.splits import SPLITS, Labels, SplitName, check_split, checked_labels, digest
 from foveate.data.store import ScaledFile
 from foveate.errors import DataError
 from foveate.files import NamedBytes, check_regular, wrap_read_errors
@@ -183,12 +183,8 @@ class Shards:
 
     def labels(self, split: SplitName) -> Tensor:
         """Return the labels (N,) of a split."""
-        if split not in self.counts:
-            where, holds = self.shards[0].path, ", ".join(self.counts)
-            where = where if len(self.shards) == 1 else where.parent
-            raise DataError(
-                f"{where} has no {split} images, only {holds}; use a source that has them"
-            )
+        where = self.shards[0].path
+        check_split(where if len(self.shards) == 1 else where.parent, split, self.counts)
         return self._labels[split]
 
     def read_batch(self, split: SplitName, indices: Tensor) -> tuple[Tensor, Tensor]:
