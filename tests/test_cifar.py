@@ -97,9 +97,7 @@ def test_missing_batch_is_named(tmp_path, missing):
     assert f"has no {missing} and no {ARCHIVE}; add" in error_of(f"cifar10:{tmp_path}")
 
 
-def test_bad_folders_are_one_line(tmp_path):
-    assert "cifar10:DIR" in error_of("cifar10:")
-    assert "does not exist" in error_of(f"cifar10:{tmp_path / 'nowhere'}")
+def test_batch_of_another_length_is_named(tmp_path):
     write_cifar_folder(tmp_path)
     with (tmp_path / BATCHES[1]).open("ab") as file:
         file.write(b"x")
@@ -180,6 +178,16 @@ def test_archive_copied_into_the_cache_is_used(tiny, cache):
     folder.mkdir(parents=True)
     (folder / ARCHIVE).write_bytes(official(tiny()))
     assert load_source("cifar10").counts["train"] == 9
+
+
+def test_damaged_batch_in_the_cache_is_reported_once(serve, tiny, cache):
+    _, address = serve(lambda handler, name: handler.reply(200, official(tiny())))
+    batches, said = tiny(address), []
+    path = cache.with_name("cifar10") / BATCHES[0]
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"damaged")
+    assert fetch("cifar10", said.append)[BATCHES[0]] == batches[BATCHES[0]].tobytes()
+    assert [str(path) in line for line in said] == [True, False] and "damaged" in said[0]
 
 
 def test_archive_with_another_checksum_is_refused(serve, tiny, cache):

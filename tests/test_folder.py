@@ -108,23 +108,18 @@ def test_folder_with_train_and_test_takes_val_from_train_by_the_hash(tmp_path):
     assert values(source.test) == [0, 100, 1, 101]
 
 
-def test_validation_is_another_name_of_val(tmp_path):
-    write_splits(tmp_path, {"train": 3, "validation": 2, "test": 1})
+@pytest.mark.parametrize(("name", "other"), [("val", "validation"), ("validation", "val")])
+def test_folder_with_all_three_splits(tmp_path, name, other):
+    write_splits(tmp_path, {"train": 3, name: 2, "test": 1})
     source = load_source(f"folder:{tmp_path}")
     assert [len(split) for split in (source.train, source.val, source.test)] == [6, 4, 2]
-    write_splits(tmp_path, {"val": 2})
+    write_splits(tmp_path, {other: 2})
     assert "both val and validation" in error_of(f"folder:{tmp_path}")
 
 
 def test_an_unknown_folder_beside_train_and_test_is_named(tmp_path):
     write_splits(tmp_path, {"train": 12, "test": 1, "vlaidation": 1})
     assert "has 'vlaidation' next to train and test" in error_of(f"folder:{tmp_path}")
-
-
-def test_folder_with_all_three_splits(tmp_path):
-    write_splits(tmp_path, {"train": 3, "val": 2, "test": 1})
-    source = load_source(f"folder:{tmp_path}")
-    assert [len(split) for split in (source.train, source.val, source.test)] == [6, 4, 2]
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
@@ -274,7 +269,8 @@ def test_hidden_and_other_files_are_ignored(tmp_path):
 
 
 def test_missing_folder_and_not_a_folder(tmp_path):
-    assert "nowhere does not exist" in error_of(f"folder:{tmp_path / 'nowhere'}")
+    with pytest.raises(DataError, match="nowhere does not exist; check the path"):
+        list_pictures(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
     assert "file is not a folder" in error_of(f"folder:{tmp_path / 'file'}")
 

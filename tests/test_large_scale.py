@@ -13,6 +13,7 @@ from foveate.data.large_scale import (
     smoothing_matrices,
     stretch_contrast,
 )
+from foveate.data.mirrored import rescale_mirrored
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
 
@@ -174,7 +175,9 @@ def test_other_bad_input(digits):
 
 
 def test_no_images_give_no_images(digits):
-    assert rescale(digits[:0], 1.0).shape == (0, 1, 112, 112)
+    for scales in (1.0, torch.ones(0)):
+        assert rescale(digits[:0], scales).shape == (0, 1, 112, 112)
+        assert rescale_mirrored(digits[:0], scales, size=64).shape == (0, 1, 64, 64)
 
 
 @pytest.mark.gpu

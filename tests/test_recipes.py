@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from photo_runs import PHOTOGRAPHS
 from PIL import Image
 
-from foveate.data.decoding import is_colour, read_header, read_picture
+from foveate.data.decoding import is_colour, read_picture, read_size
 from foveate.data.recipes import MAX_PIXELS, Recipe, install_remedy
 from foveate.errors import ConfigError, DataError
 from foveate.training.config import TrainConfig
@@ -81,7 +81,7 @@ def test_exif_orientation_is_applied(tmp_path, orientation):
     found, expected = (pixels(tmp_path / f"{name}.png") for name in ("turned", "upright"))
     assert torch.equal(PHOTO.transform()(found), PHOTO.transform()(expected))
     stored.save(tmp_path / "turned.jpg", exif=exif)
-    assert read_header(tmp_path / "turned.jpg")[1:] == (upright.height, upright.width)
+    assert read_size(tmp_path / "turned.jpg") == (upright.height, upright.width)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "I;16", "P", "PA", "RGBA", "CMYK"])

@@ -1,6 +1,7 @@
 """Data sets in many files: what is read, in which order, and that memory stays flat."""
 
 import io
+import os
 import signal
 import tarfile
 from dataclasses import replace
@@ -122,8 +123,11 @@ def test_only_so_many_files_are_open(h5_folder, monkeypatch):
 
 def test_changed_files_are_read_anew(h5_folder):
     assert open_shards(f"shards:{h5_folder}") is open_shards(f"shards:{h5_folder}")
+    write_h5(h5_folder / "train-1.h5", "train", 7)
+    os.utime(h5_folder / "train-1.h5", ns=(0, 0))  # clocks can be coarse
+    assert open_shards(f"shards:{h5_folder}").counts["train"] == 40 + 7 + 55
     (h5_folder / "train-2.h5").unlink()
-    assert open_shards(f"shards:{h5_folder}").counts["train"] == 41
+    assert open_shards(f"shards:{h5_folder}").counts["train"] == 40 + 7
 
 
 # Training on them

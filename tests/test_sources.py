@@ -74,9 +74,11 @@ def test_unknown_name_lists_what_exists(name):
     assert all(kind in message for kind in SOURCES)
 
 
-@pytest.mark.parametrize("name", ["idx:", "folder:"])
-def test_name_without_folder(name):
-    assert f"{name}DIR" in error_of(name)
+@pytest.mark.parametrize("kind", ["idx", "cifar10", "folder"])
+def test_name_without_folder_and_missing_folder(tmp_path, kind):
+    assert f"use {kind}:DIR" in error_of(f"{kind}:")
+    missing = tmp_path / "nowhere"
+    assert error_of(f"{kind}:{missing}") == f"folder {missing} does not exist; check the path"
 
 
 def test_split_refuses_what_it_cannot_hold():

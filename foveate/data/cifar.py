@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foveate.data.idx import MAX_DECODED, decode
+from foveate.data.idx import decode
 from foveate.errors import DataError
 
 BATCHES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin")
@@ -56,14 +56,12 @@ def read_records(data: bytes, name: str) -> tuple[Tensor, Tensor]:
 
 def read_folder_batches(folder: Path) -> dict[str, bytes]:
     """Return the content of each batch in `folder`, from the batches or from the archive."""
-    if not folder.is_dir():
-        raise DataError(f"folder {folder} does not exist; check the path")
     for place in (folder, folder / FOLDER):
         if all((place / name).is_file() for name in BATCHES):
             return {name: decode(place / name) for name in BATCHES}
     path = folder / ARCHIVE
     if path.is_file():
-        return unpack(decode(path, MAX_DECODED), str(path), BATCHES)
+        return unpack(decode(path), str(path), BATCHES)
     missing = next(name for name in BATCHES if not (folder / name).is_file())
     raise DataError(f"{folder} has no {missing} and no {ARCHIVE}; add the file")
 

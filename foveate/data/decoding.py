@@ -1,11 +1,11 @@
-"""Decode an image file of any format to 8-bit pixels, or read only its mode and size."""
+"""Decode an image file of any format to 8-bit pixels, or read only its size."""
 # Shape letters: C image channel, H W pixels.
 
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple, TypeAlias
+from typing import BinaryIO, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +16,6 @@ from foveate.files import check_regular
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 Background: TypeAlias = Literal["black", "contrast"]
-
-
-class Header(NamedTuple):
-    """Mode and size of an image file; height and width are those after EXIF rotation."""
-
-    mode: str
-    height: int
-    width: int
 
 
 def read_picture(path: Path | BinaryIO, background: Background = "black") -> Pixels:
@@ -40,20 +32,21 @@ def read_picture(path: Path | BinaryIO, background: Background = "black") -> Pix
     return pixels.reshape(*pixels.shape[:2], -1)
 
 
-def read_header(path: Path | BinaryIO) -> Header:
-    """Read the mode and the displayed size of an image without decoding its pixels."""
+def read_size(path: Path | BinaryIO) -> tuple[int, int]:
+    """Read height and width of an image after EXIF rotation, without decoding its pixels."""
     with _opened(path) as image:
         width, height = image.size
         # `getexif` decodes such a PNG to find tags after its pixels.
         decodes = image.format == "PNG" and "exif" not in image.info
         tags = {} if decodes else image.getexif()
         turned = tags.get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-        return Header(image.mode, *((width, height) if turned else (height, width)))
+        return (width, height) if turned else (height, width)
 
 
 def is_colour(path: Path) -> bool:
     """Whether `read_picture` returns three channels; decodes only images with a palette."""
-    mode = read_header(path).mode
+    with _opened(path) as image:
+        mode = image.mode
     if mode in ("P", "PA"):
         return bool(read_picture(path).shape[2] == 3)
     return mode not in ("1", "L", "LA", "F") and not mode.startswith("I")

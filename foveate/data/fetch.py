@@ -24,8 +24,6 @@ MAX_BYTES = 200_000_000  # per file, compressed or not; the largest has 184 mill
 
 Report: TypeAlias = Callable[[str], None]
 """Called with a line of text for each file that is downloaded or found damaged."""
-Found: TypeAlias = Iterator[tuple[str, str, bytes]]
-"""Name, URL and decoded content of each file."""
 
 _log = logging.getLogger(__name__)
 
@@ -88,8 +86,6 @@ def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:
     counts as a mirror. Downloaded files are written to the cache atomically. Content whose sha256
     differs from the expected one is never returned.
     """
-    if dataset not in DATASETS:
-        raise DataError(f"unknown data set {dataset!r}; use one of: {', '.join(DATASETS)}")
     entry, say = DATASETS[dataset], report or _log.info
     cache = cache_dir() / dataset
     files = dict(_from_cache(cache, entry, say))
@@ -100,10 +96,11 @@ def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:
         if not missing:
             break
         try:
-            for name, origin, content in _read_place(place, entry.archive, say, missing):
-                _verify(origin, content, entry.checksums[name])
-                files[name] = content
-                _keep(cache / name, content)
+            for origin, found in _read_place(place, entry.archive, say, missing):
+                for name, content in found.items():
+                    _verify(f"{name} in {origin}", content, entry.checksums[name])
+                    files[name] = content
+                    _keep(cache / name, content)
         except (DataError, OSError) as error:
             failures.append(" ".join(str(error).split()))
     if len(files) < len(entry.checksums):
@@ -154,27 +151,25 @@ def _from_cache(folder: Path, entry: Dataset, say: Report) -> Iterator[tuple[str
                 break
 
 
-def _read_place(place: Path | str, archive: str, say: Report, names: Sequence[str]) -> Found:
+def _read_place(
+    place: Path | str, archive: str, say: Report, names: Sequence[str]
+) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Read the files `names` from an archive in the cache folder, or download them from a mirror.
 
     Single files are downloaded one by one; the first failure skips the rest of this mirror.
+
+    Yields:
+        Path or URL of an archive or a file, and the decoded content of each file in it by name.
     """
     if isinstance(place, Path):
         if archive and (path := place / archive).is_file():
-            yield from _unpacked(decode(path, MAX_BYTES), str(path), names)
+            yield str(path), unpack(decode(path, MAX_BYTES), str(path), names)
         return
     for file in [archive] if archive else [f"{name}.gz" for name in names]:
-        say(f"downloading {place}{file}")
-        content = gunzip(_download(f"{place}{file}"), f"{place}{file}", MAX_BYTES)
-        if archive:
-            yield from _unpacked(content, f"{place}{file}", names)
-        else:
-            yield file.removesuffix(".gz"), f"{place}{file}", content
-
-
-def _unpacked(data: bytes, origin: str, names: Sequence[str]) -> Found:
-    for name, content in unpack(data, origin, names).items():
-        yield name, f"{name} in {origin}", content
+        url = f"{place}{file}"
+        say(f"downloading {url}")
+        content = gunzip(_download(url), url, MAX_BYTES)
+        yield url, unpack(content, url, names) if archive else {file.removesuffix(".gz"): content}
 
 
 def _download(url: str) -> bytes:
@@ -182,7 +177,7 @@ def _download(url: str) -> bytes:
     for attempt in range(ATTEMPTS):
         try:
             return _download_once(url)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
             if attempt == ATTEMPTS - 1 or not _may_pass(error):
@@ -203,13 +198,13 @@ def _download_once(url: str) -> bytes:
     end = time.monotonic() + DEADLINE
     data = bytearray()
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-        length = response.headers.get("Content-Length", "")
+        expected = response.length or 0  # None if the server does not tell it
         while part := response.read1(1 << 16):
             data += part
             if len(data) > MAX_BYTES:
                 raise DataError(f"{url}: more than {MAX_BYTES} bytes, too many for this file")
             if time.monotonic() > end:
                 raise DataError(f"{url}: not finished after {DEADLINE:.0f} s")
-    if length.isdigit() and len(data) < int(length):
-        raise http.client.IncompleteRead(bytes(data), int(length) - len(data))
+    if len(data) < expected:
+        raise http.client.IncompleteRead(bytes(data), expected - len(data))
     return bytes(data)

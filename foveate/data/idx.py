@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from foveate.errors import DataError
-from foveate.files import check_regular
+from foveate.files import check_regular, wrap_read_errors
 
 FILES = (
     "train-images-idx3-ubyte",
@@ -33,17 +33,24 @@ def read_idx(data: bytes, name: str) -> Tensor:
     The layout is 0, 0, 8, rank, then `rank` big-endian 32-bit sizes, then the values in row-major
     order. The length must be exact. Error messages call the file `name`.
     """
-    shape = _shape(data, name)
-    start = 4 + 4 * len(shape)
-    expected = start + math.prod(shape)
-    if len(data) < expected:
+    rank = data[3] if len(data) > 3 else 1
+    start = 4 + 4 * rank
+    if len(data) > 3 and (data[:3] != b"\x00\x00\x08" or not 1 <= rank <= MAX_RANK):
         raise DataError(
-            f"{name} is truncated: {len(data)} bytes of {expected} for shape {shape}; "
-            "download it again"
+            f"{name} is not an IDX file of unsigned bytes: it starts with {data[:4].hex(' ')}, "
+            "not with 00 00 08 and the rank; check the path"
         )
-    if len(data) > expected:
+    if len(data) < start:
         raise DataError(
-            f"{name} has {len(data) - expected} trailing bytes after shape {shape}; "
+            f"{name} is truncated inside its header ({len(data)} bytes); download it again"
+        )
+    shape = tuple(int(size) for size in np.frombuffer(data, dtype=">u4", count=rank, offset=4))
+    if 0 in shape:
+        raise DataError(f"{name} is empty: its shape is {shape}; use a file with values")
+    if len(data) != (expected := start + math.prod(shape)):
+        what = "truncated" if len(data) < expected else "too long"
+        raise DataError(
+            f"{name} is {what}: {len(data)} bytes instead of {expected} for shape {shape}; "
             "download it again"
         )
     values = np.frombuffer(data, dtype=np.uint8, offset=start)
@@ -52,10 +59,8 @@ def read_idx(data: bytes, name: str) -> Tensor:
 
 def decode(path: Path, limit: int = MAX_DECODED) -> bytes:
     """Return the content of `path`, decompressed if it is gzip data, whatever the extension."""
-    try:
+    with wrap_read_errors(path):
         data = check_regular(path).read_bytes()
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}; check the path") from error
     return gunzip(data, str(path), limit)
 
 
@@ -78,27 +83,6 @@ def gunzip(data: bytes, name: str, limit: int = MAX_DECODED) -> bytes:
 
 def find(folder: Path, name: str) -> list[Path]:
     """List the files in `folder` called `name`, with a dash or a dot before idx, plain or .gz."""
-    dotted = name.replace("-idx", ".idx")
-    spellings = (name, f"{name}.gz", dotted, f"{dotted}.gz")
-    return [folder / spelling for spelling in spellings if (folder / spelling).is_file()]
-
-
-def _shape(data: bytes, name: str) -> tuple[int, ...]:
-    if len(data) < 4:
-        raise DataError(
-            f"{name} is truncated: {len(data)} bytes, less than a header; download it again"
-        )
-    rank = data[3]
-    if data[:3] != b"\x00\x00\x08" or not 1 <= rank <= MAX_RANK:
-        raise DataError(
-            f"{name} is not an IDX file of unsigned bytes: it starts with {data[:4].hex(' ')}, "
-            "not with 00 00 08 and the rank; check the path"
-        )
-    if len(data) < 4 + 4 * rank:
-        raise DataError(
-            f"{name} is truncated inside its header ({len(data)} bytes); download it again"
-        )
-    shape = tuple(int(size) for size in np.frombuffer(data, dtype=">u4", count=rank, offset=4))
-    if 0 in shape:
-        raise DataError(f"{name} is empty: its shape is {shape}; use a file with values")
-    return shape
+    spellings = dict.fromkeys((name, name.replace("-idx", ".idx")))  # equal for other files
+    paths = [folder / f"{spelling}{suffix}" for spelling in spellings for suffix in ("", ".gz")]
+    return [path for path in paths if path.is_file()]

@@ -115,23 +115,21 @@ def _matrices(
     scales: Tensor, shape: Sequence[int], size: int, border: Border
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the weights that rescale rows and columns of images, and those that smooth them."""
-    margin = gaussian_radius(float(((7 / 8 * scales) ** 2).max())) if border == "whole" else 0
-    down, across = (bicubic_matrices(scales, side, size, margin) for side in shape)
-    return down, across, smoothing_matrices(scales, size, border)
+    smooth = smoothing_matrices(scales, size, border)
+    down, across = (bicubic_matrices(scales, side, smooth.shape[-1]) for side in shape)
+    return down, across, smooth
 
 
-def bicubic_matrices(scales: Tensor, source: int, size: int, margin: int = 0) -> Tensor:
-    """Return weights (N, size + 2 margin, source) that rescale a line of pixels to the frame."""
-    frame = torch.arange(-margin, size + margin, dtype=torch.float64, device=scales.device)
-    position = (frame + 0.5 - size / 2) / scales[:, None] + source / 2
-    width = (1 / scales).clamp_min(1)[:, None, None]
-    beyond = math.ceil(2 * float(width.max()))
-    pixel = torch.arange(-beyond, source + beyond, dtype=torch.float64, device=scales.device)
-    weights = keys_kernel((position[:, :, None] - (pixel + 0.5)) / width)
-    weights = weights / weights.sum(-1, keepdim=True).clamp_min(0.5)
+def bicubic_matrices(scales: Tensor, source: int, size: int) -> Tensor:
+    """Return weights (N, size, source) that rescale a line of pixels to the frame.
+
+    Frame pixels outside the rescaled line have the weights 0.
+    """
+    beyond = math.ceil(2 * float((1 / scales).clamp_min(1).max()))
+    weights, pixel, position = _bicubic(scales, source, size, beyond)
     # Both ends count as inside, so that the weights are mirror-symmetric.
     inside = (position - source / 2).abs() <= source / 2 + 1e-9
-    return fold_border(weights * inside[:, :, None], pixel.long(), source, "replicate")
+    return fold_border(weights * inside[:, :, None], pixel, source, "replicate")
 
 
 def frame_matrices(
@@ -144,13 +142,21 @@ def frame_matrices(
     smallest = float(scales.min())
     first = (0.5 - size / 2) / smallest + source / 2  # position of the first frame pixel
     beyond = math.ceil(max(0.0, -first) + 2 * max(1.0, 1 / smallest))
-    scales = send(scales, device or scales.device)
+    weights, pixel, _ = _bicubic(send(scales, device or scales.device), source, size, beyond)
+    return fold_border(weights, pixel, source, border)
+
+
+def _bicubic(scales: Tensor, source: int, size: int, beyond: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return weights (N, size, source + 2 beyond), their pixels, and the frame pixels' positions.
+
+    Pixels outside [0, source) continue the line; positions (N, size) are in pixels of the line.
+    """
     frame = torch.arange(size, dtype=torch.float64, device=scales.device)
     position = (frame + 0.5 - size / 2) / scales[:, None] + source / 2
     width = (1 / scales).clamp_min(1)[:, None, None]
     pixel = torch.arange(-beyond, source + beyond, device=scales.device)
     weights = keys_kernel((position[:, :, None] - (pixel + 0.5)) / width)
-    return fold_border(weights / weights.sum(-1, keepdim=True), pixel, source, border)
+    return weights / weights.sum(-1, keepdim=True).clamp_min(0.5), pixel, position
 
 
 def smoothing_matrices(scales: Tensor, size: int, border: Border) -> Tensor:
@@ -179,7 +185,8 @@ def check_rescaling(images: Tensor, scales: float | Tensor, size: int, copies: i
             f"scales must be one number or one per image, got {factors.numel()} for "
             f"{len(images)} images"
         )
-    for factor in (factors.min(), factors.max()) if factors.numel() else ():
+    factors = factors if len(factors) else torch.ones(1, dtype=torch.float64)  # of no images
+    for factor in (factors.min(), factors.max()):
         check_scale(float(factor))
     if not images.is_cuda:
         needed = 4 * copies * len(images) * images.shape[1] * size**2

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foveate.data.decoding import Header, is_colour, read_header
 from foveate.data.decoding import Pixels as Pixels
+from foveate.data.decoding import is_colour, read_size
 from foveate.data.decoding import read_picture as read_picture
 from foveate.data.splits import SPLITS, Labels, Source, Split, SplitName
 from foveate.errors import DataError
@@ -24,7 +24,8 @@ from foveate.errors import DataError
 EXTENSIONS = frozenset(
     (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
 )
-VALIDATION = frozenset(("val", "validation"))
+VALIDATION = {"val", "validation"}
+SPLIT_FOLDERS = {"train", "test", *VALIDATION}
 
 Classes: TypeAlias = dict[str, list[Path]]
 """The files of each class; classes and files are sorted by name."""
@@ -94,9 +95,9 @@ class PictureFolder:
         paths = [self.items[split][index][0] for index in indices]
         return [read_picture(path).transpose(2, 0, 1) for path in paths]
 
-    def header(self, split: SplitName, index: int) -> Header:
-        """Read the mode and size of an image."""
-        return read_header(self.items[split][index][0])
+    def size(self, split: SplitName, index: int) -> tuple[int, int]:
+        """Read height and width of an image."""
+        return read_size(self.items[split][index][0])
 
     @cached_property
     def in_colour(self) -> bool:
@@ -146,7 +147,7 @@ def _folders(folder: Path | str) -> list[str]:
 
 def has_splits(folder: Path) -> bool:
     """Whether the folder has the subfolders train and test."""
-    return {"train", "test"} <= {path.name for path in _entries(folder) if path.is_dir()}
+    return {"train", "test"} <= _subfolders(folder).keys()
 
 
 def split_fraction(label: str, name: str) -> float:
@@ -161,9 +162,9 @@ def split_fraction(label: str, name: str) -> float:
 
 def _plan(folder: Path) -> list[Classes]:
     """Return the files of train, val and test."""
-    names = {path.name for path in _entries(folder) if path.is_dir()}
+    names = set(_subfolders(folder))
     if not {"train", "test"} <= names:
-        if names and names <= {"train", "test", *VALIDATION}:
+        if names and names <= SPLIT_FOLDERS:
             raise DataError(
                 f"{folder} has only {' and '.join(sorted(names))}; add both train and test, "
                 "or use one subfolder per class"
@@ -172,7 +173,7 @@ def _plan(folder: Path) -> list[Classes]:
         classes = _classes(folder)
         shares = ((0.3, 1), (0.2, 0.3), (0, 0.2))
         return _checked(folder, [_part(classes, *share) for share in shares])
-    if unknown := sorted(names - {"train", "test", *VALIDATION}):
+    if unknown := sorted(names - SPLIT_FOLDERS):
         raise DataError(
             f"{folder} has {unknown[0]!r} next to train and test; remove it, or rename it to val"
         )
@@ -199,10 +200,9 @@ def _of_known(folder: Path, known: tuple[str, ...]) -> Classes:
 
 def _refuse_unknown_splits(folder: Path, names: set[str]) -> None:
     """Raise a DataError if train, val or test has subfolders, as a split and not a class has."""
-    for name in sorted(names & {"train", "test", *VALIDATION}):
-        inside = folder / name
-        if not _images(inside) and any(path.is_dir() for path in _entries(inside)):
-            other = sorted(names - {"train", "test", *VALIDATION})[0]
+    for name in sorted(names & SPLIT_FOLDERS):
+        if not _images(folder / name) and _subfolders(folder / name):
+            other = sorted(names - SPLIT_FOLDERS)[0]
             raise DataError(
                 f"{folder} has {name!r} with subfolders, and {other!r}; the splits of a folder "
                 f"are train, test and optionally val or validation: rename or move {other!r}"
@@ -234,7 +234,7 @@ def _checked(folder: Path, plan: list[Classes]) -> list[Classes]:
 
 
 def _classes(folder: Path) -> Classes:
-    classes = {path.name: _images(path) for path in _entries(folder) if path.is_dir()}
+    classes = {name: _images(path) for name, path in _subfolders(folder).items()}
     if not classes:
         raise DataError(
             f"{folder} has no class subfolders; move the images of each class to a subfolder"
@@ -247,6 +247,10 @@ def _classes(folder: Path) -> Classes:
                 "or remove the subfolder"
             )
     return classes
+
+
+def _subfolders(folder: Path) -> dict[str, Path]:
+    return {path.name: path for path in _entries(folder) if path.is_dir()}
 
 
 def _images(folder: Path) -> list[Path]:

@@ -230,12 +230,14 @@ class Recipe:
         after = self._augmentation(v2) if training else v2.Identity()
 
         def resize(picture: Tensor) -> Tensor:
-            base = self._draw_base() if training else self.base
+            base = self.base
+            if training and self.sizes != NO_SIZES:
+                base = max(1, round(base * _draw_factor(*self.sizes)))
             check_resized(picture, base)
             picture = picture.expand(3, -1, -1)
             if training and self.resolution < 1 and bool(torch.rand(()) < 0.5):
-                drawn = math.exp(_draw(math.log(self.resolution), 0.0))
-                picture = v2.functional.resize(picture, [max(1, round(base * drawn))])
+                reduced = max(1, round(base * _draw_factor(self.resolution, 1.0)))
+                picture = v2.functional.resize(picture, [reduced])
             resized: Tensor = after(v2.functional.resize(picture, [base]))
             if share == 1:
                 return resized
@@ -271,12 +273,6 @@ class Recipe:
         values = pictures.to(torch.float32, memory_format=torch.contiguous_format)
         return values.mul_(factor[:, None, None]).sub_(offset[:, None, None])
 
-    def _draw_base(self) -> int:
-        low, high = self.sizes
-        if low == high == 1:
-            return self.base
-        return max(1, round(self.base * math.exp(_draw(math.log(low), math.log(high)))))
-
     def draw_shift(self) -> Tensor:
         """Draw a random offset of the window centre from PyTorch's default generator.
 
@@ -295,8 +291,10 @@ def _normalisation(
     return (1 / (255 * stds)).to(device), (means / stds).to(device)
 
 
-def _draw(low: float, high: float) -> float:
-    return low + (high - low) * float(torch.rand(()))
+def _draw_factor(low: float, high: float) -> float:
+    """Draw a factor log-uniformly from PyTorch's default generator."""
+    first, last = math.log(low), math.log(high)
+    return math.exp(first + (last - first) * float(torch.rand(())))
 
 
 def surround(picture: Tensor, side: int, border: str | float | tuple[float, ...]) -> Tensor:

@@ -18,23 +18,24 @@ memory: 32 bytes per image.
 
 import glob
 import os
+import sys
 import tarfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foveate.data.decoding import Header, read_header
-from foveate.data.pictures import EXTENSIONS, PictureFolder, folder_fingerprint, read_picture
-from foveate.data.splits import SPLITS, Labels, SplitName, checked_labels, digest
+from foveate.data.decoding import read_picture, read_size
+from foveate.data.pictures import EXTENSIONS, PictureFolder, folder_fingerprint
+from foveate.data.splits import SPLITS, Labels, SplitName, check_split, checked_labels, digest
 from foveate.data.store import ScaledFile
 from foveate.errors import DataError
 from foveate.files import NamedBytes, check_regular, wrap_read_errors
@@ -44,25 +45,6 @@ OPEN = 32  # largest number of open files
 LONGEST_LABEL = 32  # bytes
 HEADER = 1 << 20  # bytes of an image file that contain its size
 SETTLED = 2_000_000_000  # ns; file systems can record one time for two changes in quick succession
-
-
-class Shard(Protocol):
-    """One file or folder, with the labels (N,) of its splits in memory and its images on disk."""
-
-    path: Path
-    labels: Labels
-
-    def open(self) -> Any:
-        """Open the file for `images`; the returned object has a `close` method."""
-
-    def images(self, file: Any, split: SplitName, indices: Sequence[int]) -> Sequence[NDArray[Any]]:
-        """Read the images, each (C, H, W), float32 or uint8, at the given ascending `indices`."""
-
-    def describe_image(self, split: SplitName, index: int) -> str:
-        """Return the name of an image for error messages."""
-
-    def listing(self) -> Iterator[list[Any]]:
-        """Yield the properties of each file that a checksum covers, without reading pixels."""
 
 
 def is_shards(source: str) -> bool:
@@ -79,17 +61,13 @@ def open_shards(source: str) -> "Shards":
     names = sorted(n for n in glob.glob(pattern, recursive=True) if n.endswith(tuple(KINDS)))
     if not names:
         raise DataError(f"no .h5 or .tar files in {place!r}; check the path")
-    if len({KINDS[Path(name).suffix] for name in names}) > 1:
+    kinds = {KINDS[Path(name).suffix] for name in names}
+    if len(kinds) > 1:
         raise DataError(
             f"{place!r} has .h5 and .tar files; select files of one kind, such as DIR/*.tar"
         )
-    return _open_files(tuple((name, os.stat(name).st_mtime_ns) for name in names))
-
-
-@lru_cache(maxsize=4)  # a tar file is scanned once to find its images
-def _open_files(files: tuple[tuple[str, int], ...]) -> "Shards":
-    """Open files by name; the modification times make the cache miss if a file was replaced."""
-    return Shards([KINDS[Path(name).suffix](Path(name)) for name, _ in files])
+    changed = tuple(os.stat(name).st_mtime_ns for name in names)
+    return _open(kinds.pop(), tuple(names), changed)
 
 
 def open_folder(folder: Path) -> "Shards":
@@ -101,12 +79,13 @@ def open_folder(folder: Path) -> "Shards":
     last = max((changed for _, _, changed in state), default=0)
     if not 0 < last < time.time_ns() - SETTLED:
         return Shards([PictureFolder(folder)])
-    return _open_folder(folder, state)
+    return _open(PictureFolder, (str(folder),), state)
 
 
-@lru_cache(maxsize=2)
-def _open_folder(folder: Path, state: tuple[tuple[int, int, int], ...]) -> "Shards":
-    return Shards([PictureFolder(folder)])
+@lru_cache(maxsize=4)  # a folder is listed, and a tar file is scanned to find its images, only once
+def _open(kind: "Callable[[Path], Shard]", paths: tuple[str, ...], state: Hashable) -> "Shards":
+    """Open files or a folder; a `state` that changed with them makes the cache miss."""
+    return Shards([kind(Path(path)) for path in paths])
 
 
 class TarShard:
@@ -126,20 +105,18 @@ class TarShard:
 
     def images(self, file: Any, split: SplitName, indices: Sequence[int]) -> list[NDArray[Any]]:
         """Read the images, each (C, H, W), at the given `indices`."""
-        found = []
-        for index in indices:
-            offset, size = map(int, self.places[index])
-            content = os.pread(file.fileno(), size, offset)
-            picture = read_picture(NamedBytes(content, f"{index} of {self.path}"))
-            found.append(picture.transpose(2, 0, 1))
-        return found
+        return [read_picture(self._content(file, i)).transpose(2, 0, 1) for i in indices]
 
-    def header(self, split: SplitName, index: int) -> Header:
-        """Read the mode and size of an image from its first bytes."""
-        offset, size = map(int, self.places[index])
+    def size(self, split: SplitName, index: int) -> tuple[int, int]:
+        """Read height and width of an image from its first bytes."""
         with self.open() as file:
-            content = os.pread(file.fileno(), min(size, HEADER), offset)
-        return read_header(NamedBytes(content, f"{index} of {self.path}"))
+            return read_size(self._content(file, index, HEADER))
+
+    def _content(self, file: Any, index: int, most: int = sys.maxsize) -> NamedBytes:
+        """Read the first bytes of an image file, at `most` so many."""
+        offset, size = map(int, self.places[index])
+        content = os.pread(file.fileno(), min(size, most), offset)
+        return NamedBytes(content, f"{index} of {self.path}")
 
     def describe_image(self, split: SplitName, index: int) -> str:
         """Return the name of an image for error messages."""
@@ -151,11 +128,13 @@ class TarShard:
         yield [self.path.name, self.path.stat().st_size, labels, digest(self.places)]
 
 
-KINDS: dict[str, type[ScaledFile] | type[TarShard]] = {
+KINDS: dict[str, Callable[[Path], ScaledFile | TarShard]] = {
     ".h5": ScaledFile,
     ".hdf5": ScaledFile,
     ".tar": TarShard,
 }
+Shard: TypeAlias = ScaledFile | TarShard | PictureFolder
+"""One file or folder, with the labels (N,) of its splits in memory and its images on disk."""
 
 
 class Shards:
@@ -181,8 +160,7 @@ class Shards:
     @cached_property
     def first(self) -> NDArray[Any]:
         """First image (C, H, W)."""
-        split = next(iter(self.counts))
-        return self._read(int(np.flatnonzero(self.starts[split])[0]) - 1, split, [0])[0]
+        return self.read(next(iter(self.counts)), 0)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -205,12 +183,8 @@ class Shards:
 
     def labels(self, split: SplitName) -> Tensor:
         """Return the labels (N,) of a split."""
-        if split not in self.counts:
-            where, holds = self.shards[0].path, ", ".join(self.counts)
-            where = where if len(self.shards) == 1 else where.parent
-            raise DataError(
-                f"{where} has no {split} images, only {holds}; use a source that has them"
-            )
+        where = self.shards[0].path
+        check_split(where if len(self.shards) == 1 else where.parent, split, self.counts)
         return self._labels[split]
 
     def read_batch(self, split: SplitName, indices: Tensor) -> tuple[Tensor, Tensor]:
@@ -248,7 +222,7 @@ class Shards:
             at, inside = self._place(split, index)
             if isinstance(shard := self.shards[at], PictureFolder | TarShard):
                 with suppress(DataError):
-                    found.append(shard.header(split, inside)[1:])
+                    found.append(shard.size(split, inside))
         return found
 
     def describe_image(self, split: SplitName, index: int) -> str:

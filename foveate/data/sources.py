@@ -2,7 +2,7 @@
 # Shape letters: N images, C image channel, H W pixels.
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,44 +103,43 @@ def open_source(name: str, load: Load = load_source, stream: bool = False) -> So
     return load(name)
 
 
-def _fetched(name: str, report: Report | None) -> Source:
-    files = fetch(name, report)
-    tensors = [read_idx(files[file], file) for file in FILES]
-    return _from_tensors(name, tensors, DIGITS if name == "mnist" else CLOTHES)
-
-
 def _place(name: str) -> Path:
     """Return the path in a name such as folder:DIR."""
     prefix, _, folder = name.partition(":")
     if not folder:
         raise DataError(f"{name!r} has no folder name; use {prefix}:DIR")
-    return Path(folder).expanduser()
+    path = Path(folder).expanduser()
+    if not path.exists():
+        raise DataError(f"folder {path} does not exist; check the path")
+    return path
 
 
 def _read_idx_folder(name: str, report: Report | None) -> Source:
-    folder = _place(name)
-    if not folder.is_dir():
-        raise DataError(f"folder {folder} does not exist; check the path")
-    found = {file: find(folder, file) for file in FILES}
-    for file, paths in found.items():
+    folder, files = _place(name), {}
+    for file in FILES:
+        paths = find(folder, file)
         if not paths:
             raise DataError(f"{folder} has no {file} or {file}.gz; add the file")
-    tensors = [read_idx(decode(paths[0]), str(paths[0])) for paths in found.values()]
-    if tensors[0].shape[1:] != tensors[2].shape[1:]:
-        raise DataError(
-            f"training and test images in {folder} differ in shape: "
-            f"{describe_tensor(tensors[0])} and {describe_tensor(tensors[2])}; "
-            "resize them to one size"
-        )
-    count = int(max(tensors[1].max(), tensors[3].max())) + 1
-    return _from_tensors(name, tensors, tuple(str(label) for label in range(count)))
+        files[str(paths[0])] = decode(paths[0])
+    return _from_idx(name, files)
 
 
-def _from_tensors(name: str, tensors: Sequence[Tensor], classes: tuple[str, ...]) -> Source:
-    """Build a source from training images, training labels, test images and test labels."""
+def _from_idx(name: str, files: Mapping[str, bytes], classes: tuple[str, ...] = ()) -> Source:
+    """Build a source from training images and labels, and test images and labels, in this order.
+
+    Without names of the classes, their indices are the names.
+    """
+    tensors = [read_idx(data, file) for file, data in files.items()]
     training = _split(tensors[0], tensors[1], f"training set of {name}")
     test = _split(tensors[2], tensors[3], f"test set of {name}")
-    return _from_splits(name, training, test, classes)
+    if training.images.shape[1:] != test.images.shape[1:]:
+        raise DataError(
+            f"training and test images of {name} differ in shape: "
+            f"{describe_tensor(training.images)} and {describe_tensor(test.images)}; "
+            "resize them to one size"
+        )
+    count = 1 + max(int(split.labels.max()) for split in (training, test))
+    return _from_splits(name, training, test, classes or tuple(map(str, range(count))))
 
 
 def _from_splits(name: str, training: Split, test: Split, classes: tuple[str, ...]) -> Source:
@@ -176,16 +175,11 @@ def _read_verified(file: str, sha256: str) -> Tensor:
 
 def _split(images: Tensor, labels: Tensor, what: str) -> Split:
     """Return a split of grey images (N, H, W) and labels (N,), the shapes in IDX files."""
-    if images.ndim != 3 or labels.ndim != 1:
+    if images.ndim != 3 or labels.shape != images.shape[:1]:
         raise DataError(
             f"the {what} must have images (N, H, W) and labels (N,), "
             f"got {describe_tensor(images)} and {describe_tensor(labels)}; "
-            "check whether the files are swapped"
-        )
-    if len(images) != len(labels):
-        raise DataError(
-            f"the {what} has {len(images)} images but {len(labels)} labels; "
-            "download both files again"
+            "check whether the files are swapped, or download both again"
         )
     return Split(images.unsqueeze(1), labels.long())
 
@@ -204,8 +198,8 @@ class Kind:
 
 
 SOURCES = {
-    "mnist": Kind(_fetched),
-    "fashion-mnist": Kind(_fetched),
+    "mnist": Kind(lambda name, report: _from_idx(name, fetch(name, report), DIGITS)),
+    "fashion-mnist": Kind(lambda name, report: _from_idx(name, fetch(name, report), CLOTHES)),
     "cifar10": Kind(lambda name, report: _from_batches(name, fetch(name, report))),
     "mnist-5k": Kind(_read_embedded),
     "idx:DIR": Kind(_read_idx_folder),

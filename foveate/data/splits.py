@@ -3,7 +3,7 @@
 
 import hashlib
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -161,6 +161,14 @@ class Source:
         """
         data: Split = getattr(self, split)
         return data.images[indices], data.labels[indices]
+
+
+def check_split(where: object, split: SplitName, counts: Mapping[SplitName, int]) -> None:
+    """Raise a DataError if a source, described by `where`, has no images of a split."""
+    if split not in counts:
+        raise DataError(
+            f"{where} has no {split} images, only {', '.join(counts)}; use a source that has them"
+        )
 
 
 def checked_labels(

@@ -28,6 +28,7 @@ from foveate.data.splits import (
     Source,
     Split,
     SplitName,
+    check_split,
     checked_labels,
     checked_pixels,
     digest,
@@ -307,13 +308,8 @@ class ScaledFile:
         Raises:
             DataError: If the file does not have this split, or cannot be read.
         """
+        check_split(self.path.name, split, self.counts)
         with wrap_read_errors(self.path), self.open() as file:
-            if split not in self.counts:
-                holds = ", ".join(self.counts)
-                raise DataError(
-                    f"{self.path.name} has no {split} images, only {holds}; "
-                    "use a source that has them"
-                )
             indices = range(self.counts[split])[part]
             images = np.ascontiguousarray(self.images(file, split, indices))
         return torch.from_numpy(images), torch.from_numpy(self.labels[split][part].copy())
