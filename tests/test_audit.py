@@ -209,6 +209,18 @@ def test_probabilities_are_taken_for_what_they_are():
         assert a.confidences == pytest.approx(b.confidences, abs=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_one_hot_predictions_are_probabilities(dtype):
+    images, labels = some()
+    found = audit(
+        lambda batch: F.one_hot(linear(batch).argmax(1), 4).to(dtype), images, labels, GRID
+    )
+    expected = audit(linear, images, labels, GRID)
+    for a, b in zip(found.overall, expected.overall, strict=True):
+        assert (a.right, a.agreeing) == (b.right, b.agreeing)
+        assert a.confidences == pytest.approx(30)
+
+
 def audit_of(accuracies):
     counts = tuple(Counts(100, round(100 * a), 100, 50.0, 30.0) for a in accuracies)
     scales = ScaleGrid(0.25, 4, per_octave=1).values
