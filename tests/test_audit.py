@@ -139,7 +139,7 @@ def test_the_view_resolution():
     assert found.overall[0].right == right
     assert right != audit(linear, images, labels, [0.5, 1.0]).overall[0].right
     assert "scales of at most 1, got 2" in refused(scales=[1, 2], view="resolution")
-    assert "view must be zoom or resolution" in refused(view="near")
+    assert "view must be one of zoom, resolution" in refused(view="near")
 
 
 # Changed predictions

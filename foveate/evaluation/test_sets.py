@@ -208,8 +208,7 @@ def open_test_set(
     config = folder.config()
     check_bad(bad, config)
     check_view(view, 1.0)
-    if border is not None:
-        check_border_mode(border)
+    check_border_mode(border)
     if (view != "zoom" or border is not None) and not is_photo(config):
         option = "border" if view == "zoom" else "view"
         raise ConfigError(

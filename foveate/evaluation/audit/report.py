@@ -1,6 +1,6 @@
 """Audit a model on the images of a source, next to the same model in scale channels."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -80,7 +80,7 @@ def audit_with_channels(
     model: Model,
     images: AuditImages,
     transform: AnyTransform,
-    scales: ScaleGrid | Sequence[float] | None = None,
+    scales: ScaleGrid | Sequence[float],
     *,
     native: float | None = None,
     pool: Pool | None = "logsumexp",
@@ -101,7 +101,7 @@ def audit_with_channels(
         model: The model.
         images: Images with labels.
         transform: Transform from images to the model's input, see `choose_transform`.
-        scales: Scales to audit at; `default_scales` by default.
+        scales: Scales to audit at, such as those of `default_scales`.
         native: Scale whose predictions are the reference for agreement.
         pool: Pooling over the channels; logsumexp gave the best accuracy without training.
         patch: Side of the patches in pixels; the side of the model's input by default.
@@ -112,13 +112,13 @@ def audit_with_channels(
         ConfigError: If an argument is invalid, or the model does not return finite logits.
         DataError: If no image can be read.
     """
-    wanted = as_scales(default_scales(transform) if scales is None else scales)
+    wanted = as_scales(scales)
     (middle,) = as_scales([model.native_scale if native is None else native])
     for scale in (*wanted, middle):
         transform.check_scale(scale)
     net = classifier_for(model, transform, len(images.classes), batch)
     models: dict[str, nn.Module] = {ORIGINAL: net}
-    notes, metadata = _seen(model, images) + _lazy(model), _about(images, model)
+    notes, metadata = list(_notes(model, images)), _about(images, model)
     prepare: Callable[..., Tensor] = transform
     windows = _windows(transform, wanted, middle)
     pair = _pair(model, net, transform, windows, pool, patch, notes)
@@ -204,24 +204,18 @@ def _doubts(audit: Audit, transform: AnyTransform) -> list[str]:
     ]
 
 
-def _seen(model: Model, images: AuditImages) -> list[str]:
-    """Return a warning if the model was trained on these images."""
-    if not model.was_trained_on(images.source, images.split):
-        return []
-    return [
-        f"the model {model.name} was trained on {model.source}, which includes images of "
-        f"{images.source} ({images.split})"
-    ]
-
-
-def _lazy(model: Model) -> list[str]:
-    """Return a note if the model evaluates only some of its scale channels."""
-    if not isinstance(model.net, ScaleChannels) or model.net.lazy is None:
-        return []
-    return [
-        f"lazy evaluation with a tolerance of {model.net.lazy:g} logits: confidences are those of "
-        "the evaluated channels"
-    ]
+def _notes(model: Model, images: AuditImages) -> Iterator[str]:
+    """Yield a note if the model was trained on these images, and if it evaluates few channels."""
+    if model.was_trained_on(images.source, images.split):
+        yield (
+            f"the model {model.name} was trained on {model.source}, which includes images of "
+            f"{images.source} ({images.split})"
+        )
+    if isinstance(model.net, ScaleChannels) and model.net.lazy is not None:
+        yield (
+            f"lazy evaluation with a tolerance of {model.net.lazy:g} logits: confidences are those "
+            "of the evaluated channels"
+        )
 
 
 def _cropped(transform: AnyTransform, shapes: Sequence[tuple[int, int]]) -> list[str]:
