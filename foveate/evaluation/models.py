@@ -148,15 +148,14 @@ class Model:
 
         Empty if the number of classes is unknown.
         """
-        source, count = self.source, len(self.class_names)
-        count = self.config.classes if self.config else count
+        count = self.config.classes if self.config else len(self.class_names)
         if self.class_names and len(self.class_names) == count:
             return self.class_names
         known = {"mnist": DIGITS, "mnist-5k": DIGITS, "fashion-mnist": CLOTHES, "cifar10": CLASSES}
-        names = known.get(source, ())
-        if source.startswith("folder:"):
+        names = known.get(self.source, ())
+        if self.source.startswith("folder:"):
             with suppress(DataError):
-                names = list_pictures(Path(source.removeprefix("folder:")).expanduser())[1]
+                names = list_pictures(Path(self.source.removeprefix("folder:")).expanduser())[1]
         return names if len(names) == count else tuple(map(str, range(count)))
 
     def metadata(self) -> dict[str, Any]:
@@ -286,9 +285,8 @@ def _of_config(
     name: str, net: nn.Module, config: ModelConfig, size: int | None = None, **known: Any
 ) -> Model:
     side = config.size if config.form == "plain" else size
-    return Model(
-        name=name, net=net, shape=(None, config.channels, side, side), config=config, **known
-    )
+    shape = None, config.channels, side, side
+    return Model(name=name, net=net, shape=shape, config=config, **known)
 
 
 def frame_of(net: ScaleChannels) -> int:
