@@ -261,7 +261,5 @@ def _weights(length: int, factor: float, size: int, border: BorderMode) -> Tenso
 
     With a constant border, rows that extend past the image sum to less than 1.
     """
-    if not (math.isfinite(factor) and factor > 0):
-        raise ConfigError(f"scale must be finite and above 0, got {factor:g}")
     scales = torch.tensor([factor], dtype=torch.float64)
     return frame_matrices(scales, length, size, border if isinstance(border, str) else "zero")[0]

@@ -168,14 +168,10 @@ def _pair(
     if pool is None or model.scales or isinstance(transform, PhotoTransform):
         return None
     try:
-        pair = pair_with_channels(net, transform, windows, pool, patch)
+        return pair_with_channels(net, transform, windows, pool, patch)
     except ConfigError as error:
         notes.append(f"the model was not wrapped in scale channels: {error}")
         return None
-    if patch is not None:
-        with torch.no_grad():
-            net(torch.zeros(2, transform.channels, patch, patch, device=model.device))
-    return pair
 
 
 def default_scales(transform: AnyTransform) -> ScaleGrid:
