@@ -142,6 +142,24 @@ def test_the_view_resolution():
     assert "view must be one of zoom, resolution" in refused(view="near")
 
 
+@pytest.mark.parametrize("border", ["refelct", "zero", math.nan, (0.1, 0.2, 0.3)])
+def test_a_border_that_cannot_be_is_refused(border):
+    words = refused(border=border)
+    assert words.startswith("border must be") and "per channel" in words
+
+
+def test_a_border_is_what_lies_outside_the_images():
+    images, labels = some()
+    for border in ("reflect", 0.3, (0.1, 0.9), [0.1, 0.9]):
+        found = audit(linear, images, labels, GRID, border=border)
+        right = (linear(zoom(images, 0.5, border=border)).argmax(1) == labels).sum()
+        assert found.overall[0].right == right
+
+
+def test_a_batch_has_images():
+    assert "batch must be at least 1 image, got 0" in refused(batch=0)
+
+
 # Changed predictions
 
 

@@ -101,7 +101,7 @@ def check_border_mode(border: BorderMode | None, channels: int = 3) -> None:
     """Raise a ConfigError unless `zoom` and `surround` accept the border, or it is None."""
     if border in (None, "replicate", "reflect"):
         return
-    numbers = border if isinstance(border, tuple) else (border,)
+    numbers = border if isinstance(border, tuple | list) else (border,)
     if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
         raise ConfigError(
             f"border must be replicate, reflect, a number or one number per channel, got {border!r}"

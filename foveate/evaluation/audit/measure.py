@@ -12,9 +12,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from foveate.checks import check_range
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.audit.changes import Change, best_changes, most_confident
-from foveate.evaluation.audit.images import BorderMode, Rescale, View, check_view, zoom
+from foveate.evaluation.audit.images import (
+    BorderMode,
+    Rescale,
+    View,
+    check_border_mode,
+    check_view,
+    zoom,
+)
 from foveate.evaluation.audit.images import reduce_resolution as reduced
 from foveate.evaluation.curve import eval_mode
 from foveate.evaluation.third_party import Classifier, ImageClassifier
@@ -253,6 +261,8 @@ def audit(
             f"{int(labels.min())} to {int(labels.max())}"
         )
     check_view(view, 1.0)
+    check_border_mode(border, images.shape[1])
+    check_range("batch", batch, 1, math.inf, "at least 1 image")
     shown = partial(zoom, border=border) if view == "zoom" else reduced
     parts = zip(images.split(batch), labels.cpu().long().split(batch), strict=True)
     batches = ((partial(shown, part), chunk) for part, chunk in parts)
