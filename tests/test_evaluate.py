@@ -125,6 +125,8 @@ def test_data_that_does_not_fit_is_said(runs):
         accuracy_over_scale(net, Split(split.images, split.labels + 2), [1.0], size=24)
     with pytest.raises(DataError, match="no images"):
         accuracy_over_scale(net, Split(split.images[:0], split.labels[:0]), [1.0])
+    with pytest.raises(ConfigError, match="precision must be one of float32, bf16, got 'fp16'"):
+        accuracy_over_scale(net, split, [1.0], size=24, precision="fp16")
 
 
 def test_a_class_without_images_has_no_accuracy():

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from foveate.checks import check_choice
 from foveate.data.large_scale import Border
 from foveate.data.recipes import Recipe
 from foveate.data.sources import Split
@@ -132,6 +133,7 @@ def accuracy_over_scale(
         >>> [at.accuracy for at in accuracy_over_scale(net, digits, [1, 4])]
         [1.0, 1.0]
     """
+    check_choice("precision", precision, get_args(Precision))
     how: dict[str, Any] = {"size": size, "border": border, "recipe": recipe, "precision": precision}
     at = partial(rescaled_batches, net, data, **how)
     return measure_accuracy(net, at, scales, precision, advance)
