@@ -220,6 +220,14 @@ def test_damaged_results_are_named(tmp_path, text):
         read_results(tmp_path)
 
 
+def test_a_scale_is_finite(tmp_path):
+    save_results([result([0.9])], tmp_path)
+    path = tmp_path / "results.json"
+    path.write_text(path.read_text().replace('"scale": 1.0', '"scale": Infinity'))
+    with pytest.raises(DataError, match=r"results\.json is damaged \(scale inf"):
+        read_results(tmp_path)
+
+
 def test_missing_results_are_named(tmp_path):
     with pytest.raises(DataError, match="run 'foveate evaluate' to write it"):
         read_results(tmp_path)

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from foveate.checks import check_choice
+from foveate.checks import check_choice, is_number
 from foveate.data.large_scale import Border
 from foveate.data.recipes import Recipe
 from foveate.data.sources import Split
@@ -88,7 +88,7 @@ class AtScale:
         square = all(len(row) == len(rows) for row in rows)
         if not square or any(type(count) is not int or count < 0 for count in counts):
             raise ValueError("the confusion matrix is not a square matrix of counts")
-        if type(found.scale) not in (int, float) or not found.count or not found.scale > 0:
+        if not is_number(found.scale) or not found.count or not found.scale > 0:
             raise ValueError(f"scale {found.scale!r} is not above 0 or has no images")
         return found
 
