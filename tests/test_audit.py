@@ -17,6 +17,7 @@ from foveate.evaluation.audit.changes import Change, most_confident
 from foveate.evaluation.audit.images import reduce_resolution, zoom
 from foveate.evaluation.audit.measure import SCALES, Audit, Counts, Z, audit, audit_together, wilson
 from foveate.evaluation.curve import accuracy_over_scale
+from foveate.evaluation.third_party import Classifier
 from foveate.models.zoo import ModelConfig
 from foveate.scales import ScaleGrid
 
@@ -125,7 +126,8 @@ def test_models_in_one_pass_are_the_same_as_alone():
     batches = [(lambda s, part=part: zoom(part, s), labels[i * 10 : i * 10 + 10])
                for i, part in enumerate(images.split(10))]  # fmt: skip
     told = []
-    found = audit_together([linear, other], batches, GRID, "abcd", advance=told.append)
+    models = [Classifier(linear), Classifier(other)]
+    found = audit_together(models, batches, GRID, "abcd", advance=told.append)
     assert found == [
         audit(model, images, labels, GRID, classes="abcd", batch=10) for model in (linear, other)
     ]

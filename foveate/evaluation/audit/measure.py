@@ -3,14 +3,13 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foveate.checks import check_range
 from foveate.errors import ConfigError, DataError
@@ -271,7 +270,7 @@ def audit(
 
 
 def audit_together(
-    models: Sequence[ImageClassifier],
+    models: Sequence[nn.Module],
     batches: Iterable[tuple[Rescale, Tensor]],
     scales: ScaleGrid | Sequence[float],
     classes: Sequence[str],
@@ -291,9 +290,7 @@ def audit_together(
     sums = torch.zeros(len(models), len(grid), len(classes), 5, dtype=torch.float64)
     changes: list[list[Change]] = [[] for _ in models]
     count = 0
-    with ExitStack() as stack:
-        for model in models:
-            stack.enter_context(eval_mode(model))
+    with eval_mode(nn.ModuleList(models)):
         for rescaled, labels in batches:
             found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in models]
             for i in order:

@@ -16,10 +16,9 @@ from foveate.evaluation.audit.audited_images import AuditImages
 from foveate.evaluation.audit.images import Transform
 from foveate.evaluation.audit.measure import MEASURES, SCALES, Audit, audit_together
 from foveate.evaluation.audit.transforms import AnyTransform, PhotoTransform, classifier_for
-from foveate.evaluation.audit.zero_shot import Comparison, largest_batch, pair_with_channels
+from foveate.evaluation.audit.zero_shot import largest_batch, pair_with_channels
 from foveate.evaluation.models import Model
 from foveate.evaluation.results import write_tables
-from foveate.evaluation.third_party import Classifier
 from foveate.models.channels import PAPER_SCALES, ScaleChannels
 from foveate.models.pooling import Pool
 from foveate.provenance import commit, hardware
@@ -121,15 +120,18 @@ def audit_with_channels(
     notes, metadata = list(_notes(model, images)), _about(images, model)
     prepare: Callable[..., Tensor] = transform
     windows = _windows(transform, wanted, middle)
-    pair = _pair(model, net, transform, windows, pool, patch, notes)
-    if pair is not None:
-        assert isinstance(transform, Transform)
-        models = {ORIGINAL: pair.plain, IN_CHANNELS: pair.inside}
-        prepare = partial(transform, canvas=pair.side)
-        batch = largest_batch(batch, transform.channels * pair.side**2)
-        few = [image.to(model.device) for image in images.first(min(batch, 8))]
-        cost = pair.cost(prepare(few, middle), transform.size[0])
-        metadata |= {"pool": pool, "patch": pair.inside.size, "cost": cost}
+    if pool is not None and not model.scales and isinstance(transform, Transform):
+        try:
+            pair = pair_with_channels(net, transform, windows, pool, patch)
+        except ConfigError as error:
+            notes.append(f"the model was not wrapped in scale channels: {error}")
+        else:
+            models = {ORIGINAL: pair.plain, IN_CHANNELS: pair.inside}
+            prepare = partial(transform, canvas=pair.side)
+            batch = largest_batch(batch, transform.channels * pair.side**2)
+            few = [image.to(model.device) for image in images.first(min(batch, 8))]
+            cost = pair.cost(prepare(few, middle), transform.size[0])
+            metadata |= {"pool": pool, "patch": pair.inside.size, "cost": cost}
     check = partial(transform.check, scale=max(*wanted, middle))
     batches = images.batches(prepare, batch, model.device, check)
     found = audit_together(list(models.values()), batches, wanted, images.classes, middle, advance)
@@ -137,7 +139,7 @@ def audit_with_channels(
     return AuditReport(
         model=model.name,
         transform=transform,
-        channels=windows if pair else (),
+        channels=windows if IN_CHANNELS in models else (),
         audits=dict(zip(models, found, strict=True)),
         metadata={**metadata, **readable},
         unreadable=tuple(images.unreadable.values()),
@@ -150,28 +152,6 @@ def _windows(transform: AnyTransform, scales: Sequence[float], native: float) ->
     if transform.view == "resolution":
         return tuple(native / scale for scale in reversed(scales))
     return tuple(scale / native for scale in scales)
-
-
-def _pair(
-    model: Model,
-    net: Classifier,
-    transform: AnyTransform,
-    windows: Sequence[float],
-    pool: Pool | None,
-    patch: int | None,
-    notes: list[str],
-) -> Comparison | None:
-    """Pair the model with its scale channels.
-
-    Returns None without a pool, and for a model that has scale channels or cannot be wrapped.
-    """
-    if pool is None or model.scales or isinstance(transform, PhotoTransform):
-        return None
-    try:
-        return pair_with_channels(net, transform, windows, pool, patch)
-    except ConfigError as error:
-        notes.append(f"the model was not wrapped in scale channels: {error}")
-        return None
 
 
 def default_scales(transform: AnyTransform) -> ScaleGrid:
