@@ -17,6 +17,7 @@ from foveate.data.recipes import Recipe
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
 from foveate.evaluation.audit.audited_images import open_images
+from foveate.evaluation.audit.images import Transform
 from foveate.evaluation.audit.report import (
     IN_CHANNELS,
     ORIGINAL,
@@ -200,6 +201,9 @@ def test_what_is_cropped_is_said(photos):
         MODEL, photos, replace(transform, fit="inside"), [0.5, 1.0], pool=None
     )
     assert not [note for note in inside.notes if "cropped" in note]
+    small = Transform(size=(20, 20), recipe="mirrored")  # which does not support --fit
+    (note,) = _cropped(small, [(28, 28)])
+    assert note.endswith("at most 49 %; pass a larger --size to keep the whole images")
 
 
 def test_scale_channels_without_training_are_a_wrapped_network_on_the_pictures(photos):

@@ -206,9 +206,10 @@ def _cropped(transform: AnyTransform, shapes: Sequence[tuple[int, int]]) -> list
             f"extend past the largest window of {transform.largest:.0f} pixels at scale 1: {lose}"
         )
     else:
+        remedy = "--fit inside" if transform.recipe == "frame" else "a larger --size"
         words = (
-            f"are cropped to the shape of the input at scale 1: {lose}; pass --fit inside to keep "
-            "the whole images"
+            f"are cropped to the shape of the input at scale 1: {lose}; pass {remedy} to keep the "
+            "whole images"
         )
     return [f"{len(cut):,} of {len(lost):,} images {words}"]
 
