@@ -17,6 +17,7 @@ from foveate.evaluation.audit.changes import Change, most_confident
 from foveate.evaluation.audit.images import reduce_resolution, zoom
 from foveate.evaluation.audit.measure import SCALES, Audit, Counts, Z, audit, audit_together, wilson
 from foveate.evaluation.curve import accuracy_over_scale
+from foveate.evaluation.third_party import Classifier
 from foveate.models.zoo import ModelConfig
 from foveate.scales import ScaleGrid
 
@@ -125,7 +126,8 @@ def test_models_in_one_pass_are_the_same_as_alone():
     batches = [(lambda s, part=part: zoom(part, s), labels[i * 10 : i * 10 + 10])
                for i, part in enumerate(images.split(10))]  # fmt: skip
     told = []
-    found = audit_together([linear, other], batches, GRID, "abcd", advance=told.append)
+    models = [Classifier(linear), Classifier(other)]
+    found = audit_together(models, batches, GRID, "abcd", advance=told.append)
     assert found == [
         audit(model, images, labels, GRID, classes="abcd", batch=10) for model in (linear, other)
     ]
@@ -139,7 +141,25 @@ def test_the_view_resolution():
     assert found.overall[0].right == right
     assert right != audit(linear, images, labels, [0.5, 1.0]).overall[0].right
     assert "scales of at most 1, got 2" in refused(scales=[1, 2], view="resolution")
-    assert "view must be zoom or resolution" in refused(view="near")
+    assert "view must be one of zoom, resolution" in refused(view="near")
+
+
+@pytest.mark.parametrize("border", ["refelct", "zero", math.nan, (0.1, 0.2, 0.3)])
+def test_a_border_that_cannot_be_is_refused(border):
+    words = refused(border=border)
+    assert words.startswith("border must be") and "per channel" in words
+
+
+def test_a_border_is_what_lies_outside_the_images():
+    images, labels = some()
+    for border in ("reflect", 0.3, (0.1, 0.9), [0.1, 0.9]):
+        found = audit(linear, images, labels, GRID, border=border)
+        right = (linear(zoom(images, 0.5, border=border)).argmax(1) == labels).sum()
+        assert found.overall[0].right == right
+
+
+def test_a_batch_has_images():
+    assert "batch must be at least 1 image, got 0" in refused(batch=0)
 
 
 # Changed predictions
@@ -207,6 +227,18 @@ def test_probabilities_are_taken_for_what_they_are():
     for a, b in zip(one.overall, other.overall, strict=True):
         assert (a.right, a.agreeing) == (b.right, b.agreeing)
         assert a.confidences == pytest.approx(b.confidences, abs=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
+def test_one_hot_predictions_are_probabilities(dtype):
+    images, labels = some()
+    found = audit(
+        lambda batch: F.one_hot(linear(batch).argmax(1), 4).to(dtype), images, labels, GRID
+    )
+    expected = audit(linear, images, labels, GRID)
+    for a, b in zip(found.overall, expected.overall, strict=True):
+        assert (a.right, a.agreeing) == (b.right, b.agreeing)
+        assert a.confidences == pytest.approx(30)
 
 
 def audit_of(accuracies):

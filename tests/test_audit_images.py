@@ -172,12 +172,6 @@ def test_no_value_leaves_the_range_of_the_image():
     assert found[0].amax() == 1 and found[1].amax() == 9
 
 
-@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_factor_that_cannot_be_is_refused(factor):
-    with pytest.raises(ConfigError, match="scale must be finite and above 0"):
-        zoom(random_images(1, 1, 4, 4), factor)
-
-
 # The transform
 
 
@@ -281,8 +275,8 @@ def test_transforms_that_cannot_be_are_refused():
         "recipe must be one of frame, large-scale, mirrored, got 'other'": {"recipe": "other"},
         "border must be one of replicate": {"recipe": "large-scale", "border": "around"},
         "border must be one number or one per channel \\(3\\), got 2": {"border": (0.1, 0.2)},
-        "fit must be fill or inside, got 'in'": {"fit": "in"},
-        "view must be zoom or resolution, got 'far'": {"view": "far"},
+        "fit must be one of fill, inside, got 'in'": {"fit": "in"},
+        "view must be one of zoom, resolution, got 'far'": {"view": "far"},
         "fit and view require the recipe frame": {"recipe": "large-scale", "fit": "inside"},
         "requires a square size": {"recipe": "large-scale", "size": (8, 9)},
         "the recipe mirrored has no border": {"recipe": "mirrored", "border": "reflect"},

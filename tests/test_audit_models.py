@@ -258,6 +258,14 @@ def test_the_windows_have_the_same_pixels_whatever_the_patch(net):
     assert (whole.size, half.size) == (SIZE, 20)
 
 
+def test_patches_that_the_model_rejects_are_said(pictures):
+    model = load_model("audited_nets:net")
+    fixed = replace(model, net=nn.Sequential(nn.Flatten(), nn.Linear(SIZE * SIZE, 10)).eval())
+    transform = choose_transform(fixed, pictures, size=SIZE)
+    with pytest.raises(ConfigError, match=r"failed on images of shape \(24, 1, 9, 9\)"):
+        audit_with_channels(fixed, pictures, transform, SCALES, patch=9)
+
+
 def test_windows_beyond_the_input_see_the_picture_beyond_it(pictures):
     """The plain model sees the centre of what the channels see, as if it were audited alone."""
     transform = Transform(size=(9, 9), channels=1, border=0.25)

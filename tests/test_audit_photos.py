@@ -17,7 +17,14 @@ from foveate.data.recipes import Recipe
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
 from foveate.evaluation.audit.audited_images import open_images
-from foveate.evaluation.audit.report import IN_CHANNELS, ORIGINAL, _cropped, audit_with_channels
+from foveate.evaluation.audit.images import Transform
+from foveate.evaluation.audit.report import (
+    IN_CHANNELS,
+    ORIGINAL,
+    _cropped,
+    audit_with_channels,
+    default_scales,
+)
 from foveate.evaluation.audit.transforms import choose_transform, from_patches
 from foveate.evaluation.models import Model, load_model
 from foveate.evaluation.test_sets import open_test_set
@@ -116,7 +123,8 @@ def test_less_resolution_of_a_run(trained, photos):
         ConfigError, match="the view resolution requires scales of at most 1, got 2"
     ):
         audit_with_channels(load_model(trained), photos, transform, [1.0, 2.0])
-    found = audit_with_channels(load_model(trained), photos, transform)
+    usual = default_scales(transform)
+    found = audit_with_channels(load_model(trained), photos, transform, usual)
     assert found.plain.scales[0] == 0.125 and found.plain.scales[-1] == 1.0
 
 
@@ -193,6 +201,9 @@ def test_what_is_cropped_is_said(photos):
         MODEL, photos, replace(transform, fit="inside"), [0.5, 1.0], pool=None
     )
     assert not [note for note in inside.notes if "cropped" in note]
+    small = Transform(size=(20, 20), recipe="mirrored")  # which does not support --fit
+    (note,) = _cropped(small, [(28, 28)])
+    assert note.endswith("at most 49 %; pass a larger --size to keep the whole images")
 
 
 def test_scale_channels_without_training_are_a_wrapped_network_on_the_pictures(photos):
@@ -247,8 +258,8 @@ def test_options_reach_the_command(tmp_path, capsys, monkeypatch):
         "the view resolution requires scales of at most 1, got 2": ["--scales", "1,2"],
         "border must be one number or one per channel (3), got 2": ["--border", "1,2"],
         "border must be replicate": ["--border", "1,b"],
-        "fit must be fill or inside": ["--fit", "out"],
-        "view must be zoom or resolution": ["--view", "near"],
+        "fit must be one of fill, inside": ["--fit", "out"],
+        "view must be one of zoom, resolution": ["--view", "near"],
         "size must be 1 to": ["--patch", "99999999"],
     }
     for words, changed in cases.items():

@@ -11,6 +11,7 @@ from tiny_runs import MODEL, tiny
 import foveate.evaluation.models as models
 from foveate.cli.app import run
 from foveate.data.sources import load_source
+from foveate.evaluation import runs as by_name
 from foveate.evaluation.audit.report import IN_CHANNELS, ORIGINAL
 from foveate.evaluation.curve import accuracy_over_scale
 from foveate.models.pretrained import PretrainedInfo
@@ -99,8 +100,8 @@ def test_a_pretrained_network_by_its_name(tmp_path, monkeypatch, capsys):
         recipe={"border": "zero"}, validation=0.9, accuracy={}, tested=0, **made,
     )  # fmt: skip
     monkeypatch.setattr(models, "pretrained_names", lambda: ["small"])
-    monkeypatch.setattr(models, "pretrained_info", lambda name: info)
-    monkeypatch.setattr(models, "create_model", lambda name, pretrained: model.build().eval())
+    monkeypatch.setattr(by_name, "pretrained_info", lambda name: info)
+    monkeypatch.setattr(by_name, "create_model", lambda name, pretrained: model.build().eval())
     command = ["audit", "small", "--source", "mnist-5k", *SCALES, "--samples", "20"]
     command += ["--recipe", "mnist-large-scale"]  # the default, by the name that train has too
     assert run([*command, "--split", "all", "--out", str(tmp_path)]) == 0

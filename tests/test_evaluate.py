@@ -125,6 +125,8 @@ def test_data_that_does_not_fit_is_said(runs):
         accuracy_over_scale(net, Split(split.images, split.labels + 2), [1.0], size=24)
     with pytest.raises(DataError, match="no images"):
         accuracy_over_scale(net, Split(split.images[:0], split.labels[:0]), [1.0])
+    with pytest.raises(ConfigError, match="precision must be one of float32, bf16, got 'fp16'"):
+        accuracy_over_scale(net, split, [1.0], size=24, precision="fp16")
 
 
 def test_a_class_without_images_has_no_accuracy():
@@ -215,6 +217,14 @@ def test_an_empty_class_is_null_in_json(tmp_path):
 def test_damaged_results_are_named(tmp_path, text):
     (tmp_path / "results.json").write_text(text)
     with pytest.raises(DataError, match=r"results\.json is damaged"):
+        read_results(tmp_path)
+
+
+def test_a_scale_is_finite(tmp_path):
+    save_results([result([0.9])], tmp_path)
+    path = tmp_path / "results.json"
+    path.write_text(path.read_text().replace('"scale": 1.0', '"scale": Infinity'))
+    with pytest.raises(DataError, match=r"results\.json is damaged \(scale inf"):
         read_results(tmp_path)
 
 

@@ -15,7 +15,7 @@ from foveate.cli.app import run
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation import models
+from foveate.evaluation import models, runs
 from foveate.evaluation import predict as module
 from foveate.evaluation.audit.images import zoom
 from foveate.evaluation.models import Model, load_model
@@ -301,10 +301,10 @@ def test_networks_are_found_by_folder_and_by_name(folder, network, tmp_path, mon
     run_folder = RunFolder(folder)
     result = RunResult(run=str(folder), config=run_folder.config(), scales=(AtScale(1.0, ((1,),)),))
     ship([result], tmp_path / "cards", tmp_path, name=lambda config: "some-name")
-    for find in (pretrained_info, pretrained_names):
-        monkeypatch.setattr(models, find.__name__, partial(find, folder=tmp_path))
+    for place, find in ((runs, pretrained_info), (models, pretrained_names)):
+        monkeypatch.setattr(place, find.__name__, partial(find, folder=tmp_path))
     made = lambda name, pretrained: from_pretrained(name, tmp_path)  # noqa: E731
-    monkeypatch.setattr(models, "create_model", made)
+    monkeypatch.setattr(runs, "create_model", made)
     named = load_model("some-name")
     assert (named.size, named.source, named.border) == (SIZE, "mnist-5k", "replicate")
     assert named.classes == network.classes == tuple("0123456789")

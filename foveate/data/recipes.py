@@ -297,11 +297,11 @@ def _draw_factor(low: float, high: float) -> float:
     return math.exp(first + (last - first) * float(torch.rand(())))
 
 
-def surround(picture: Tensor, side: int, border: str | float | tuple[float, ...]) -> Tensor:
+def surround(picture: Tensor, side: float, border: str | float | tuple[float, ...]) -> Tensor:
     """Extend an image evenly on all sides, so that a centred square of `side` pixels is filled.
 
     Args:
-        picture: uint8 image ``(3, H, W)``.
+        picture: uint8 image ``(C, H, W)``.
         side: Side of the square.
         border: New pixels: "reflect" mirrors the image about its edge pixels, "replicate" repeats
             them, and a number or one number per channel, from 0 to 1, is a colour.
@@ -310,9 +310,10 @@ def surround(picture: Tensor, side: int, border: str | float | tuple[float, ...]
     if isinstance(border, str):
         names = {"reflect": "reflect", "replicate": "edge"}
         return torch.from_numpy(np.pad(picture.numpy(), more, mode=cast(Any, names[border])))
-    colour = torch.tensor(border).expand(3).mul(255).round().clamp(0, 255).to(torch.uint8)
+    colour = torch.tensor(border).mul(255).round().clamp(0, 255).to(torch.uint8)
     (_, (top, _), (left, _)), (height, width) = more, picture.shape[1:]
-    found = colour[:, None, None].repeat(1, height + 2 * top, width + 2 * left)
+    shape = len(picture), height + 2 * top, width + 2 * left
+    found = colour.reshape(-1, 1, 1).expand(shape).clone()
     found[:, top : top + height, left : left + width] = picture
     return found
 

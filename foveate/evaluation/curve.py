@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from foveate.checks import check_choice, is_number
 from foveate.data.large_scale import Border
 from foveate.data.recipes import Recipe
 from foveate.data.sources import Split
@@ -87,7 +88,7 @@ class AtScale:
         square = all(len(row) == len(rows) for row in rows)
         if not square or any(type(count) is not int or count < 0 for count in counts):
             raise ValueError("the confusion matrix is not a square matrix of counts")
-        if type(found.scale) not in (int, float) or not found.count or not found.scale > 0:
+        if not is_number(found.scale) or not found.count or not found.scale > 0:
             raise ValueError(f"scale {found.scale!r} is not above 0 or has no images")
         return found
 
@@ -132,6 +133,7 @@ def accuracy_over_scale(
         >>> [at.accuracy for at in accuracy_over_scale(net, digits, [1, 4])]
         [1.0, 1.0]
     """
+    check_choice("precision", precision, get_args(Precision))
     how: dict[str, Any] = {"size": size, "border": border, "recipe": recipe, "precision": precision}
     at = partial(rescaled_batches, net, data, **how)
     return measure_accuracy(net, at, scales, precision, advance)

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from foveate.checks import check_names, suggest
 from foveate.data.cifar import CLASSES
-from foveate.data.large_scale import Border, check_border
+from foveate.data.large_scale import Border
 from foveate.data.pictures import list_pictures
 from foveate.data.recipes import Recipe
 from foveate.data.sources import CLOTHES, DIGITS
 from foveate.errors import ConfigError, DataError
+from foveate.evaluation.runs import PretrainedRun
 from foveate.evaluation.third_party import (
     ANY_SHAPE,
     ImageClassifier,
@@ -31,8 +32,8 @@ from foveate.evaluation.third_party import (
 from foveate.execution.precision import Precision
 from foveate.files import parse_json
 from foveate.models.channels import ScaleChannels
-from foveate.models.pretrained import load_weights, pretrained_info, pretrained_names
-from foveate.models.zoo import ZOO, ModelConfig, create_model, model_config
+from foveate.models.pretrained import load_weights, pretrained_names
+from foveate.models.zoo import ZOO, ModelConfig, model_config
 from foveate.training.backbones import classes_of, load_backbone, timm_model
 from foveate.training.checkpoint import RunFolder
 from foveate.training.data import generated_from, is_photo
@@ -148,15 +149,14 @@ class Model:
 
         Empty if the number of classes is unknown.
         """
-        source, count = self.source, len(self.class_names)
-        count = self.config.classes if self.config else count
+        count = self.config.classes if self.config else len(self.class_names)
         if self.class_names and len(self.class_names) == count:
             return self.class_names
         known = {"mnist": DIGITS, "mnist-5k": DIGITS, "fashion-mnist": CLOTHES, "cifar10": CLASSES}
-        names = known.get(source, ())
-        if source.startswith("folder:"):
+        names = known.get(self.source, ())
+        if self.source.startswith("folder:"):
             with suppress(DataError):
-                names = list_pictures(Path(source.removeprefix("folder:")).expanduser())[1]
+                names = list_pictures(Path(self.source.removeprefix("folder:")).expanduser())[1]
         return names if len(names) == count else tuple(map(str, range(count)))
 
     def metadata(self) -> dict[str, Any]:
@@ -269,12 +269,12 @@ def _find(
         given = ", ".join(changes)
         raise ConfigError(f"{given} cannot be set for {ref!r}, only for zoo and timm models")
     if os.path.isdir(path):
-        return _from_run(Path(path), trust)
+        return _from_run(RunFolder(Path(path)), trust)
     if found:
         return _from_file(ref, Path(path), device, trust)
     names = pretrained_names()
     if ref in names:
-        return _from_pretrained(ref)
+        return _from_run(PretrainedRun(Path(ref)), trust)
     if ":" in ref:
         return Model(name=ref, net=load_factory(ref))
     near = suggest(ref, [*ZOO, *names], "", most=2)
@@ -286,9 +286,8 @@ def _of_config(
     name: str, net: nn.Module, config: ModelConfig, size: int | None = None, **known: Any
 ) -> Model:
     side = config.size if config.form == "plain" else size
-    return Model(
-        name=name, net=net, shape=(None, config.channels, side, side), config=config, **known
-    )
+    shape = None, config.channels, side, side
+    return Model(name=name, net=net, shape=shape, config=config, **known)
 
 
 def frame_of(net: ScaleChannels) -> int:
@@ -298,8 +297,7 @@ def frame_of(net: ScaleChannels) -> int:
     return 2 * math.ceil((net.size - 1) / 2 * scale + beyond + 0.5 - 1e-9)
 
 
-def _from_run(path: Path, trust: bool) -> Model:
-    folder = RunFolder(path)
+def _from_run(folder: RunFolder, trust: bool) -> Model:
     config, net = folder.config(), folder.net(trust)
     source = config.source
     if os.path.exists(source):  # a dataset file stores the name of its source
@@ -311,7 +309,7 @@ def _from_run(path: Path, trust: bool) -> Model:
     if is_photo(config) or is_mirrored(config):
         known["recipe"] = config.recipe
     size = None if is_photo(config) else config.size
-    return _of_config(str(path), net, config.model, size, **known)
+    return _of_config(str(folder.path), net, config.model, size, **known)
 
 
 def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model:
@@ -333,14 +331,6 @@ def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model
     load_weights(own, weights, path)
     kept = None if recipe and recipe.name == "mnist-large-scale" else recipe
     return _of_config(ref, own, config, recipe=kept, class_names=names)
-
-
-def _from_pretrained(name: str) -> Model:
-    info = pretrained_info(name)
-    border = check_border(str(info.recipe.get("border", "replicate")))
-    known = {"source": info.source, "trained_on": info.scales, "border": border}
-    net = create_model(name, pretrained=True)
-    return _of_config(name, net, info.model, info.size, **known)
 
 
 def _from_timm(ref: str, start: Path | bool, changes: dict[str, Any]) -> Model:

@@ -30,7 +30,7 @@ become black, and the short side is resized to the base size at the original asp
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from foveate.data.decoding import Background
 from foveate.data.large_scale import check_size, rescale
 from foveate.data.pictures import Pixels, read_picture
+from foveate.data.recipes import surround
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.audit.images import Transform
 from foveate.evaluation.audit.transforms import classifier
@@ -210,7 +211,7 @@ def prepare(
     factor = side / max(values.shape[1:]) if scale is None else scale
     if model.config is not None:
         return _in_frame(values, model, factor, side), invert
-    padded = torch.from_numpy(_padded(values, side / factor))
+    padded = _padded(values, side / factor)
     channels, fill = len(padded), max(side / length for length in padded.shape[1:])
     transform = Transform(size=(side, side), channels=channels, mean=model.mean, std=model.std)
     return transform([padded], factor / fill), invert
@@ -250,7 +251,7 @@ def _in_frame(values: Pixels, model: Model, factor: float, side: int) -> Tensor:
     """Rescale pixels (C, H, W) into a frame (1, C, side, side), with the recipe of the model."""
     if model.recipe is not None:
         return model.recipe.rescale(torch.tensor(values)[None], factor, size=side)
-    padded = torch.from_numpy(_padded(values, side / factor))
+    padded = _padded(values, side / factor)
     return rescale(padded[None], factor, size=side, border=model.border)
 
 
@@ -284,16 +285,10 @@ def has_light_background(values: Pixels) -> bool:
     return bool(np.median(edge_pixels(values).mean(0)) > (grey.min() + grey.max()) / 2)
 
 
-def _padded(values: Pixels, side: float) -> Pixels:
+def _padded(values: Pixels, side: float) -> Tensor:
     """Pad the image with its background colour, evenly on all sides, to `side` pixels."""
-    background = np.median(edge_pixels(values), axis=1).astype(np.uint8)
-    missing = [max(0, math.ceil((side - length) / 2 - 1e-9)) for length in values.shape[1:]]
-    shape = [length + 2 * more for length, more in zip(values.shape[1:], missing, strict=True)]
-    canvas = np.empty((len(values), *shape), np.uint8)
-    canvas[:] = background[:, None, None]
-    down, right = missing
-    canvas[:, down : shape[0] - down, right : shape[1] - right] = values
-    return canvas
+    background = np.median(edge_pixels(values), axis=1).astype(np.uint8) / 255
+    return surround(torch.tensor(values), side - 2e-9, tuple(background.tolist()))
 
 
 @torch.no_grad()
@@ -310,16 +305,16 @@ def to_prediction(model: Model, outputs: Outputs, inverted: bool = False) -> Pre
         raise DataError(f"{model.name} returns non-finite logits; check its weights")
     shares = outputs.logits[0].double().softmax(0)
     best = int(shares.argmax())
-    common: dict[str, Any] = {
-        "label": model.classes[best] if model.classes else str(best),
-        "confidence": float(shares[best]),
-        "probabilities": tuple(shares.tolist()),
-        "inverted": inverted,
-    }
+    found = Prediction(
+        label=model.classes[best] if model.classes else str(best),
+        confidence=float(shares[best]),
+        probabilities=tuple(shares.tolist()),
+        inverted=inverted,
+    )
     if outputs.channels is None:
-        return Prediction(**common)
-    return Prediction(
-        **common,
+        return found
+    return replace(
+        found,
         scale=float(selected_scale(outputs, model.scales)),
         channel=int(strongest_channel(outputs)),
         channels=tuple(map(tuple, outputs.channels[0].tolist())),

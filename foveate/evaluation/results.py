@@ -119,15 +119,13 @@ class Curve:
             The curve; the number of runs is that of the scale with the fewest.
         """
         runs = min(map(len, values))
-        spread = tuple(map(stdev, values)) if runs > 1 else ()
-        means = tuple(map(mean, values))
         return cls(
             label=label,
             trained_on=trained_on,
             runs=runs,
             scales=tuple(scales),
-            mean=means,
-            spread=spread,
+            mean=tuple(map(mean, values)),
+            spread=tuple(map(stdev, values)) if runs > 1 else (),
         )
 
     @property

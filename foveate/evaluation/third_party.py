@@ -263,6 +263,8 @@ def _checked(outputs: Any, count: int, classes: int | None) -> Tensor:
 
 
 def _as_logits(outputs: Tensor) -> Tensor:
+    if not outputs.is_floating_point():  # such as one-hot predictions
+        outputs = outputs.float()
     sums = outputs.sum(1)
     if (outputs >= 0).all() and torch.allclose(sums, torch.ones_like(sums), atol=1e-3):
         return outputs.clamp_min(torch.finfo(outputs.dtype).tiny).log()

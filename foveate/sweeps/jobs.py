@@ -19,8 +19,7 @@ from foveate.data.splits import SplitName
 from foveate.data.store import cpu_threads
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.curve import AtScale
-from foveate.evaluation.speed import images_per_second
-from foveate.evaluation.test_sets import open_test_set, with_channels
+from foveate.evaluation.test_sets import images_per_second, open_test_set, with_channels
 from foveate.files import parse_json, read_text, write_text
 from foveate.sweeps.records import Record, Winners
 from foveate.training.checkpoint import RunFolder

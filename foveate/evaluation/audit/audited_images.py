@@ -4,6 +4,7 @@
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -25,6 +26,7 @@ Prepare = Callable[..., Tensor]
 Check = Callable[[Tensor], object]
 
 
+@dataclass(eq=False)
 class AuditImages:
     """Images (C, H, W) uint8 with labels, read lazily.
 
@@ -34,21 +36,16 @@ class AuditImages:
     `checksum` is the sha256 of their shapes, pixels and labels.
     """
 
-    def __init__(
-        self,
-        source: str,
-        split: str,
-        read: Callable[[int], Tensor],
-        labels: Tensor,
-        classes: Sequence[str],
-        describe: Callable[[int], str] = str,
-    ) -> None:
-        self.source, self.split, self.classes = source, split, tuple(classes)
-        self.labels, self.read, self.describe = labels, read, describe
-        self.unreadable: dict[int, str] = {}
-        self.readable: list[int] = []
-        self.shapes: list[tuple[int, int]] = []
-        self.checksum = ""
+    source: str
+    split: str
+    read: Callable[[int], Tensor]
+    labels: Tensor
+    classes: tuple[str, ...]
+    describe: Callable[[int], str]
+    unreadable: dict[int, str] = field(default_factory=dict)
+    readable: list[int] = field(default_factory=list)
+    shapes: list[tuple[int, int]] = field(default_factory=list)
+    checksum: str = ""
 
     def __len__(self) -> int:
         return len(self.labels)

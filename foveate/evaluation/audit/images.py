@@ -88,8 +88,7 @@ def reduce_resolution(images: Tensor, scale: float) -> Tensor:
 
 def check_view(view: str, scale: float) -> None:
     """Raise a ConfigError for an unknown view or a scale that the view does not support."""
-    if view not in get_args(View):
-        raise ConfigError(f"view must be zoom or resolution, got {view!r}")
+    check_choice("view", view, get_args(View))
     check_scale(scale)
     if view == "resolution" and scale > 1:
         raise ConfigError(
@@ -98,11 +97,11 @@ def check_view(view: str, scale: float) -> None:
         )
 
 
-def check_border_mode(border: BorderMode, channels: int = 3) -> None:
-    """Raise a ConfigError unless `zoom` and `surround` accept the border."""
-    if border in ("replicate", "reflect"):
+def check_border_mode(border: BorderMode | None, channels: int = 3) -> None:
+    """Raise a ConfigError unless `zoom` and `surround` accept the border, or it is None."""
+    if border in (None, "replicate", "reflect"):
         return
-    numbers = border if isinstance(border, tuple) else (border,)
+    numbers = border if isinstance(border, tuple | list) else (border,)
     if not all(isinstance(n, int | float) and math.isfinite(n) for n in numbers):
         raise ConfigError(
             f"border must be replicate, reflect, a number or one number per channel, got {border!r}"
@@ -158,8 +157,7 @@ class Transform:
                 f"std must be above 0 and mean finite, got std {self.std} and mean {self.mean}"
             )
         check_choice("recipe", self.recipe, get_args(Recipe))
-        if self.fit not in get_args(Fit):
-            raise ConfigError(f"fit must be fill or inside, got {self.fit!r}")
+        check_choice("fit", self.fit, get_args(Fit))
         check_view(self.view, 1.0)
         if self.recipe != "frame":
             self._check_square()
@@ -203,8 +201,7 @@ class Transform:
         if self.recipe == "large-scale":
             low, high = shown.amin((1, 2, 3), keepdim=True), shown.amax((1, 2, 3), keepdim=True)
             return (shown - low) / (high - low).clamp_min(1e-9)
-        mean, std = self._statistics(shown)
-        return (shown * std + mean).clamp(0, 1)
+        return denormalise(shown, self.mean, self.std)
 
     def check_scale(self, scale: float) -> None:
         """Raise a ConfigError if the view does not support the scale."""
@@ -249,12 +246,14 @@ class Transform:
             resized = zoom(images / 255, factor, size, self.border)
         if self.view == "resolution":
             resized = reduce_resolution(resized, scale)
-        mean, std = self._statistics(resized)
+        mean, std = (resized.new_tensor(v)[:, None, None] for v in (self.mean, self.std))
         return (resized - mean) / std
 
-    def _statistics(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        mean, std = (images.new_tensor(v)[:, None, None] for v in (self.mean, self.std))
-        return mean, std
+
+def denormalise(images: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> Tensor:
+    """Return normalised images (B, C, H, W) with values of 0 to 1, for display."""
+    means, stds = (images.new_tensor(v)[:, None, None] for v in (mean, std))
+    return (images * stds + means).clamp(0, 1)
 
 
 def _weights(length: int, factor: float, size: int, border: BorderMode) -> Tensor:
@@ -262,7 +261,5 @@ def _weights(length: int, factor: float, size: int, border: BorderMode) -> Tenso
 
     With a constant border, rows that extend past the image sum to less than 1.
     """
-    if not (math.isfinite(factor) and factor > 0):
-        raise ConfigError(f"scale must be finite and above 0, got {factor:g}")
     scales = torch.tensor([factor], dtype=torch.float64)
     return frame_matrices(scales, length, size, border if isinstance(border, str) else "zero")[0]

@@ -3,18 +3,25 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from foveate.checks import check_range
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.audit.changes import Change, best_changes, most_confident
-from foveate.evaluation.audit.images import BorderMode, Rescale, View, check_view, zoom
+from foveate.evaluation.audit.images import (
+    BorderMode,
+    Rescale,
+    View,
+    check_border_mode,
+    check_view,
+    zoom,
+)
 from foveate.evaluation.audit.images import reduce_resolution as reduced
 from foveate.evaluation.curve import eval_mode
 from foveate.evaluation.third_party import Classifier, ImageClassifier
@@ -253,6 +260,8 @@ def audit(
             f"{int(labels.min())} to {int(labels.max())}"
         )
     check_view(view, 1.0)
+    check_border_mode(border, images.shape[1])
+    check_range("batch", batch, 1, math.inf, "at least 1 image")
     shown = partial(zoom, border=border) if view == "zoom" else reduced
     parts = zip(images.split(batch), labels.cpu().long().split(batch), strict=True)
     batches = ((partial(shown, part), chunk) for part, chunk in parts)
@@ -261,7 +270,7 @@ def audit(
 
 
 def audit_together(
-    models: Sequence[ImageClassifier],
+    models: Sequence[nn.Module],
     batches: Iterable[tuple[Rescale, Tensor]],
     scales: ScaleGrid | Sequence[float],
     classes: Sequence[str],
@@ -281,9 +290,7 @@ def audit_together(
     sums = torch.zeros(len(models), len(grid), len(classes), 5, dtype=torch.float64)
     changes: list[list[Change]] = [[] for _ in models]
     count = 0
-    with ExitStack() as stack:
-        for model in models:
-            stack.enter_context(eval_mode(model))
+    with eval_mode(nn.ModuleList(models)):
         for rescaled, labels in batches:
             found: list[list[tuple[Tensor, Tensor]]] = [[] for _ in models]
             for i in order:

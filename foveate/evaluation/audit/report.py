@@ -1,6 +1,6 @@
 """Audit a model on the images of a source, next to the same model in scale channels."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,10 +16,9 @@ from foveate.evaluation.audit.audited_images import AuditImages
 from foveate.evaluation.audit.images import Transform
 from foveate.evaluation.audit.measure import MEASURES, SCALES, Audit, audit_together
 from foveate.evaluation.audit.transforms import AnyTransform, PhotoTransform, classifier_for
-from foveate.evaluation.audit.zero_shot import Comparison, largest_batch, pair_with_channels
+from foveate.evaluation.audit.zero_shot import largest_batch, pair_with_channels
 from foveate.evaluation.models import Model
 from foveate.evaluation.results import write_tables
-from foveate.evaluation.third_party import Classifier
 from foveate.models.channels import PAPER_SCALES, ScaleChannels
 from foveate.models.pooling import Pool
 from foveate.provenance import commit, hardware
@@ -80,7 +79,7 @@ def audit_with_channels(
     model: Model,
     images: AuditImages,
     transform: AnyTransform,
-    scales: ScaleGrid | Sequence[float] | None = None,
+    scales: ScaleGrid | Sequence[float],
     *,
     native: float | None = None,
     pool: Pool | None = "logsumexp",
@@ -101,7 +100,7 @@ def audit_with_channels(
         model: The model.
         images: Images with labels.
         transform: Transform from images to the model's input, see `choose_transform`.
-        scales: Scales to audit at; `default_scales` by default.
+        scales: Scales to audit at, such as those of `default_scales`.
         native: Scale whose predictions are the reference for agreement.
         pool: Pooling over the channels; logsumexp gave the best accuracy without training.
         patch: Side of the patches in pixels; the side of the model's input by default.
@@ -112,24 +111,27 @@ def audit_with_channels(
         ConfigError: If an argument is invalid, or the model does not return finite logits.
         DataError: If no image can be read.
     """
-    wanted = as_scales(default_scales(transform) if scales is None else scales)
+    wanted = as_scales(scales)
     (middle,) = as_scales([model.native_scale if native is None else native])
     for scale in (*wanted, middle):
         transform.check_scale(scale)
     net = classifier_for(model, transform, len(images.classes), batch)
     models: dict[str, nn.Module] = {ORIGINAL: net}
-    notes, metadata = _seen(model, images) + _lazy(model), _about(images, model)
+    notes, metadata = list(_notes(model, images)), _about(images, model)
     prepare: Callable[..., Tensor] = transform
     windows = _windows(transform, wanted, middle)
-    pair = _pair(model, net, transform, windows, pool, patch, notes)
-    if pair is not None:
-        assert isinstance(transform, Transform)
-        models = {ORIGINAL: pair.plain, IN_CHANNELS: pair.inside}
-        prepare = partial(transform, canvas=pair.side)
-        batch = largest_batch(batch, transform.channels * pair.side**2)
-        few = [image.to(model.device) for image in images.first(min(batch, 8))]
-        cost = pair.cost(prepare(few, middle), transform.size[0])
-        metadata |= {"pool": pool, "patch": pair.inside.size, "cost": cost}
+    if pool is not None and not model.scales and isinstance(transform, Transform):
+        try:
+            pair = pair_with_channels(net, transform, windows, pool, patch)
+        except ConfigError as error:
+            notes.append(f"the model was not wrapped in scale channels: {error}")
+        else:
+            models = {ORIGINAL: pair.plain, IN_CHANNELS: pair.inside}
+            prepare = partial(transform, canvas=pair.side)
+            batch = largest_batch(batch, transform.channels * pair.side**2)
+            few = [image.to(model.device) for image in images.first(min(batch, 8))]
+            cost = pair.cost(prepare(few, middle), transform.size[0])
+            metadata |= {"pool": pool, "patch": pair.inside.size, "cost": cost}
     check = partial(transform.check, scale=max(*wanted, middle))
     batches = images.batches(prepare, batch, model.device, check)
     found = audit_together(list(models.values()), batches, wanted, images.classes, middle, advance)
@@ -137,7 +139,7 @@ def audit_with_channels(
     return AuditReport(
         model=model.name,
         transform=transform,
-        channels=windows if pair else (),
+        channels=windows if IN_CHANNELS in models else (),
         audits=dict(zip(models, found, strict=True)),
         metadata={**metadata, **readable},
         unreadable=tuple(images.unreadable.values()),
@@ -150,32 +152,6 @@ def _windows(transform: AnyTransform, scales: Sequence[float], native: float) ->
     if transform.view == "resolution":
         return tuple(native / scale for scale in reversed(scales))
     return tuple(scale / native for scale in scales)
-
-
-def _pair(
-    model: Model,
-    net: Classifier,
-    transform: AnyTransform,
-    windows: Sequence[float],
-    pool: Pool | None,
-    patch: int | None,
-    notes: list[str],
-) -> Comparison | None:
-    """Pair the model with its scale channels.
-
-    Returns None without a pool, and for a model that has scale channels or cannot be wrapped.
-    """
-    if pool is None or model.scales or isinstance(transform, PhotoTransform):
-        return None
-    try:
-        pair = pair_with_channels(net, transform, windows, pool, patch)
-    except ConfigError as error:
-        notes.append(f"the model was not wrapped in scale channels: {error}")
-        return None
-    if patch is not None:
-        with torch.no_grad():
-            net(torch.zeros(2, transform.channels, patch, patch, device=model.device))
-    return pair
 
 
 def default_scales(transform: AnyTransform) -> ScaleGrid:
@@ -204,24 +180,18 @@ def _doubts(audit: Audit, transform: AnyTransform) -> list[str]:
     ]
 
 
-def _seen(model: Model, images: AuditImages) -> list[str]:
-    """Return a warning if the model was trained on these images."""
-    if not model.was_trained_on(images.source, images.split):
-        return []
-    return [
-        f"the model {model.name} was trained on {model.source}, which includes images of "
-        f"{images.source} ({images.split})"
-    ]
-
-
-def _lazy(model: Model) -> list[str]:
-    """Return a note if the model evaluates only some of its scale channels."""
-    if not isinstance(model.net, ScaleChannels) or model.net.lazy is None:
-        return []
-    return [
-        f"lazy evaluation with a tolerance of {model.net.lazy:g} logits: confidences are those of "
-        "the evaluated channels"
-    ]
+def _notes(model: Model, images: AuditImages) -> Iterator[str]:
+    """Yield a note if the model was trained on these images, and if it evaluates few channels."""
+    if model.was_trained_on(images.source, images.split):
+        yield (
+            f"the model {model.name} was trained on {model.source}, which includes images of "
+            f"{images.source} ({images.split})"
+        )
+    if isinstance(model.net, ScaleChannels) and model.net.lazy is not None:
+        yield (
+            f"lazy evaluation with a tolerance of {model.net.lazy:g} logits: confidences are those "
+            "of the evaluated channels"
+        )
 
 
 def _cropped(transform: AnyTransform, shapes: Sequence[tuple[int, int]]) -> list[str]:
@@ -236,9 +206,10 @@ def _cropped(transform: AnyTransform, shapes: Sequence[tuple[int, int]]) -> list
             f"extend past the largest window of {transform.largest:.0f} pixels at scale 1: {lose}"
         )
     else:
+        remedy = "--fit inside" if transform.recipe == "frame" else "a larger --size"
         words = (
-            f"are cropped to the shape of the input at scale 1: {lose}; pass --fit inside to keep "
-            "the whole images"
+            f"are cropped to the shape of the input at scale 1: {lose}; pass {remedy} to keep the "
+            "whole images"
         )
     return [f"{len(cut):,} of {len(lost):,} images {words}"]
 

@@ -21,6 +21,7 @@ from foveate.evaluation.audit.images import (
     View,
     check_border_mode,
     check_view,
+    denormalise,
 )
 from foveate.evaluation.curve import eval_mode
 from foveate.evaluation.models import FRAME, Model, frame_of
@@ -54,8 +55,7 @@ class PhotoTransform:
 
     def __post_init__(self) -> None:
         check_view(self.view, 1.0)
-        if self.border is not None:
-            check_border_mode(self.border)
+        check_border_mode(self.border)
         self.recipe.transform()
 
     def __call__(self, images: Sequence[Tensor], scale: float = 1.0) -> Tensor:
@@ -74,10 +74,7 @@ class PhotoTransform:
         options: dict[str, Any] = {"padding": self.windows.padding, "antialias": True}
         whole = ScaleChannels(nn.Identity(), [self.largest / side], side, **options)
         found = replace(self, windows=whole)(images, scale)[:, 0]
-        mean, std = (
-            found.new_tensor(v)[:, None, None] for v in (self.recipe.mean, self.recipe.std)
-        )
-        return (found * std + mean).clamp(0, 1)
+        return denormalise(found, self.recipe.mean, self.recipe.std)
 
     def check_scale(self, scale: float) -> None:
         """Raise a ConfigError if the view does not support the scale or images become too large."""
@@ -188,9 +185,8 @@ def _own_transform(
     assert model.photo is not None and isinstance(model.net, nn.Module)
     seen: dict[str, Any] = {"view": view, "border": border}
     transform = PhotoTransform(recipe=model.photo, windows=windows_of(model.net), **seen)
-    with torch.no_grad():
-        empty = torch.zeros(2, 3, 2, 2, device=model.device)
-        classifier_for(model, transform, classes)(transform.windows.patches(empty))
+    empty = torch.zeros(2, 3, 2, 2, device=model.device)
+    classifier_for(model, transform, classes)(transform.windows.patches(empty))
     return transform
 
 

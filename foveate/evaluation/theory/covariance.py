@@ -7,11 +7,13 @@ import torch
 from torch import Tensor
 
 from foveate.evaluation.theory.blobs import Blobs, scene
-from foveate.evaluation.theory.bounds import Case, Finding, compare
-from foveate.evaluation.theory.probes import (
+from foveate.evaluation.theory.bounds import (
     LAYER_NAMES,
     SIZE,
+    Case,
+    Finding,
     Patches,
+    compare,
     layer_cases,
     logit_bounds,
     random_network,
