@@ -15,12 +15,12 @@ from theory_tools import (
 from torch import nn
 
 from foveate.data.store import cpu_threads
-from foveate.evaluation.theory import Finding
-from foveate.evaluation.theory.blobs import Blobs, centred, ring, scene
-from foveate.evaluation.theory.bounds import (
+from foveate.evaluation.theory import Blobs, Finding
+from foveate.evaluation.theory.blobs import centred, ring, scene
+from foveate.evaluation.theory.bounds import compare
+from foveate.evaluation.theory.probes import (
     Patches,
     affine_parts,
-    compare,
     layer_cases,
     logit_bounds,
     random_network,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from foveate.data.store import cpu_threads
 from foveate.evaluation.theory import covariance, scale_invariance
+from foveate.evaluation.theory.blobs import Blobs as Blobs
 from foveate.evaluation.theory.bounds import Finding as Finding
 
 STATEMENTS: tuple[Callable[[int], list[Finding]], ...] = (
@@ -17,7 +18,7 @@ STATEMENTS: tuple[Callable[[int], list[Finding]], ...] = (
 )
 
 
-def verify(seed: int = 0, advance: Callable[[int], None] = lambda count: None) -> list[Finding]:
+def verify(seed: int = 0, advance: Callable[[int], None] | None = None) -> list[Finding]:
     """Verify covariance and invariance of scale channels on random images and networks.
 
     Each statement is an equality of two responses. Its error is compared with a bound derived from
@@ -42,5 +43,6 @@ def verify(seed: int = 0, advance: Callable[[int], None] = lambda count: None) -
     with cpu_threads(1):  # two threads are slower for many small matrix products
         for statement in STATEMENTS:
             found += statement(seed)
-            advance(1)
+            if advance is not None:
+                advance(1)
     return found

@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 
 from foveate.evaluation.theory.blobs import Blobs, scene
-from foveate.evaluation.theory.bounds import (
+from foveate.evaluation.theory.bounds import Case, Finding, compare
+from foveate.evaluation.theory.probes import (
     LAYER_NAMES,
     SIZE,
-    Case,
-    Finding,
     Patches,
-    compare,
     layer_cases,
     logit_bounds,
     random_network,

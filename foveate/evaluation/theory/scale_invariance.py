@@ -7,14 +7,8 @@ import torch
 from torch import Tensor
 
 from foveate.evaluation.theory.blobs import ORIGIN, Blobs, ring
-from foveate.evaluation.theory.bounds import (
-    SIZE,
-    Finding,
-    Patches,
-    compare,
-    logit_bounds,
-    random_network,
-)
+from foveate.evaluation.theory.bounds import Finding, compare
+from foveate.evaluation.theory.probes import SIZE, Patches, logit_bounds, random_network
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
 from foveate.models.pooling import Mixing, pool_scales
