@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from baseline_checks import assert_one_graph, assert_trains
 
-from foveate.baselines.convolutions import fourier_matrices
+from foveate.baselines.convolutions import FourierTransforms
 from foveate.baselines.riesz import (
     FEATURES,
     TRANSFORMS,
@@ -35,8 +35,8 @@ def noise(size, batch=2):
 
 
 def tables(size):
-    """The multipliers and the Fourier matrices of a size, in float64."""
-    return riesz_multipliers(size), fourier_matrices(size, size, periodic=True)
+    """The multipliers and the Fourier transforms of a size, in float64."""
+    return riesz_multipliers(size), FourierTransforms(size, periodic=True)
 
 
 def transforms(images):
@@ -83,12 +83,14 @@ def reference_net(net, images):
 def in_float64(net):
     """The network in float64, with buffers that were not rounded to float32 before."""
     size = net.size
-    buffers = {"multipliers": riesz_multipliers(size), "centre": centre_kernels(size)}
-    for name, matrix in fourier_matrices(size, size, periodic=True)._asdict().items():
-        buffers[f"fourier_{name}"] = matrix
-    for name, values in buffers.items():
+    multipliers, fourier = tables(size)
+    for name, values in (("multipliers", multipliers), ("centre", centre_kernels(size))):
         torch.testing.assert_close(getattr(net, name), values.float(), atol=0, rtol=0)
         setattr(net, name, values)
+    stored = dict(net.fourier.named_buffers())
+    for name, values in fourier.named_buffers():
+        torch.testing.assert_close(stored[name], values.float(), atol=0, rtol=0)
+    net.fourier = fourier
     return net.double()
 
 
@@ -305,10 +307,11 @@ def test_mixed_transforms_have_half_precision_under_autocast():
     torch.manual_seed(0)
     weights, images = torch.randn(9, 3 * TRANSFORMS, dtype=torch.float64), noise(16)
     exact = mix_transforms(images, weights, *tables(16))
-    multipliers, matrices = tables(16)
-    arguments = multipliers.float(), type(matrices)(*(matrix.float() for matrix in matrices))
+    multipliers, fourier = tables(16)
     with torch.autocast("cpu", torch.bfloat16):
-        found = mix_transforms(images.float(), weights.float(), *arguments)
+        found = mix_transforms(
+            images.float(), weights.float(), multipliers.float(), fourier.float()
+        )
     assert found.dtype == torch.bfloat16
     # The images have a mean, which the transforms remove; its rounding errors remain.
     assert (found - exact).norm() < 11**0.5 * 2**-9 * (exact.norm() + images.mean() * 16)
