@@ -37,7 +37,6 @@ class FourierTransforms(nn.Module):
     Args:
         size: Width W and height H of the features.
         taps: Number P of taps of the filters along an axis.
-        step: Distance between taps in pixels.
         periodic: Whether transforms are as long as the features, without zeros between them.
     """
 
@@ -50,9 +49,9 @@ class FourierTransforms(nn.Module):
     back_columns: Tensor  # (2 W, L 2)
     back_rows: Tensor  # (H, M 2)
 
-    def __init__(self, size: int, taps: int = 1, step: int = 1, *, periodic: bool = False) -> None:
+    def __init__(self, size: int, taps: int = 1, *, periodic: bool = False) -> None:
         super().__init__()
-        wave, tap_wave = _waves(size, taps, step, periodic)
+        wave, tap_wave = _waves(size, taps, periodic)
         length, half = len(wave), len(wave) // 2 + 1
         # The spectrum of real numbers at -k is the complex conjugate of that at k.
         times = torch.full((half, 1), 2 / length, dtype=torch.float64)
@@ -120,13 +119,13 @@ class FourierTransforms(nn.Module):
         return y.view(height, width, n, -1)
 
 
-def _waves(side: int, taps: int, step: int, periodic: bool) -> tuple[Tensor, Tensor]:
+def _waves(side: int, taps: int, periodic: bool) -> tuple[Tensor, Tensor]:
     """Return exp(-2 pi i k x / L) at pixels, (L, side), and its conjugate at taps, (L, P).
 
     Taps at which a filter on the image never meets the image are zero, as are those that fill P up.
     Unless transforms are periodic, L is a multiple of 4.
     """
-    offsets = (torch.arange(taps) - taps // 2) * step
+    offsets = torch.arange(taps) - taps // 2
     within = offsets.abs() < side
     length = side if periodic else -(-(side + int(offsets[within].max())) // 4) * 4
     frequencies = torch.arange(length)[:, None]

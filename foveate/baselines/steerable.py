@@ -72,9 +72,8 @@ class ScaleConv(nn.Module):
         for index, filters in enumerate(basis):
             self.register_buffer(f"basis{index}", filters.values.float(), persistent=False)
             taps = filters.values.shape[-1]
-            if size is not None and taps >= WIDE:
-                transforms = FourierTransforms(size, taps, filters.step)
-                self.fourier[str(index)] = transforms.float()
+            if size is not None and taps >= WIDE and filters.step == 1:
+                self.fourier[str(index)] = FourierTransforms(size, taps).float()
 
     def kernels(self) -> list[Tensor]:
         """Compute the filters of every scale, in the precision of the weights.
