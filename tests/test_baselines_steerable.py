@@ -397,7 +397,7 @@ def test_batch_norm_shares_its_statistics_over_scale():
 
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_small_images_and_other_sizes_are_refused(factory):
-    with pytest.raises(ConfigError, match="at least 16 pixels, got 15"):
+    with pytest.raises(ConfigError, match="at least 16 pixels for a steerable network, got 15"):
         factory(channels=1, classes=2, size=15)
     with pytest.raises(ConfigError, match=r"must be 16 × 16 pixels, got \(20, 20\)"):
         factory(channels=1, classes=2, size=16)(torch.zeros(1, 1, 20, 20))

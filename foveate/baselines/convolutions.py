@@ -148,7 +148,7 @@ def _on_parts(matrix: Tensor) -> Tensor:
     return torch.stack([torch.stack([real, -imag], 1), torch.stack([imag, real], 1)], 1)
 
 
-def convolve_blocks(images: Tensor, weight: Tensor, bias: Tensor | None, shift: int = 0) -> Tensor:
+def convolve_blocks(images: Tensor, weight: Tensor, bias: Tensor, shift: int = 0) -> Tensor:
     """Convolve images of few channels: `F.conv2d` with padding, in blocks of 2 × 2 results.
 
     A product with the pixels of a window gives all results of a block. Tensor cores need many
@@ -175,12 +175,11 @@ def convolve_blocks(images: Tensor, weight: Tensor, bias: Tensor | None, shift: 
     seen = F.pad(images, (before, right, before, below))
     windows = seen.unfold(2, window, 2).unfold(3, window, 2)  # (N, I, H', W', T, T)
     filters = block_filters(weight, window).flatten(2).flatten(0, 1)
-    biases = None if bias is None else bias.repeat(4)
-    results = F.linear(windows.permute(0, 2, 3, 1, 4, 5).flatten(3), filters, biases)
+    results = F.linear(windows.permute(0, 2, 3, 1, 4, 5).flatten(3), filters, bias.repeat(4))
     return results.unflatten(-1, (4, -1))  # type: ignore[no-any-return]
 
 
-def convolve_dilated(images: Tensor, weight: Tensor, bias: Tensor | None, step: int) -> Tensor:
+def convolve_dilated(images: Tensor, weight: Tensor, bias: Tensor, step: int) -> Tensor:
     """Convolve images of few channels: `F.conv2d` with padding and dilation, as one product.
 
     Args:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from foveate.data.large_scale import keys_kernel
 
@@ -101,7 +102,7 @@ def hermite_basis(sigmas: Sequence[float], size: int) -> list[Filters]:
     found = [
         hermite_functions(side, sigma, RATIO) for sigma, side in zip(sigmas, sides, strict=True)
     ]
-    norm = _norm(found[-1]) * largest / sigmas[0]
+    norm = vector_norm(found[-1], dim=(1, 2), keepdim=True) * largest / sigmas[0]
     return [Filters(values / norm) for values in found]
 
 
@@ -122,7 +123,7 @@ def discrete_basis(scales: Sequence[float]) -> list[Filters]:
         [(7, 1), (15, 1), (7, 2)]
     """
     functions = hermite_functions(WIDTH, SIGMA, SIGMA)
-    functions = functions / _norm(functions)
+    functions = functions / vector_norm(functions, dim=(1, 2), keepdim=True)
     between = iter(transfer(scales, WIDTH))
     return [
         Filters(functions, int(scale))
@@ -210,7 +211,3 @@ def _responses(factor: float, small: int, large: int) -> tuple[Tensor, Tensor]:
     taps = [torch.arange(side, dtype=torch.float64) - side // 2 for side in (small, large)]
     before = keys_kernel(pixel - phase - factor * taps[0], CUBIC)
     return before, keys_kernel(pixel - phase - taps[1], CUBIC)
-
-
-def _norm(functions: Tensor) -> Tensor:
-    return functions.square().sum((1, 2), keepdim=True).sqrt()

@@ -11,6 +11,7 @@ border: the Fourier transform continues the frame periodically, as in the author
 # M = H // 2 + 1 frequencies along y, Q pixels at the centre (1 or 4), K classes.
 
 from collections.abc import Sequence
+from math import inf
 from typing import cast
 
 import torch
@@ -23,7 +24,7 @@ from foveate.baselines.convolutions import (
     FourierTransforms,
     check_frames,
 )
-from foveate.errors import ConfigError
+from foveate.checks import check_range
 
 FEATURES = (12, 16, 24, 32, 80)
 TRANSFORMS = 5  # along x, along y, and twice: xx, xy, yy
@@ -83,8 +84,7 @@ class RieszNet(nn.Module):
         self, *, channels: int, classes: int, size: int, features: Sequence[int] = FEATURES
     ) -> None:
         super().__init__()
-        if size < 2:
-            raise ConfigError(f"size must be at least 2 pixels, got {size}")
+        check_range("size", size, 2, inf, "at least 2 pixels")
         self.size = size
         self.register_buffer("multipliers", riesz_multipliers(size).float(), persistent=False)
         self.register_buffer("centre", centre_kernels(size).float(), persistent=False)

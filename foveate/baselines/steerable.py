@@ -14,6 +14,7 @@ Wide filters are applied by Fourier transforms. For features of 56 × 56 pixels 
 # K classes.
 
 from collections.abc import Sequence
+from math import inf
 from typing import cast
 
 import torch
@@ -27,7 +28,7 @@ from foveate.baselines.convolutions import (
     convolve_dilated,
 )
 from foveate.baselines.filter_bases import Filters, discrete_basis, hermite_basis
-from foveate.errors import ConfigError
+from foveate.checks import check_range
 
 WIDTHS = (32, 63, 95)
 HIDDEN = 256
@@ -150,11 +151,8 @@ class SteerableNet(nn.Module):
     ) -> None:
         super().__init__()
         self.size = size
-        if size < SMALLEST:
-            raise ConfigError(
-                f"a steerable network needs images of at least {SMALLEST} pixels, got {size}; "
-                "use larger frames"
-            )
+        words = f"at least {SMALLEST} pixels for a steerable network"
+        check_range("size", size, SMALLEST, inf, words)
         self.smooth = smooth
         before = (channels, *WIDTHS)
         sizes = (None, size // 2, size // 4)
