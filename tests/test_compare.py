@@ -226,6 +226,9 @@ BAD = [
     (["--data", "mnist", "--seeds", "0"], "seeds must be 1 to 1000, got 0"),
     (["--data", "mnist", "--methods", "cnn", "--set", "epoch=1"], "cannot set 'epoch'"),
     (["--data", "mnist", "--methods", "cnn", "--set", "epochs"], "--set must be KEY=VALUE"),
+    (["--data", "mnist", "--set", "seed=5", "--dry-run"], "a comparison; use --seeds"),
+    (["--data", "mnist", "--set", "scales=2", "--dry-run"], "cannot set scales for all runs"),
+    (["--data", "mnist", "--set", "source=mnist-5k", "--dry-run"], "use --source"),
     (["--data", "mnist", "--methods", "cnn", "--bad", "skip"], "skip"),
 ]
 

@@ -15,6 +15,8 @@ from foveate.sweeps.records import Record
 from foveate.training.config import TrainConfig
 
 EXPERT_SEEDS = 1  # an expert per test scale and method: 34 runs for a data set of 17 scales
+NAMED = {"seed": "--seeds", "scales": "--scales", "source": "--source"}
+"""Fields that the names of runs and data sets stand for, and the options that choose them."""
 AT = "@"  # between method and training set in the name of a row
 Named = TypeVar("Named", Method, DataSet)
 
@@ -119,7 +121,8 @@ def plan_jobs(
             scale, and training sets of few samples have no scale.
         seeds: Runs per method and training set; experts have one.
         split: Split of the test images: ``val`` to choose settings, ``test`` for results.
-        change: Function that changes the configuration of every run.
+        change: Function that changes the configuration of every run, except its seed, its training
+            scales and its source.
 
     Returns:
         The jobs, ordered by data set, method, training set and seed.
@@ -142,7 +145,7 @@ def plan_jobs(
     for data, method, trained in _trainings(list(methods), sets, scales):
         for seed in range(min(seeds, EXPERT_SEEDS) if method.trained == "expert" else seeds):
             new = _job(data, method, trained, split)
-            new = replace(new, config=change(replace(new.config, seed=seed)))
+            new = replace(new, config=_changed(replace(new.config, seed=seed), change))
             jobs[new.folder] = _merged(jobs[new.folder], new) if new.folder in jobs else new
     if not jobs:
         asked = ", ".join(f"{scale:g}" for scale in scales)
@@ -217,6 +220,14 @@ def _job(data: DataSet, method: Method, trained: str, split: SplitName) -> Job:
     low, high = (f"{zoom * data.frame:g}" for zoom in method.zoom)
     variant = Variant(rows=rows, windows=f"{low}-{high}", pool="avg")
     return replace(job, rows=(), variants=(variant,))
+
+
+def _changed(config: TrainConfig, change: Callable[[TrainConfig], TrainConfig]) -> TrainConfig:
+    changed = change(config)
+    for name, option in NAMED.items():
+        if getattr(changed, name) != getattr(config, name):
+            raise ConfigError(f"cannot set {name} for all runs of a comparison; use {option}")
+    return changed
 
 
 def _merged(one: Job, other: Job) -> Job:
