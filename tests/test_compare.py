@@ -229,6 +229,11 @@ BAD = [
     (["--data", "mnist", "--set", "seed=5", "--dry-run"], "a comparison; use --seeds"),
     (["--data", "mnist", "--set", "scales=2", "--dry-run"], "cannot set scales for all runs"),
     (["--data", "mnist", "--set", "source=mnist-5k", "--dry-run"], "use --source"),
+    (
+        ["--data", "mnist", "--methods", "residual-zooms"],
+        "no runs; residual-zooms cannot be used on mnist (a control for colour images)",
+    ),
+    (["--data", "mnist-few", "--methods", "cnn-all-scales"], "on mnist-few (few samples)"),
     (["--data", "mnist", "--methods", "cnn", "--bad", "skip"], "skip"),
 ]
 
