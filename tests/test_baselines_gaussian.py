@@ -7,19 +7,17 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.nn.functional as F
+from baseline_checks import assert_one_graph, assert_trains
 from formulas import blobs, sensitivity
 
 from foveate.baselines import gaussian_derivatives as baseline
 from foveate.baselines.gaussian_derivatives import (
     DERIVATIVES,
     GaussianDerivativeNet,
-    grid_jets,
     jet_matrices,
     pixel_jets,
     sampling_grids,
 )
-from foveate.data.large_scale import rescale
-from foveate.data.sources import load_source
 from foveate.errors import ConfigError
 from foveate.models.channels import ScaleChannels
 from foveate.scale_space import discrete_gaussian
@@ -48,11 +46,17 @@ def largest(order):
     return 1.09 * math.sqrt(math.factorial(order))
 
 
-def small_net(sigmas=(2, 2 * 2**0.5, 4), pool="max", size=SIZE, seed=0):
+def small_net(size=SIZE, seed=0):
     torch.manual_seed(seed)
-    return GaussianDerivativeNet(
-        sigmas, channels=1, classes=3, size=size, features=(4, 5), pool=pool
-    )
+    sigmas = (2, 2 * 2**0.5, 4)
+    return GaussianDerivativeNet(sigmas, channels=1, classes=3, size=size, features=(4, 5))
+
+
+def layer_jets(grids, layer, dtype=torch.float64):
+    """The matrices (3 P, H) between two grids, which the network stores in float32."""
+    before, after = grids[layer - 1 : layer + 1]
+    edges, step = (before[1:] + before[:-1]) / 2, float(before[1] - before[0])
+    return jet_matrices(after, edges, baseline.RATIO**layer, step).float().to(dtype)
 
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0, 40.0])
@@ -144,14 +148,11 @@ def tail(net, derivatives):
 
     This is the definition: all derivatives of a layer at each point, then their mixture.
     """
-    grids = sampling_grids(len(net.layers) + 1, baseline.RATIO)
+    grids = sampling_grids(len(net.layers) + 1)
     values = derivatives.flatten(0, 1)
-    for number, (layer, (before, after)) in enumerate(
-        zip(net.layers, pairwise(grids), strict=True)
-    ):
+    for number, layer in enumerate(net.layers, start=1):
         mixed = layer.mixing(values.flatten(1, 2).movedim(1, -1)).movedim(-1, 1)
-        jets = grid_jets(before, after, baseline.RATIO ** (number + 1)).to(values.dtype)
-        values = apply_jets(F.relu(layer.norm(mixed)), jets)
+        values = apply_jets(F.relu(layer.norm(mixed)), layer_jets(grids, number))
     return net.head(values.flatten(1)).unflatten(0, derivatives.shape[:2])
 
 
@@ -194,18 +195,15 @@ def test_rescaling_the_image_by_sqrt_2_shifts_the_scale_channels():
         assert others.abs().mean() > 30 * difference.abs().mean()
 
 
-def test_pooling_takes_the_maximum_or_the_mean_of_the_channels():
-    image = blobs(4.0, 6.0).image(SIZE, SIZE).float()
-    for pool in ("max", "avg"):
-        net = small_net(pool=pool).eval()
-        channels = net.scale_channels(image)
-        assert channels.shape == (3, 3, 3)
-        expected = channels.amax(1) if pool == "max" else channels.mean(1)
-        torch.testing.assert_close(net(image), expected, atol=0, rtol=0)
+def test_the_logits_are_the_maxima_of_the_channels():
+    net, image = small_net().eval(), blobs(4.0, 6.0).image(SIZE, SIZE).float()
+    channels = net.scale_channels(image)
+    assert channels.shape == (3, 3, 3)
+    torch.testing.assert_close(net(image), channels.amax(1), atol=0, rtol=0)
 
 
 def test_grids_are_centred_grow_with_sigma_and_reach_far_enough():
-    grids = sampling_grids(6, 1.25)
+    grids = sampling_grids(6)
     assert [len(grid) for grid in grids] == [41, 31, 25, 19, 11, 1]
     for layer, grid in enumerate(grids[:-1]):
         torch.testing.assert_close(grid, -grid.flip(0), atol=0, rtol=0)
@@ -213,10 +211,7 @@ def test_grids_are_centred_grow_with_sigma_and_reach_far_enough():
     # Linear responses at the centre: what lies beyond the grids has less than 4 e-4 of the mass.
     row = torch.ones(1, dtype=torch.float64)
     for layer in range(5, 0, -1):
-        matrix = grid_jets(grids[layer - 1], grids[layer], 1.25**layer).double()[
-            : len(grids[layer])
-        ]
-        row = row @ matrix
+        row = row @ layer_jets(grids, layer)[: len(grids[layer])]
         assert float(row[0] + row[-1]) < 4e-4
     variance = float((row * grids[0] ** 2).sum())
     expected = sum(1.25 ** (2 * layer) for layer in range(1, 6))
@@ -242,14 +237,12 @@ def test_layers_that_only_smooth_add_their_variances():
 
 
 @pytest.mark.parametrize(("name", "channels"), [("network", 8), ("wide", 11)])
-def test_factories(name, channels, capsys):
+def test_factories(name, channels):
     net = getattr(baseline, name)(channels=3, classes=7, size=64).eval()
     weights = sum(weight.numel() for weight in net.parameters())
     widths = (3, *baseline.FEATURES, 7)
     mixing = sum(DERIVATIVES * a * b for a, b in pairwise(widths))
     assert weights == mixing + 2 * sum(baseline.FEATURES) + 7  # batch norm, and the last bias
-    with capsys.disabled():
-        print(f"\n{name}: {weights:,} weights, {channels} scale channels")
     images = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
         assert net.scale_channels(images).shape == (2, channels, 7)
@@ -267,35 +260,15 @@ def test_weights_do_not_depend_on_the_frame():
     assert difference < 1e-4
 
 
-def test_it_learns_a_few_digits_and_every_weight_takes_part():
-    pixels, labels = load_source("mnist-5k").read_batch("train", torch.arange(10))
-    images = rescale(pixels, 1.0, size=32)
+def test_it_learns():
     torch.manual_seed(0)
     net = GaussianDerivativeNet((1, 2**0.5), channels=1, classes=10, size=32, features=(8, 12))
-    optimiser = torch.optim.Adam(net.parameters(), lr=0.01)
-    for _ in range(40):
-        loss = F.cross_entropy(net(images), labels)
-        optimiser.zero_grad()
-        loss.backward()
-        assert all(bool(p.grad.any()) for p in net.parameters())
-        optimiser.step()
-    assert float(loss.detach()) < 0.1  # guessing: 2.3
+    assert_trains(net, 32, steps=40, least=0.04)
 
 
-def test_compiled_in_channels_last_and_under_autocast():
-    net, image = small_net().eval(), blobs(4.0, 6.0).image(SIZE, SIZE).float()
-    torch.compiler.reset()
-    with torch.no_grad():
-        plain = net(image)
-        compiled = torch.compile(net, backend="eager", fullgraph=True)
-        torch.testing.assert_close(compiled(image), plain, atol=0, rtol=0)
-        net.to(memory_format=torch.channels_last)
-        torch.testing.assert_close(net(image), plain)
-        with torch.autocast("cpu", torch.bfloat16):
-            rounded = net(image)
-    assert rounded.dtype == torch.bfloat16
-    # Three layers of mixing and two of derivatives, two products each: eight roundings of 2^-9.
-    assert (rounded - plain).abs().max() < 8 * 2**-9 * plain.abs().max()
+def test_one_graph_and_autocast():
+    # Three layers of mixing and two of derivatives, two products each.
+    assert_one_graph(small_net(size=32), 32, roundings=8)
 
 
 def test_errors_name_the_value_and_the_remedy():

@@ -15,7 +15,7 @@ EXACT = 7**2 * (16 + 1) * EPS  # two convolutions sum this many terms of the ord
 
 def double(**changes):
     torch.manual_seed(0)
-    return Pyramid(**{"channels": 1, "classes": 10} | changes).double().eval()
+    return Pyramid(**{"channels": 1, "classes": 10, "size": 64} | changes).double().eval()
 
 
 def weights(net):
@@ -101,7 +101,7 @@ def test_wide_starts_at_twice_the_resolution():
 @pytest.mark.parametrize("factory", [network, wide])
 def test_small_images_are_refused(factory):
     factory(channels=1, classes=2, size=32)
-    with pytest.raises(ConfigError, match="needs at least 32 pixels, got 31"):
+    with pytest.raises(ConfigError, match="size must be at least 32 pixels for a pyramid, got 31"):
         factory(channels=1, classes=2, size=31)
 
 

@@ -8,14 +8,7 @@ import torch
 import torch.nn.functional as F
 from baseline_checks import assert_one_graph, assert_runs_as_command, assert_trains, images
 
-from foveate.baselines.convolutions import (
-    FourierMatrices,
-    convolve_blocks,
-    convolve_dilated,
-    fourier_conv,
-    fourier_matrices,
-    multiply_spectra,
-)
+from foveate.baselines.convolutions import FourierTransforms, convolve_blocks, convolve_dilated
 from foveate.baselines.filter_bases import (
     CUBIC,
     Filters,
@@ -39,12 +32,17 @@ FACTORIES = [network, wide, discrete, discrete_wide]
 EPS = torch.finfo(torch.float64).eps
 ROUNDED = torch.finfo(torch.float32).eps  # of the filters, which a layer stores in float32
 THIRDS = [2 ** (i / 3) for i in range(4)]
-ORDERS = [(m, n) for n in range(5) for m in range(5 - n)]  # of the functions of one width
+ORDERS = [(m, n) for n in range(5) for m in range(5 - n)]  # of the 15 functions of one width
 
 
 def layer(before, after, basis, seed=0):
     torch.manual_seed(seed)
     return ScaleConv(before, after, basis).double().requires_grad_(False)
+
+
+def widest(basis):
+    """The functions of the widest Gaussian, whose sums equal integrals."""
+    return [Filters(filters.values[:15]) for filters in basis]
 
 
 def scene(size, factor):
@@ -74,7 +72,7 @@ def around_centre(maps, step, count=6):
 
 
 def test_hermite_functions_are_even_or_odd():
-    found = hermite_functions(9, 2.0, 1.5, order=4, count=15)
+    found = hermite_functions(9, 2.0, 1.5)[:15]
     for values, (m, n) in zip(found, ORDERS, strict=True):
         assert torch.equal(values.flip(0), (-1) ** m * values)
         assert torch.equal(values.flip(1), (-1) ** n * values)
@@ -83,7 +81,7 @@ def test_hermite_functions_are_even_or_odd():
 def test_hermite_functions_are_derivatives_of_a_gaussian():
     """He_n(x) exp(-x^2 / 2) is (-1)^n times the n-th derivative of exp(-x^2 / 2)."""
     sigma, side = 3.0, 41
-    found = hermite_functions(side, sigma, 1.5, order=4, count=15)
+    found = hermite_functions(side, sigma, 1.5)[:15]
     x = torch.arange(side, dtype=torch.float64).sub(side // 2).div(sigma).requires_grad_()
     line = torch.exp(-(x**2) / 2)
     derivatives = [line.detach()]
@@ -96,13 +94,13 @@ def test_hermite_functions_are_derivatives_of_a_gaussian():
 
 
 def test_narrower_functions_follow():
-    found = hermite_functions(15, 3.0, 1.5, order=4, count=20)
-    assert torch.equal(found[15:], hermite_functions(15, 2.0, 1.5, order=4, count=5))
+    found = hermite_functions(15, 3.0, 1.5)
+    assert len(found) == 49 and torch.equal(found[15:], hermite_functions(15, 2.0, 1.5)[:34])
 
 
 def test_hermite_filters_keep_their_mass_and_have_unit_norm():
     """Sums equal integrals but for aliasing, of the order exp(-2 pi^2 sigma^2) < 1e-15 here."""
-    small, large = hermite_basis([2.0, 4.0], 65, count=15)
+    small, large = widest(hermite_basis([2.0, 4.0], 65))
     assert (small.values.shape[-1], large.values.shape[-1]) == (33, 65)  # 8 sigma: exp(-32) is left
     torch.testing.assert_close(large.values[:, ::2, ::2] * 4, small.values, atol=1e-12, rtol=0)
     one = torch.ones(15, dtype=torch.float64)
@@ -116,21 +114,20 @@ def test_hermite_filters_keep_their_mass_and_have_unit_norm():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize(("taps", "step"), [(7, 1), (15, 1), (31, 1), (7, 2), (7, 8)])
-@pytest.mark.parametrize("shape", [(4, 4), (9, 9), (14, 14), (28, 17)])
-def test_transforms_equal_the_sum_over_taps(shape, taps, step, dtype):
+@pytest.mark.parametrize("taps", [7, 15, 31])
+@pytest.mark.parametrize("size", [4, 9, 14, 28])
+def test_transforms_equal_the_sum_over_taps(size, taps, dtype):
     """The values, and the gradients of features, filters and bias; 9 and 5 channels are filled up.
 
     A result sums a product per channel and tap. The rounding errors of a sum grow with the square
     root of the number of its terms, and those of the transforms more slowly.
     """
     generator = torch.Generator().manual_seed(0)
-    sizes = [(3, 9, *shape), (5, 9, taps, taps), (5,), (3, 5, *shape)]
+    sizes = [(3, 9, size, size), (5, 9, taps, taps), (5,), (3, 5, size, size)]
     *given, outside = (torch.randn(s, generator=generator, dtype=dtype) for s in sizes)
     x, kernel, bias = (value.requires_grad_() for value in given)
-    matrices = [m.to(dtype) for m in fourier_matrices(*shape, taps, step)]
-    found = fourier_conv(x, kernel, bias, FourierMatrices(*matrices))
-    expected = F.conv2d(x, kernel, bias, padding=taps // 2 * step, dilation=step)
+    found = FourierTransforms(size, taps).to(dtype)(x, kernel, bias)
+    expected = F.conv2d(x, kernel, bias, padding=taps // 2)
     gradients = [torch.autograd.grad(y, given, outside) for y in (found, expected)]
     bound = (9 * taps**2) ** 0.5 * torch.finfo(dtype).eps
     for one, two in [(found, expected), *zip(*gradients, strict=True)]:
@@ -138,15 +135,15 @@ def test_transforms_equal_the_sum_over_taps(shape, taps, step, dtype):
         assert (one - two).detach().norm() < bound * two.detach().norm()
 
 
-@pytest.mark.parametrize("shape", [(6, 8), (7, 5), (9, 4)])
-def test_periodic_transforms_convolve_around_the_border(shape):
+@pytest.mark.parametrize("size", [5, 6, 8, 9])
+def test_periodic_transforms_convolve_around_the_border(size):
     generator = torch.Generator().manual_seed(0)
-    x, kernel = torch.randn(2, 8, 8, *shape, generator=generator, dtype=torch.float64)
-    matrices = fourier_matrices(*shape, periodic=True)
-    waves = torch.fft.fft2(kernel)[..., : shape[0] // 2 + 1, :]
-    waves = F.pad(waves, (0, 0, 0, len(matrices.rows) // 2 - waves.shape[-2]))
+    x, kernel = torch.randn(2, 8, 8, size, size, generator=generator, dtype=torch.float64)
+    transforms = FourierTransforms(size, periodic=True)
+    waves = torch.fft.fft2(kernel)[..., : size // 2 + 1, :]
+    waves = F.pad(waves, (0, 0, 0, len(transforms.rows) // 2 - waves.shape[-2]))
     waves = waves.flatten(2).permute(2, 1, 0)
-    found = multiply_spectra(x, waves.real, waves.imag, matrices)
+    found = transforms.multiply(x, waves.real, waves.imag)
     spectra = torch.einsum("nihw,oihw->nohw", torch.fft.fft2(x), torch.fft.fft2(kernel))
     expected = torch.fft.ifft2(spectra).real.permute(2, 3, 0, 1)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
@@ -158,9 +155,9 @@ def test_transforms_under_autocast_have_half_precision():
     sizes = [(2, 16, 28, 28), (24, 16, 15, 15), (24,)]
     given = [torch.randn(s, generator=generator, dtype=torch.float64) for s in sizes]
     exact = F.conv2d(*given, padding=7)
-    matrices = FourierMatrices(*(m.float() for m in fourier_matrices(28, 28, 15, 1)))
+    transforms = FourierTransforms(28, 15).float()
     with torch.autocast("cpu", torch.bfloat16):
-        found = fourier_conv(*(value.float() for value in given), matrices)
+        found = transforms(*(value.float() for value in given))
     assert found.dtype == torch.bfloat16
     assert (found - exact).norm() < 14**0.5 * 2**-9 * exact.norm()
 
@@ -217,16 +214,23 @@ def test_images_are_lifted_and_halved(factory, size):
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_stored_matrices_equal_computed_ones(factory):
+def test_wide_filters_of_the_networks_are_applied_by_transforms(factory):
+    """Filters from 9 pixels on; the bound is that of the transforms."""
     net = factory(channels=1, classes=2, size=18)
+    assert not net.convs[0].fourier
     for conv, size in zip(net.convs[1:], (9, 4), strict=True):
-        assert conv.size == size
-        features = images(len(conv.steps) * 2, conv.weight.shape[1], size)
-        features = features.unflatten(0, (-1, 2))
+        taps = [kernel.shape[-1] for kernel in conv.kernels()]
+        used = []
+        for module in conv.fourier.values():
+            module.register_forward_hook(lambda module, *_, used=used: used.append(module))
+        features = images(len(taps) * 2, conv.weight.shape[1], size).unflatten(0, (-1, 2))
         with torch.no_grad():
-            stored = conv(features)
-            conv.size = None
-            torch.testing.assert_close(conv(features), stored, atol=0, rtol=0)
+            found = conv(features)
+            assert used == [conv.fourier[str(i)] for i, count in enumerate(taps) if count >= 9]
+            conv.fourier.clear()
+            expected = conv(features)
+        for one, two, count in zip(found, expected, taps, strict=True):
+            assert (one - two).norm() < (features.shape[2] * count**2) ** 0.5 * ROUNDED * two.norm()
 
 
 # The symmetry
@@ -239,7 +243,7 @@ def test_rescaling_the_image_shifts_the_scales(factor, apart):
     Filters reach 8 sigma, where they are below exp(-32) He_4(8) < 1e-10 of their peak, and all
     Gaussians are wide enough for sums to equal integrals. What is left is the rounding of filters.
     """
-    basis = hermite_basis([1.5, 1.5 * factor], int(8 * 1.5 * factor) * 2 + 1, count=15)
+    basis = widest(hermite_basis([1.5, 1.5 * factor], int(8 * 1.5 * factor) * 2 + 1))
     first, second = layer(1, 2, basis), layer(2, 1, basis, seed=1)
     before, after = first(scene(65, 1.0)), first(scene(int(64 * factor) + 1, factor))
     for conv, bound in ((None, gains(first)), (second, 2 * gains(first) * gains(second))):
@@ -395,9 +399,11 @@ def test_batch_norm_shares_its_statistics_over_scale():
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_small_images_are_refused(factory):
-    with pytest.raises(ConfigError, match="at least 16 pixels, got 15"):
+def test_small_images_and_other_sizes_are_refused(factory):
+    with pytest.raises(ConfigError, match="at least 16 pixels for a steerable network, got 15"):
         factory(channels=1, classes=2, size=15)
+    with pytest.raises(ConfigError, match=r"must be 16 × 16 pixels, got \(20, 20\)"):
+        factory(channels=1, classes=2, size=16)(torch.zeros(1, 1, 20, 20))
 
 
 @pytest.mark.parametrize("factory", [network, discrete])

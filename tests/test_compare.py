@@ -5,6 +5,8 @@ import math
 import re
 import sys
 from dataclasses import fields, replace
+from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -73,6 +75,16 @@ def test_every_method_has_a_network_for_every_data_set(method, data, monkeypatch
     with torch.no_grad():
         logits = net(torch.randn(1, data.channels, side, side))
     assert logits.shape == (1, data.classes) and torch.isfinite(logits).all()
+
+
+def test_every_factory_that_the_documentation_names_exists():
+    page = (Path(__file__).parents[1] / "docs" / "backbones.md").read_text(encoding="utf-8")
+    found = re.findall(r"`(foveate\.baselines\.\w+):(\w+)`(?:, `:(\w+)`)?", page)
+    for module, *names in found:
+        for name in filter(None, names):
+            assert callable(getattr(import_module(module), name, None)), f"{module}:{name}"
+    registered = {m.backbone for m in METHODS.values()} - {""}
+    assert registered == {f"{module}:{name}" for module, *names in found for name in names if name}
 
 
 def test_every_method_is_described_and_few_combinations_are_missing():
@@ -214,6 +226,14 @@ BAD = [
     (["--data", "mnist", "--seeds", "0"], "seeds must be 1 to 1000, got 0"),
     (["--data", "mnist", "--methods", "cnn", "--set", "epoch=1"], "cannot set 'epoch'"),
     (["--data", "mnist", "--methods", "cnn", "--set", "epochs"], "--set must be KEY=VALUE"),
+    (["--data", "mnist", "--set", "seed=5", "--dry-run"], "a comparison; use --seeds"),
+    (["--data", "mnist", "--set", "scales=2", "--dry-run"], "cannot set scales for all runs"),
+    (["--data", "mnist", "--set", "source=mnist-5k", "--dry-run"], "use --source"),
+    (
+        ["--data", "mnist", "--methods", "residual-zooms"],
+        "no runs; residual-zooms cannot be used on mnist (a control for colour images)",
+    ),
+    (["--data", "mnist-few", "--methods", "cnn-all-scales"], "on mnist-few (few samples)"),
     (["--data", "mnist", "--methods", "cnn", "--bad", "skip"], "skip"),
 ]
 

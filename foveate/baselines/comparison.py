@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from typing import TypeVar
 
 from foveate.baselines.data_sets import DATA_SETS, DataSet
@@ -15,7 +16,10 @@ from foveate.sweeps.records import Record
 from foveate.training.config import TrainConfig
 
 EXPERT_SEEDS = 1  # an expert per test scale and method: 34 runs for a data set of 17 scales
+NAMED = {"seed": "--seeds", "scales": "--scales", "source": "--source"}
+"""Fields that the names of runs and data sets stand for, and the options that choose them."""
 AT = "@"  # between method and training set in the name of a row
+Pairs = list[tuple[DataSet, Method]]
 Named = TypeVar("Named", Method, DataSet)
 
 
@@ -119,7 +123,8 @@ def plan_jobs(
             scale, and training sets of few samples have no scale.
         seeds: Runs per method and training set; experts have one.
         split: Split of the test images: ``val`` to choose settings, ``test`` for results.
-        change: Function that changes the configuration of every run.
+        change: Function that changes the configuration of every run, except its seed, its training
+            scales and its source.
 
     Returns:
         The jobs, ordered by data set, method, training set and seed.
@@ -138,16 +143,14 @@ def plan_jobs(
     if split not in ("val", "test"):
         raise ConfigError(f"split must be val or test, got {split!r}")
     jobs: dict[str, Job] = {}
-    sets = list(data_sets)
-    for data, method, trained in _trainings(list(methods), sets, scales):
+    pairs = list(product(data_sets, methods))
+    for data, method, trained in _trainings(pairs, scales):
         for seed in range(min(seeds, EXPERT_SEEDS) if method.trained == "expert" else seeds):
             new = _job(data, method, trained, split)
-            new = replace(new, config=change(replace(new.config, seed=seed)))
+            new = replace(new, config=_changed(replace(new.config, seed=seed), change))
             jobs[new.folder] = _merged(jobs[new.folder], new) if new.folder in jobs else new
     if not jobs:
-        asked = ", ".join(f"{scale:g}" for scale in scales)
-        there = "; ".join(f"{data.name}: {', '.join(data.trained)}" for data in sets)
-        raise ConfigError(f"no runs with the training scales {asked}; choose from {there}")
+        raise ConfigError(_why_none(pairs, scales))
     return list(jobs.values())
 
 
@@ -188,15 +191,26 @@ def table_name(split: SplitName) -> str:
     return "compare.csv" if split == "test" else f"compare-{split}.csv"
 
 
-def _trainings(
-    methods: list[Method], data_sets: list[DataSet], scales: Sequence[float]
-) -> Iterator[tuple[DataSet, Method, str]]:
-    for data in data_sets:
-        for method in methods:
-            for trained in method.trainings(data):
-                limited = scales and method.trained == "each" and not data.few
-                if not limited or float(trained) in scales:
-                    yield data, method, trained
+def _trainings(pairs: Pairs, scales: Sequence[float]) -> Iterator[tuple[DataSet, Method, str]]:
+    for data, method in pairs:
+        limited = scales and method.trained == "each" and not data.few
+        for trained in method.trainings(data):
+            if not limited or float(trained) in scales:
+                yield data, method, trained
+
+
+def _why_none(pairs: Pairs, scales: Sequence[float]) -> str:
+    if any(method.trainings(data) for data, method in pairs):
+        asked = ", ".join(f"{scale:g}" for scale in scales)
+        sets = {data.name: ", ".join(data.trained) for data, _ in pairs}
+        there = "; ".join(f"{name}: {trained}" for name, trained in sets.items())
+        return f"no runs with the training scales {asked}; choose from {there}"
+    reasons = [
+        f"{method.name} cannot be used on {data.name} "
+        f"({method.missing.get(data.name, 'few samples')})"
+        for data, method in pairs
+    ]
+    return "; ".join(["no runs", *reasons])
 
 
 def _job(data: DataSet, method: Method, trained: str, split: SplitName) -> Job:
@@ -217,6 +231,14 @@ def _job(data: DataSet, method: Method, trained: str, split: SplitName) -> Job:
     low, high = (f"{zoom * data.frame:g}" for zoom in method.zoom)
     variant = Variant(rows=rows, windows=f"{low}-{high}", pool="avg")
     return replace(job, rows=(), variants=(variant,))
+
+
+def _changed(config: TrainConfig, change: Callable[[TrainConfig], TrainConfig]) -> TrainConfig:
+    changed = change(config)
+    for name, option in NAMED.items():
+        if getattr(changed, name) != getattr(config, name):
+            raise ConfigError(f"cannot set {name} for all runs of a comparison; use {option}")
+    return changed
 
 
 def _merged(one: Job, other: Job) -> Job:

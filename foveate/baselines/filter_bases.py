@@ -13,10 +13,12 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.linalg import vector_norm
 
 from foveate.data.large_scale import keys_kernel
 
 ORDER = 4  # highest total order of the Hermite polynomials, as in both papers
+COUNT = 49  # functions of a basis: as many as a filter of 7 × 7 pixels has (both papers)
 RATIO = 1.5  # of the standard deviations of functions of the same order (SESN)
 WIDTH = 7  # width and height in pixels of the filters at scale 1 (DISCO)
 SIGMA = 1.9  # standard deviation of the widest Gaussian at scale 1, and their ratio (DISCO)
@@ -36,47 +38,45 @@ class Filters(NamedTuple):
     step: int = 1
 
 
-def hermite_functions(size: int, sigma: float, ratio: float, order: int, count: int) -> Tensor:
+def hermite_functions(size: int, sigma: float, ratio: float) -> Tensor:
     """Sample products of Hermite polynomials and a Gaussian.
 
     Along one axis the functions are He_n(x / sigma) exp(-x^2 / (2 sigma^2)) / sigma: up to a
     constant, Gaussian derivatives of order n, scale-normalised. All pairs with a total order of at
-    most `order` are followed by the same pairs for sigma / ratio, sigma / ratio^2 and so on, until
-    there are `count` of them.
+    most 4 are followed by the same pairs for sigma / ratio, sigma / ratio^2 and so on, until there
+    are 49 of them.
 
     Args:
         size: Odd width and height P of a filter in pixels.
         sigma: Standard deviation of the widest Gaussian in pixels.
         ratio: Ratio of consecutive standard deviations.
-        order: Highest total order.
-        count: Number F of functions.
 
     Returns:
-        Functions of shape ``(F, P, P)``, in float64.
+        Functions of shape ``(49, P, P)``, in float64.
 
     Examples:
-        >>> hermite_functions(size=7, sigma=2.0, ratio=1.5, order=4, count=49).shape
+        >>> hermite_functions(size=7, sigma=2.0, ratio=1.5).shape
         torch.Size([49, 7, 7])
     """
     x = torch.arange(size, dtype=torch.float64) - size // 2
     found: list[Tensor] = []
-    while len(found) < count:
-        lines = _hermite_gaussians(x / sigma, order) / sigma
-        pairs = [(m, n) for n in range(order + 1) for m in range(order + 1 - n)]
+    while len(found) < COUNT:
+        lines = _hermite_gaussians(x / sigma) / sigma
+        pairs = [(m, n) for n in range(ORDER + 1) for m in range(ORDER + 1 - n)]
         found += [torch.outer(lines[m], lines[n]) for m, n in pairs]
         sigma /= ratio
-    return torch.stack(found[:count])
+    return torch.stack(found[:COUNT])
 
 
-def _hermite_gaussians(x: Tensor, order: int) -> Tensor:
-    """Return He_n(x) exp(-x^2 / 2) for n = 0 to `order`, by He_n+1 = x He_n - n He_n-1."""
+def _hermite_gaussians(x: Tensor) -> Tensor:
+    """Return He_n(x) exp(-x^2 / 2) for n = 0 to 4, by He_n+1 = x He_n - n He_n-1."""
     values = [torch.ones_like(x), x]
-    for n in range(1, order):
+    for n in range(1, ORDER):
         values.append(x * values[n] - n * values[n - 1])
-    return torch.stack(values[: order + 1]) * torch.exp(-x.square() / 2)
+    return torch.stack(values) * torch.exp(-x.square() / 2)
 
 
-def hermite_basis(sigmas: Sequence[float], size: int, *, count: int = 49) -> list[Filters]:
+def hermite_basis(sigmas: Sequence[float], size: int) -> list[Filters]:
     """Build the basis of SESN: the same Hermite functions at every scale.
 
     A function at scale s is s^-2 f(x / s), so that convolutions of an image and of its rescaled
@@ -89,10 +89,9 @@ def hermite_basis(sigmas: Sequence[float], size: int, *, count: int = 49) -> lis
     Args:
         sigmas: Standard deviations of the widest Gaussians, increasing: the scales.
         size: Odd width and height in pixels of the filters at the largest scale.
-        count: Number F of functions; SESN takes as many as a filter of 7 × 7 pixels has.
 
     Returns:
-        The filters of each scale; their size grows with the scale.
+        The filters of each scale, with F = 49 functions; their size grows with the scale.
 
     Examples:
         >>> [filters.values.shape[-1] for filters in hermite_basis([2.0, 4.0], 15)]
@@ -101,10 +100,9 @@ def hermite_basis(sigmas: Sequence[float], size: int, *, count: int = 49) -> lis
     largest = sigmas[-1]
     sides = [max(3, int(size * sigma / largest) // 2 * 2 + 1) for sigma in sigmas]
     found = [
-        hermite_functions(side, sigma, RATIO, ORDER, count)
-        for sigma, side in zip(sigmas, sides, strict=True)
+        hermite_functions(side, sigma, RATIO) for sigma, side in zip(sigmas, sides, strict=True)
     ]
-    norm = _norm(found[-1]) * largest / sigmas[0]
+    norm = vector_norm(found[-1], dim=(1, 2), keepdim=True) * largest / sigmas[0]
     return [Filters(values / norm) for values in found]
 
 
@@ -124,8 +122,8 @@ def discrete_basis(scales: Sequence[float]) -> list[Filters]:
         >>> [(f.values.shape[-1], f.step) for f in discrete_basis([1.0, 1.5, 2.0])]
         [(7, 1), (15, 1), (7, 2)]
     """
-    functions = hermite_functions(WIDTH, SIGMA, SIGMA, ORDER, WIDTH * WIDTH)
-    functions = functions / _norm(functions)
+    functions = hermite_functions(WIDTH, SIGMA, SIGMA)
+    functions = functions / vector_norm(functions, dim=(1, 2), keepdim=True)
     between = iter(transfer(scales, WIDTH))
     return [
         Filters(functions, int(scale))
@@ -213,7 +211,3 @@ def _responses(factor: float, small: int, large: int) -> tuple[Tensor, Tensor]:
     taps = [torch.arange(side, dtype=torch.float64) - side // 2 for side in (small, large)]
     before = keys_kernel(pixel - phase - factor * taps[0], CUBIC)
     return before, keys_kernel(pixel - phase - taps[1], CUBIC)
-
-
-def _norm(functions: Tensor) -> Tensor:
-    return functions.square().sum((1, 2), keepdim=True).sqrt()

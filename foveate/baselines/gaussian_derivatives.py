@@ -25,7 +25,7 @@ Gaussian and central differences, at all pixels), scale 1 differs by 13 %.
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -66,9 +66,10 @@ def wide(*, channels: int, classes: int, size: int = 112) -> nn.Module:
 class GaussianDerivativeNet(nn.Module):
     """Classify a frame by Gaussian derivative layers in several scale channels.
 
-    Batch norm has the same statistics for all channels. The last layer has no batch norm and no
-    ReLU. Cost for one image of 112 pixels: 81 MFLOP per scale channel. Training holds 1.6 MB of
-    activations per image and scale channel in float32.
+    The logits are the maxima over the channels. Batch norm has the same statistics for all
+    channels. The last layer has no batch norm and no ReLU. Cost for one image of 112 pixels: 81
+    MFLOP per scale channel. Training holds 1.6 MB of activations per image and scale channel in
+    float32.
 
     Args:
         sigmas: Initial scales sigma_0 of the channels in pixels, increasing.
@@ -76,7 +77,6 @@ class GaussianDerivativeNet(nn.Module):
         classes: Number of classes K.
         size: Width and height of the frame in pixels.
         features: Number of features of each layer but the last, which has K.
-        pool: Pooling of the logits over channels, ``"max"`` or ``"avg"``.
 
     Shape:
         - Input: ``(N, channels, size, size)``.
@@ -101,14 +101,13 @@ class GaussianDerivativeNet(nn.Module):
         classes: int,
         size: int,
         features: Sequence[int] = FEATURES,
-        pool: Literal["max", "avg"] = "max",
     ) -> None:
         super().__init__()
-        self.size, self.pool = size, pool
-        grids = sampling_grids(len(features) + 1, RATIO)
+        self.size = size
+        grids = sampling_grids(len(features) + 1)
         self.register_buffer("first", pixel_jets(sigmas, grids[0], size), persistent=False)
         for layer, (before, after) in enumerate(pairwise(grids), start=1):
-            jets = align_jets(grid_jets(before, after, RATIO**layer))
+            jets = grid_jets(before, after, RATIO**layer)
             self.register_buffer(f"jets{layer}", jets, persistent=False)
         self.points = [len(grid) for grid in grids]
         self.layers = nn.ModuleList(
@@ -119,8 +118,7 @@ class GaussianDerivativeNet(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute logits ``(N, K)`` of frames ``(N, channels, size, size)``."""
-        logits = self.scale_channels(images)
-        return logits.amax(1) if self.pool == "max" else logits.mean(1)
+        return self.scale_channels(images).amax(1)
 
     def scale_channels(self, images: Tensor) -> Tensor:
         """Compute the logits of every scale channel, before pooling.
@@ -173,21 +171,20 @@ class DerivativeLayer(nn.Module):
         return F.relu(self.norm(values))[..., 0].mT.unflatten(0, mixed.shape[:2])  # type: ignore[no-any-return]
 
 
-def sampling_grids(layers: int, ratio: float) -> list[Tensor]:
+def sampling_grids(layers: int) -> list[Tensor]:
     """Compute the positions at which each layer is evaluated, in units of sigma_0.
 
     Args:
         layers: Number of layers.
-        ratio: Ratio of sigma between layers.
 
     Returns:
         One grid per layer, symmetric about the centre 0. The last one is the centre alone.
     """
     grids = []
     for layer in range(layers):
-        later = math.sqrt(sum(ratio ** (2 * other) for other in range(layer + 1, layers)))
-        count = math.ceil(REACH * later / ratio**layer)
-        grids.append(torch.arange(-count, count + 1, dtype=torch.float64) * ratio**layer)
+        later = math.sqrt(sum(RATIO ** (2 * other) for other in range(layer + 1, layers)))
+        count = math.ceil(REACH * later / RATIO**layer)
+        grids.append(torch.arange(-count, count + 1, dtype=torch.float64) * RATIO**layer)
     return grids
 
 
@@ -212,15 +209,20 @@ def pixel_jets(sigmas: ScaleGrid | Sequence[float], grid: Tensor, size: int) -> 
 
 
 def grid_jets(before: Tensor, after: Tensor, sigma: float) -> Tensor:
-    """Compute the matrices between the grids of two layers, shape ``(3 P, H)``, in float32."""
+    """Compute the matrices of the orders 0, 1 and 2 between the grids of two layers.
+
+    Args:
+        before: Positions before the layer, shape ``(H,)``.
+        after: Positions after it, shape ``(P,)``.
+        sigma: Standard deviation of the smoothing.
+
+    Returns:
+        Matrices in float32, shape ``(H, 3, P)``, with zeros up to a multiple of 8 points P.
+    """
     edges = (before[1:] + before[:-1]) / 2
-    return jet_matrices(after, edges, sigma, float(before[1] - before[0])).float()
-
-
-def align_jets(matrices: Tensor) -> Tensor:
-    """Arrange matrices ``(3 P, H)`` as ``(H, 3, P)``, with zeros up to a multiple of 8 points P."""
-    orders = matrices.unflatten(0, (3, -1))
-    return F.pad(orders.permute(2, 0, 1), (0, -orders.shape[1] % ALIGNED)).contiguous()
+    matrices = jet_matrices(after, edges, sigma, float(before[1] - before[0])).float()
+    orders = matrices.unflatten(0, (3, -1)).permute(2, 0, 1)
+    return F.pad(orders, (0, -len(after) % ALIGNED)).contiguous()
 
 
 def jet_matrices(positions: Tensor, edges: Tensor, sigma: float, step: float) -> Tensor:
@@ -290,7 +292,7 @@ def mix_derivatives(features: Tensor, jets: Tensor, weight: Tensor, points: int)
 
     Args:
         features: Features, shape ``(H, M, H, C)``.
-        jets: Matrices of the orders 0, 1 and 2 from `align_jets`.
+        jets: Matrices from `grid_jets`, shape ``(H, 3, P)``.
         weight: Weights of the derivatives, shape ``(F, 6 C)``.
         points: Number of grid points P.
 

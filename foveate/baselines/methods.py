@@ -197,8 +197,8 @@ def _fovplus(data: DataSet) -> ModelConfig:
     For Fashion-MNIST and colour images, the channels are antialiased. On CIFAR-10, two per octave
     are as accurate as four, and `logsumexp` is 0.5 points better than the average (docs/log.md).
     """
-    model = replace(_channels("fovavg")(data), features=(16, 16, 48, 48))
-    model = replace(model, antialias=data.name != "mnist")
+    model = _channels("fovavg")(data)
+    model = replace(model, features=(16, 16, 48, 48), antialias=data.name != "mnist")
     if data.channels == 1:
         return model
     scales = ScaleGrid(data.windows.low, data.windows.high, per_octave=2)
@@ -222,8 +222,9 @@ def _fovconc(data: DataSet) -> ModelConfig:
 
 
 def _fitted(model: ModelConfig, data: DataSet) -> ModelConfig:
-    values = {**vars(model), "channels": data.channels, "classes": data.classes}
-    return ModelConfig(**{**values, "antialias": data.recipe == "photo"})
+    """Return a network with the image channels and classes of a data set."""
+    antialias = data.recipe == "photo"
+    return replace(model, channels=data.channels, classes=data.classes, antialias=antialias)
 
 
 OBJECTS = (0.354, 11.32)  # half an octave beyond the test scales
@@ -234,10 +235,8 @@ NOT_ZOOMED = {
     "mnist-few": "the images already have scales of 1 to 4",
 }
 COLOUR, OTHERS = ("cifar10", "photographs"), ("mnist", "fashion-mnist", "mnist-few")
-_FOVPLUS = Settings(
-    weight_decay=0.02, schedule="cosine", warmup=0.1, smallest_rate=1e-6, label_smoothing=0.05,
-    objects=OBJECTS,
-)  # fmt: skip
+_COSINE = Settings(schedule="cosine", warmup=0.1, smallest_rate=1e-6)
+_FOVPLUS = replace(_COSINE, weight_decay=0.02, label_smoothing=0.05, objects=OBJECTS)
 _CIFAR_FOVPLUS = replace(_FOVPLUS, batch=64, objects=CIFAR_OBJECTS)
 _COLOUR_EXPERT = replace(_CIFAR_FOVPLUS, objects=None)
 GREY_EXPERT = dict.fromkeys(COLOUR, "residual-expert is better")
@@ -266,33 +265,30 @@ _RESIDUAL = Method(
 )
 
 
-def _brief(learning_rate: float, epochs: int) -> Settings:
-    """Return settings for a method of other authors, whose epochs take longer than ours.
-
-    Estimated from the time of a step on one H200, training takes 1 to 4 times as long as that of
-    `fovplus` on MNIST Large Scale, and 0.5 to 1.4 times as long on CIFAR-10.
-    """
-    how: dict[str, Any] = {"learning_rate": learning_rate, "epochs": epochs}
-    return Settings(schedule="cosine", warmup=0.1, smallest_rate=1e-6, **how)
-
-
 def _baseline(
     name: str,
     title: str,
     paper: str,
     family: str,
     factory: str,
-    settings: Settings,
-    colour: Settings,
+    rate_and_epochs: tuple[float, int],
+    for_colour: tuple[float, int],
     reference: Reference | None = None,
 ) -> Method:
-    """Return a method of other authors.
+    """Return a method of other authors, with a learning rate and epochs for two kinds of images.
 
-    `settings` are those for MNIST Large Scale and Fashion-MNIST, chosen on validation images of the
-    former, and `colour` those for CIFAR-10, chosen on its validation images. Photographs, whose
-    frames have four times as many pixels, have half of their epochs. With few samples, `settings`
-    hold, and the number of epochs of `colour`.
+    `rate_and_epochs` are those for MNIST Large Scale and Fashion-MNIST, chosen on validation images
+    of the former, and `for_colour` those for CIFAR-10, chosen on its validation images.
+    Photographs, whose frames have four times as many pixels, have half of the epochs of the latter.
+    With few samples, the rate is that of the former, and the number of epochs that of the latter.
+
+    Epochs take longer than ours: estimated from the time of a step on one H200, training takes 1 to
+    4 times as long as that of `fovplus` on MNIST Large Scale, and 0.5 to 1.4 times on CIFAR-10.
     """
+    grey, colour = (
+        replace(_COSINE, learning_rate=rate, epochs=epochs)
+        for rate, epochs in (rate_and_epochs, for_colour)
+    )
     wide = name.endswith("-wide")
     return Method(
         name=name,
@@ -301,11 +297,11 @@ def _baseline(
         family=family,
         model=_frame,
         backbone=f"foveate.baselines.{factory}",
-        settings=settings,
+        settings=grey,
         settings_by_data={
             "cifar10": colour,
             "photographs": replace(colour, epochs=colour.epochs // 2),
-            "mnist-few": replace(settings, epochs=colour.epochs),
+            "mnist-few": replace(grey, epochs=colour.epochs),
         },
         reference=reference,
         missing={"mnist-few": "the scales of training and test are the same"} if wide else {},
@@ -333,39 +329,39 @@ _METHODS = (
     ),
     _baseline(
         "pyramid", "image pyramid, 4 levels", STIR, PYRAMID, "pyramid:network",
-        _brief(1e-2, 4), _brief(3e-3, 20), Reference(trained="2", mean=80.2),
+        (1e-2, 4), (3e-3, 20), Reference(trained="2", mean=80.2),
     ),
     _baseline(
         "pyramid-wide", "image pyramid, levels for all test scales", STIR, PYRAMID, "pyramid:wide",
-        _brief(1e-2, 3), _brief(3e-3, 20),
+        (1e-2, 3), (3e-3, 20),
     ),
     _baseline(
         "sesn", "scale-steerable filters", SESN, STEERABLE, "steerable:network",
-        _brief(3e-3, 2), _brief(1e-3, 10), Reference(trained="2", mean=65.7),
+        (3e-3, 2), (1e-3, 10), Reference(trained="2", mean=65.7),
     ),
     _baseline(
         "sesn-wide", "scale-steerable filters for all test scales", SESN, STEERABLE,
-        "steerable:wide", _brief(3e-3, 2), _brief(1e-3, 10),
+        "steerable:wide", (3e-3, 2), (1e-3, 10),
     ),
     _baseline(
         "disco", "discrete scale-steerable filters", DISCO, STEERABLE, "steerable:discrete",
-        _brief(3e-3, 2), _brief(1e-3, 10), Reference(trained="2", mean=55.6),
+        (3e-3, 2), (1e-3, 10), Reference(trained="2", mean=55.6),
     ),
     _baseline(
         "disco-wide", "discrete scale-steerable filters for all test scales", DISCO, STEERABLE,
-        "steerable:discrete_wide", _brief(3e-3, 2), _brief(1e-3, 10),
+        "steerable:discrete_wide", (3e-3, 2), (1e-3, 10),
     ),
     _baseline(
         "gaussian", "Gaussian derivatives, maximum over channels", GAUSSIAN, DERIVATIVES,
-        "gaussian_derivatives:network", _brief(3e-3, 4), _brief(1e-2, 20),
+        "gaussian_derivatives:network", (3e-3, 4), (1e-2, 20),
     ),
     _baseline(
         "gaussian-wide", "Gaussian derivatives, channels for all test scales", GAUSSIAN,
-        DERIVATIVES, "gaussian_derivatives:wide", _brief(3e-3, 4), _brief(1e-2, 20),
+        DERIVATIVES, "gaussian_derivatives:wide", (3e-3, 4), (1e-2, 20),
     ),
     _baseline(
         "riesz", "Riesz transforms", RIESZ, "Riesz transforms", "riesz:network",
-        _brief(1e-2, 3), _brief(1e-2, 10),
+        (1e-2, 3), (1e-2, 10),
         Reference(trained="1", mean=88.31, scales=(0.5, 1, 2, 4, 8), origin="the paper"),
     ),
     _FOVMAX,

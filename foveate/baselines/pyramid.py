@@ -8,16 +8,19 @@ linear layer: 26,250 weights for grey images and 10 classes.
 """
 # Shape letters: N images, C image channel, H W pixels, L level, K classes.
 
+from math import inf
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foveate.baselines.convolutions import block_filters, convolve_blocks
-from foveate.errors import ConfigError
+from foveate.checks import check_range
 
 KERNEL = 7  # side of the filters; the paper also tries 3, 11 and 15
 WIDTHS = (16, 32)
-SMALLEST = 4  # side of the smallest image that can be mirrored by two pixels and halved
+LEVELS = 4  # from the resolution of the image to 1/8 of it
+SMALLEST = 32  # side of the smallest image that has 4 pixels along each axis at 1/8
 
 
 class Pyramid(nn.Module):
@@ -26,16 +29,19 @@ class Pyramid(nn.Module):
     Args:
         channels: Number of image channels C.
         classes: Number of classes K.
-        levels: Number of levels L. Each level has half the resolution of the previous one.
-        doubled: Whether the first level has twice the resolution of the image, by bilinear
-            interpolation, instead of its own.
+        size: Width and height of the images in pixels.
+        doubled: Whether there are five levels, the first of twice the resolution of the image by
+            bilinear interpolation, instead of four levels from the image on.
 
     Shape:
         - Input: ``(N, C, H, W)``.
         - Output: ``(N, K)``.
 
+    Raises:
+        ConfigError: If the images have less than 32 pixels along an axis.
+
     Examples:
-        >>> net = Pyramid(channels=1, classes=10)
+        >>> net = Pyramid(channels=1, classes=10, size=112)
         >>> [tuple(level.shape[2:]) for level in net.levels(torch.zeros(2, 1, 112, 112))]
         [(112, 112), (56, 56), (28, 28), (14, 14)]
         >>> net(torch.zeros(2, 1, 112, 112)).shape
@@ -44,11 +50,10 @@ class Pyramid(nn.Module):
 
     filter: Tensor
 
-    def __init__(
-        self, *, channels: int, classes: int, levels: int = 4, doubled: bool = False
-    ) -> None:
+    def __init__(self, *, channels: int, classes: int, size: int, doubled: bool = False) -> None:
         super().__init__()
-        self.count, self.doubled = levels, doubled
+        check_range("size", size, SMALLEST, inf, f"at least {SMALLEST} pixels for a pyramid")
+        self.doubled = doubled
         first, last = WIDTHS
         self.first = nn.Conv2d(channels, first, KERNEL, padding=KERNEL // 2)
         self.second = nn.Conv2d(first, last, KERNEL, padding=KERNEL // 2)
@@ -68,7 +73,7 @@ class Pyramid(nn.Module):
         if self.doubled:
             images = F.interpolate(images, scale_factor=2.0, mode="bilinear", align_corners=False)
         found = [images]
-        while len(found) < self.count:
+        for _ in range(LEVELS - 1 + self.doubled):
             found.append(self.halve(found[-1]))
         return found
 
@@ -109,7 +114,8 @@ class Pyramid(nn.Module):
 
         Both convolutions compute blocks of 2 × 2 results, which are channels of the second one.
         """
-        blocks = F.relu(convolve_blocks(images, self.first.weight, self.first.bias, shift=1))
+        biases = [conv.get_parameter("bias") for conv in (self.first, self.second)]
+        blocks = F.relu(convolve_blocks(images, self.first.weight, biases[0], shift=1))
         # The outermost results lie outside the image, where features are zero.
         inside = F.pad(blocks.new_ones(images.shape[2:]), (1, 1, 1, 1))
         inside = inside.unflatten(1, (-1, 2)).unflatten(0, (-1, 2)).transpose(1, 2).flatten(2)
@@ -118,7 +124,7 @@ class Pyramid(nn.Module):
         filters = filters.unflatten(-1, (-1, 2)).unflatten(-3, (-1, 2))  # (F, C, P, 2, P, 2)
         filters = filters.permute(0, 3, 5, 1, 2, 4).flatten(1, 3)
         strongest = F.conv2d(features, filters, padding=1).amax((2, 3))
-        return strongest.view(len(images), 4, -1).amax(1) + self.second.get_parameter("bias")
+        return strongest.view(len(images), 4, -1).amax(1) + biases[1]
 
     def channels(self, images: Tensor) -> Tensor:
         """Compute the logits of every level.
@@ -151,7 +157,7 @@ def network(*, channels: int, classes: int, size: int = 112) -> Pyramid:
         >>> sum(weight.numel() for weight in net.parameters())
         26250
     """
-    return _build(channels, classes, size, levels=4, doubled=False)
+    return Pyramid(channels=channels, classes=classes, size=size)
 
 
 def wide(*, channels: int, classes: int, size: int = 112) -> Pyramid:
@@ -160,14 +166,4 @@ def wide(*, channels: int, classes: int, size: int = 112) -> Pyramid:
     The levels show the windows of scales 1/2, 1, 2, 4 and 8 of `network`'s first level: the range
     of the test scales of MNIST Large Scale, in octaves.
     """
-    return _build(channels, classes, size, levels=5, doubled=True)
-
-
-def _build(channels: int, classes: int, size: int, levels: int, doubled: bool) -> Pyramid:
-    halvings = levels - 1 - doubled
-    if size >> halvings < SMALLEST:
-        raise ConfigError(
-            f"a pyramid that halves images {halvings} times needs at least "
-            f"{SMALLEST << halvings} pixels, got {size}; use larger frames"
-        )
-    return Pyramid(channels=channels, classes=classes, levels=levels, doubled=doubled)
+    return Pyramid(channels=channels, classes=classes, size=size, doubled=True)

@@ -11,6 +11,7 @@ border: the Fourier transform continues the frame periodically, as in the author
 # M = H // 2 + 1 frequencies along y, Q pixels at the centre (1 or 4), K classes.
 
 from collections.abc import Sequence
+from math import inf
 from typing import cast
 
 import torch
@@ -20,12 +21,10 @@ from torch import Tensor, nn
 from foveate.baselines.convolutions import (
     ALIGNED,
     ALIGNED_SIDE,
-    FourierMatrices,
+    FourierTransforms,
     check_frames,
-    fourier_matrices,
-    multiply_spectra,
 )
-from foveate.errors import ConfigError
+from foveate.checks import check_range
 
 FEATURES = (12, 16, 24, 32, 80)
 TRANSFORMS = 5  # along x, along y, and twice: xx, xy, yy
@@ -85,13 +84,11 @@ class RieszNet(nn.Module):
         self, *, channels: int, classes: int, size: int, features: Sequence[int] = FEATURES
     ) -> None:
         super().__init__()
-        if size < 2:
-            raise ConfigError(f"size must be at least 2 pixels, got {size}")
+        check_range("size", size, 2, inf, "at least 2 pixels")
         self.size = size
         self.register_buffer("multipliers", riesz_multipliers(size).float(), persistent=False)
         self.register_buffer("centre", centre_kernels(size).float(), persistent=False)
-        for name, matrix in fourier_matrices(size, size, periodic=True)._asdict().items():
-            self.register_buffer(f"fourier_{name}", matrix.float(), persistent=False)
+        self.fourier = FourierTransforms(size, periodic=True).float()
         self.layers = nn.ModuleList(
             RieszLayer(before, after)
             for before, after in zip((channels, *features), features, strict=False)
@@ -102,14 +99,12 @@ class RieszNet(nn.Module):
         """Compute logits ``(N, K)`` of frames ``(N, channels, size, size)``."""
         check_frames(images, self.size)
         *inner, last = cast("list[RieszLayer]", list(self.layers))
-        stored = [self.get_buffer(f"fourier_{name}") for name in FourierMatrices._fields]
-        matrices = FourierMatrices(*stored)
         features = images
         for layer in inner:
-            features = layer(features, self.multipliers, matrices)
+            features = layer(features, self.multipliers, self.fourier)
         if last.norm.training:  # the statistics of a batch are those of whole frames
             centre = slice((self.size - 1) // 2, self.size // 2 + 1)
-            features = last(features, self.multipliers, matrices)[..., centre, centre]
+            features = last(features, self.multipliers, self.fourier)[..., centre, centre]
         else:
             mixed = last.mixing(centre_transforms(features, self.centre))
             features = last.activate(mixed.mT[..., None])
@@ -129,12 +124,12 @@ class RieszLayer(nn.Module):
         self.mixing = nn.Linear(TRANSFORMS * before, after, bias=False)
         self.norm = nn.BatchNorm2d(after)
 
-    def forward(self, features: Tensor, multipliers: Tensor, matrices: FourierMatrices) -> Tensor:
+    def forward(self, features: Tensor, multipliers: Tensor, fourier: FourierTransforms) -> Tensor:
         """Compute features ``(N, F, H, W)`` from features ``(N, C, H, W)``.
 
         The remaining arguments are those of `mix_transforms`.
         """
-        mixed = mix_transforms(features, self.mixing.weight, multipliers, matrices).contiguous()
+        mixed = mix_transforms(features, self.mixing.weight, multipliers, fourier).contiguous()
         # Batch norm does not distinguish the axes H, W and N. In this order, features are in the
         # memory format channels_last, and neither batch norm nor the next layer copies them.
         return self.activate(mixed.permute(0, 3, 1, 2)).permute(3, 1, 0, 2)
@@ -156,7 +151,7 @@ def riesz_multipliers(size: int) -> Tensor:
         size: Width and height of the frame in pixels.
 
     Returns:
-        Factors for the frequencies of `multiply_spectra`, shape ``(M W, 8)``, in float64. The last
+        Factors for the frequencies of `FourierTransforms`, shape ``(M W, 8)``, in float64. The last
         three columns are zero, as tensor cores need multiples of 8.
     """
     frequency = torch.fft.fftfreq(size, dtype=torch.float64)
@@ -167,13 +162,13 @@ def riesz_multipliers(size: int) -> Tensor:
     if size % 2 == 0:
         factors[[0, 3], :, size // 2] = 0
         factors[[1, 3], -1] = 0
-    unused = -factors.shape[1] % ALIGNED_SIDE  # frequencies, as in the Fourier matrices
+    unused = -factors.shape[1] % ALIGNED_SIDE  # frequencies, as in `FourierTransforms`
     factors = F.pad(factors, (0, 0, 0, unused, 0, ALIGNED - TRANSFORMS))
     return factors.flatten(1).T.contiguous()
 
 
 def mix_transforms(
-    features: Tensor, weights: Tensor, multipliers: Tensor, matrices: FourierMatrices
+    features: Tensor, weights: Tensor, multipliers: Tensor, fourier: FourierTransforms
 ) -> Tensor:
     """Compute weighted sums of the Riesz transforms x, y, xx, xy and yy of all features.
 
@@ -186,7 +181,7 @@ def mix_transforms(
         features: Images or features, shape ``(N, C, H, W)``.
         weights: Weights of the transforms of each feature, shape ``(F, C 5)``.
         multipliers: Factors from `riesz_multipliers`, shape ``(M W, 8)``.
-        matrices: From `fourier_matrices`, periodic and for this size.
+        fourier: Periodic transforms for this size.
 
     Returns:
         Mixed features, shape ``(H, W, N, F)``, in the precision of the matrices, or of autocast.
@@ -197,7 +192,7 @@ def mix_transforms(
     first = torch.arange(ALIGNED, device=weights.device)[:, None, None] < 2
     parts = (weights.masked_fill(first, 0), weights.masked_fill(~first, 0))
     real, imag = ((multipliers @ p.flatten(1)).view(-1, *p.shape[1:]) for p in parts)
-    return multiply_spectra(features, real, imag, matrices)[..., :after]
+    return fourier.multiply(features, real, imag)[..., :after]
 
 
 def centre_kernels(size: int) -> Tensor:
@@ -213,8 +208,8 @@ def centre_kernels(size: int) -> Tensor:
     pixels = torch.eye(size, dtype=torch.float64)[(size - 1) // 2 : size // 2 + 1]
     impulses = (pixels[:, None, :, None] * pixels[:, None]).flatten(0, 1)[:, None]
     each = torch.eye(TRANSFORMS, dtype=torch.float64)
-    matrices = fourier_matrices(size, size, periodic=True)
-    responses = mix_transforms(impulses, each, riesz_multipliers(size), matrices)
+    fourier = FourierTransforms(size, periodic=True)
+    responses = mix_transforms(impulses, each, riesz_multipliers(size), fourier)
     responses[..., :2] *= -1  # the transforms of first order are odd, and this is their adjoint
     return responses.permute(3, 2, 0, 1).flatten(2)
 

@@ -14,6 +14,7 @@ Wide filters are applied by Fourier transforms. For features of 56 × 56 pixels 
 # K classes.
 
 from collections.abc import Sequence
+from math import inf
 from typing import cast
 
 import torch
@@ -21,14 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foveate.baselines.convolutions import (
-    FourierMatrices,
+    FourierTransforms,
+    check_frames,
     convolve_blocks,
     convolve_dilated,
-    fourier_conv,
-    fourier_matrices,
 )
 from foveate.baselines.filter_bases import Filters, discrete_basis, hermite_basis
-from foveate.errors import ConfigError
+from foveate.checks import check_range
 
 WIDTHS = (32, 63, 95)
 HIDDEN = 256
@@ -48,8 +48,8 @@ class ScaleConv(nn.Module):
         before: Number of channels of the input.
         after: Number of channels of the output.
         basis: Filters of each of the S scales, with the same number F of functions.
-        size: Width and height of the features, for which the layer then stores the matrices of its
-            Fourier transforms. Those of other sizes are computed when they are needed.
+        size: Width and height of the features, which wide filters then see by Fourier transforms.
+            None for features of any size, and for images: they have too few channels for that.
 
     Shape:
         - Input: ``(N, before, H, W)`` or ``(S, N, before, H, W)``.
@@ -66,17 +66,15 @@ class ScaleConv(nn.Module):
     ) -> None:
         super().__init__()
         self.steps = [filters.step for filters in basis]
-        self.size = size
+        self.fourier = nn.ModuleDict()
         self.weight = nn.Parameter(torch.empty(after, before, len(basis[0].values)))
         self.bias = nn.Parameter(torch.zeros(after))
         nn.init.kaiming_uniform_(self.weight, a=5**0.5)
         for index, filters in enumerate(basis):
             self.register_buffer(f"basis{index}", filters.values.float(), persistent=False)
             taps = filters.values.shape[-1]
-            if size is not None and taps >= WIDE:
-                matrices = fourier_matrices(size, size, taps, filters.step)
-                for name, matrix in matrices._asdict().items():
-                    self.register_buffer(f"{name}{index}", matrix.float(), persistent=False)
+            if size is not None and taps >= WIDE and filters.step == 1:
+                self.fourier[str(index)] = FourierTransforms(size, taps).float()
 
     def kernels(self) -> list[Tensor]:
         """Compute the filters of every scale, in the precision of the weights.
@@ -103,30 +101,19 @@ class ScaleConv(nn.Module):
 
     def maps(self, features: Tensor) -> list[Tensor]:
         """Compute the result of `forward` as one tensor ``(N, after, H, W)`` per scale."""
-        lifting = features.ndim == 4
-        if lifting:
+        if features.ndim == 4:
             features = features.expand(len(self.steps), *features.shape)
         found = zip(range(len(self.steps)), features, self.kernels(), strict=True)
-        return [self._convolve(index, x, kernel, lifting) for index, x, kernel in found]
+        return [self._convolve(index, x, kernel) for index, x, kernel in found]
 
-    def _convolve(self, index: int, features: Tensor, kernel: Tensor, lifting: bool) -> Tensor:
+    def _convolve(self, index: int, features: Tensor, kernel: Tensor) -> Tensor:
         """Convolve the features (N, before, H, W) of one scale."""
-        if kernel.shape[-1] >= WIDE and not lifting:  # images have too few channels
-            return fourier_conv(features, kernel, self.bias, self._matrices(index, features))
+        if str(index) in self.fourier:
+            return self.fourier[str(index)](features, kernel, self.bias)  # type: ignore[no-any-return]
         features = features.contiguous(memory_format=torch.channels_last)
         step = self.steps[index]
         padding = kernel.shape[-1] // 2 * step
         return F.conv2d(features, kernel, self.bias, padding=padding, dilation=step)
-
-    def _matrices(self, index: int, features: Tensor) -> FourierMatrices:
-        """Return the matrices of a scale for features (N, C, H, W)."""
-        height, width = features.shape[-2:]
-        if height == width == self.size:
-            stored = [self.get_buffer(f"{name}{index}") for name in FourierMatrices._fields]
-            return FourierMatrices(*stored)
-        taps = self.get_buffer(f"basis{index}").shape[-1]
-        found = fourier_matrices(height, width, taps, self.steps[index])
-        return FourierMatrices(*(matrix.to(self.weight) for matrix in found))
 
 
 class SteerableNet(nn.Module):
@@ -163,14 +150,12 @@ class SteerableNet(nn.Module):
         smooth: bool = False,
     ) -> None:
         super().__init__()
-        if size < SMALLEST:
-            raise ConfigError(
-                f"a steerable network needs images of at least {SMALLEST} pixels, got {size}; "
-                "use larger frames"
-            )
+        self.size = size
+        words = f"at least {SMALLEST} pixels for a steerable network"
+        check_range("size", size, SMALLEST, inf, words)
         self.smooth = smooth
         before = (channels, *WIDTHS)
-        sizes = (None, size // 2, size // 4)  # the first layer needs no Fourier transforms
+        sizes = (None, size // 2, size // 4)
         self.convs = nn.ModuleList(
             ScaleConv(i, o, basis, size=side)
             for i, o, side in zip(before, WIDTHS, sizes, strict=False)
@@ -190,6 +175,7 @@ class SteerableNet(nn.Module):
         Returns:
             Features, shape ``(S, N, 95, size // 4, size // 4)``.
         """
+        check_frames(images, self.size)
         first, second, third = cast("list[ScaleConv]", list(self.convs))
         features = _norm(self.norms[0], _joined(self._lift(first, images)))
         halved = [self._halve(part) for part in second.maps(features)]

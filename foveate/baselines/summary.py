@@ -55,9 +55,8 @@ def comparison_views(lines: Sequence[Measurement]) -> Iterator[ComparisonView]:
     for name, data in DATA_SETS.items():
         own = [line for line in lines if line.data == name]
         if data.few and own:
-            yield ComparisonView(
-                data=data, trained="", curves=_over_samples(own), averages={}, ceiling={}
-            )
+            curves = _curves(own, few=True)
+            yield ComparisonView(data=data, trained="", curves=curves, averages={}, ceiling={})
             continue
         methods = [line for line in own if not _is_expert(line)]
         there = {line.trained for line in methods}
@@ -66,7 +65,7 @@ def comparison_views(lines: Sequence[Measurement]) -> Iterator[ComparisonView]:
             yield ComparisonView(
                 data=data,
                 trained=trained,
-                curves=_over_scale(shown),
+                curves=_curves(shown),
                 averages={m: _averages(found) for m, found in _by_method(shown).items()},
                 ceiling=find_ceiling(own),
             )
@@ -83,7 +82,7 @@ def find_ceiling(lines: Iterable[Measurement]) -> dict[float, float]:
     """
     experts = [line for line in lines if _is_expert(line)]
     best: dict[float, float] = {}
-    for curve in _over_scale(experts).values():
+    for curve in _curves(experts).values():
         for scale, accuracy in zip(curve.scales, curve.mean, strict=True):
             best[scale] = max(accuracy, best.get(scale, 0.0))
     return dict(sorted(best.items()))
@@ -177,19 +176,13 @@ def _averages(lines: Sequence[Measurement]) -> list[float]:
     return [mean(line.accuracy for line in lines if line.seed == seed) for seed in seeds]
 
 
-def _over_scale(lines: Iterable[Measurement]) -> dict[str, Curve]:
+def _curves(lines: Iterable[Measurement], *, few: bool = False) -> dict[str, Curve]:
+    """Average the seeds of each method at each scale, or over scales for each number of samples."""
     found = {}
     for name, own in _by_method(lines).items():
-        scales = sorted({line.scale for line in own})
-        values = [[line.accuracy for line in own if line.scale == scale] for scale in scales]
-        found[name] = Curve.of(name, "", scales, values)
-    return found
-
-
-def _over_samples(lines: Iterable[Measurement]) -> dict[str, Curve]:
-    found = {}
-    for name, own in _by_method(lines).items():
-        counts = sorted({int(line.trained) for line in own})
-        values = [_averages([m for m in own if int(m.trained) == count]) for count in counts]
-        found[name] = Curve.of(name, "", counts, values)
+        groups: dict[float, list[Measurement]] = {}
+        for line in own:
+            groups.setdefault(int(line.trained) if few else line.scale, []).append(line)
+        places = sorted(groups)
+        found[name] = Curve.of(name, "", places, [_averages(groups[place]) for place in places])
     return found
