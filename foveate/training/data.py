@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
 from typing import Any, Literal
 
@@ -31,6 +32,7 @@ from foveate.training.rescaling import (
     find_zooms,
     is_augmented,
     is_mirrored,
+    is_random,
     rescaling,
 )
 from foveate.training.zooms import Zooms, draw_zooms, prepare_zoomed
@@ -47,9 +49,9 @@ class Batches:
     """A loader for the images of a split, prepared for a network, in any order.
 
     Either all images are prepared once and `resident` on the device, or each batch is read and
-    prepared on demand, the next one while the current one is used. With `zooms`, or if
-    `rescale_images` is `random`, resident images are prepared again for each epoch, in the same
-    memory; `filled` is the epoch that it has.
+    prepared on demand, the next one while the current one is used. If the images are `random`, as
+    with `zooms`, resident ones are prepared again for each epoch, in the same memory; `filled` is
+    the epoch that it has.
     """
 
     images: Source | Shards
@@ -74,33 +76,24 @@ class Batches:
 
         Random augmentation, if any, depends on `augmentation_seed`: the seed and the epoch.
         """
-        if self.resident is not None:  # copy the order to the device once, not once per batch
-            order = order.to(self.device)
-            if self._changes and self.filled != [augmentation_seed]:
+        if not len(order):
+            return
+        if self.resident is not None:
+            if self.random and self.filled != [augmentation_seed]:
                 self._fill(self.resident.images, augmentation_seed)
                 self.filled[:] = [augmentation_seed]
-        groups = torch.split(order, batch) if len(order) else ()
-        if self.resident is not None:
-            yield from (self.resident._replace(indices=indices) for indices in groups)
+            # Copies the order to the device once, not once per batch.
+            for indices in order.to(self.device).split(batch):
+                yield self.resident._replace(indices=indices)
             return
         with ThreadPoolExecutor(1) as reader:
-            reads = [
-                reader.submit(self.images.read_batch, self.split, indices) for indices in groups[:1]
-            ]
-            for number, indices in enumerate(groups):
-                images, labels = reads.pop().result()
-                for coming in groups[number + 1 : number + 2]:
-                    reads.append(reader.submit(self.images.read_batch, self.split, coming))
+            groups, read = order.split(batch), partial(self.images.read_batch, self.split)
+            coming = reader.submit(read, groups[0])
+            for number, indices in enumerate(groups, 1):
+                images, labels = coming.result()
+                if number < len(groups):
+                    coming = reader.submit(read, groups[number])
                 yield self._prepared(images, labels, indices, augmentation_seed)
-
-    @property
-    def _changes(self) -> bool:
-        """Whether the prepared images differ from epoch to epoch."""
-        return self.random or self.zooms is not None
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self.device.type == "cuda"
 
     def close(self) -> None:
         """Release resources that persist between epochs; this class has none."""
@@ -124,22 +117,22 @@ class Batches:
         _check_memory(config, ready, self.count, self.device)
         whole = tuple(t.new_empty(self.count, *t.shape[1:]) for t in ready.inputs)
         whole_split = replace(ready, inputs=whole)
-        if not self._changes:
+        if not self.random:
             self._fill(whole_split)
         labels = self.images.labels(self.split)[: self.count].to(self.device)
         return replace(self, resident=Batch(whole_split, labels))
 
     def _fill(self, whole: Prepared, seed: AugmentationSeed = (0, 0)) -> None:
         """Prepare all images in the memory of `whole`, in the order of their zooms."""
-        order = torch.arange(self.count)
+        order, on_gpu = torch.arange(self.count), self.device.type == "cuda"
         if self.zooms is not None:
             order = draw_zooms(self.zooms.limits, self.count, seed).argsort()
-        for indices in order.split(CHUNK_ON_GPU if self._changes and self._on_gpu else CHUNK):
+        for indices in order.split(CHUNK_ON_GPU if self.random and on_gpu else CHUNK):
             images, labels = self.images.read_batch(self.split, indices)
             ready = self._prepared(images, labels, indices, seed).images
             for target, part in zip(whole.inputs, ready.inputs, strict=True):
                 target[send(indices, self.device)] = part
-        if self._on_gpu:
+        if on_gpu:
             torch.cuda.synchronize(self.device)  # other runs read the images on their own streams
 
 
@@ -169,23 +162,22 @@ def open_batches(
     images = open_source(config.source, load, stream)
     labels = images.labels(split)
     _check_fit(config, images.shape, labels)
-    count = sample_count(config, len(labels), split)
-    zooms = find_zooms(config) if split == "train" else None
-    batches = Batches(images, split, count, net, device, config.precision, zooms=zooms)
-    if is_generated(config.source):
-        if config.distortions:
-            raise ConfigError(
-                f"the images in {config.source} are already rescaled; distortions need the source "
-                "from which they were made"
-            )
-        return batches if stream or is_shards(config.source) else batches.make_resident(config)
-    training = split == "train"
-    scales = draw_training_scales(config, len(labels), split)[:count]
-    rescale_images = rescaling(config, scales, training)
-    augmented = training and is_augmented(config)
-    random = augmented or (training and config.distortions > 0)
-    batches = replace(batches, rescale_images=rescale_images, random=random)
-    streamed = stream or is_shards(config.source) or (augmented and device.type == "cpu")
+    count, training = sample_count(config, len(labels), split), split == "train"
+    zooms = find_zooms(config) if training else None
+    random = training and is_random(config)
+    batches = Batches(
+        images, split, count, net, device, config.precision, zooms=zooms, random=random
+    )
+    if not is_generated(config.source):
+        scales = draw_training_scales(config, len(labels), split)[:count]
+        batches = replace(batches, rescale_images=rescaling(config, scales, training))
+    elif config.distortions:
+        raise ConfigError(
+            f"the images in {config.source} are already rescaled; distortions need the source "
+            "from which they were made"
+        )
+    slow = training and is_augmented(config) and device.type == "cpu"
+    streamed = stream or is_shards(config.source) or slow
     return batches if streamed else batches.make_resident(config)
 
 

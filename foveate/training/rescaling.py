@@ -77,6 +77,11 @@ def is_augmented(config: TrainConfig) -> bool:
     return config.recipe.flip or config.recipe.shift > 0 or config.recipe.sizes != NO_SIZES
 
 
+def is_random(config: TrainConfig) -> bool:
+    """Whether a run draws new training images for each epoch, from its seed."""
+    return config.zooms != NO_ZOOMS or config.distortions > 0 or is_augmented(config)
+
+
 def draw_training_scales(config: TrainConfig, count: int, split: SplitName) -> Tensor:
     """Draw the scale of each image; the result does not depend on the training seed."""
     ranges = parse_scales(config.scales)

@@ -20,12 +20,12 @@ from foveate.models.channels import ScaleChannels
 from foveate.models.pretrained import find_non_finite, load_weights
 from foveate.training.averaging import WeightAverage
 from foveate.training.checkpoint import Progress, RunFolder, pack, unpack
-from foveate.training.config import NO_ZOOMS, TrainConfig, build_net
+from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import Batches, Load, open_batches
 from foveate.training.distributed import Team, team_step
 from foveate.training.interrupt import deferred_signals
 from foveate.training.photos import PhotoBatches
-from foveate.training.rescaling import is_augmented
+from foveate.training.rescaling import is_random
 from foveate.training.skipped import Bad, add_skipped
 from foveate.training.state import (
     RandomStates,
@@ -242,8 +242,7 @@ class Session:
 
     def _open(self, split: SplitName) -> Batches:
         # Augmentation depends on the seed of a run, so it has its own training images.
-        random = self.config.zooms != NO_ZOOMS or self.config.distortions > 0
-        own = split == "train" and (random or is_augmented(self.config))
+        own = split == "train" and is_random(self.config)
         config = self.config if own else replace(self.config, seed=0)
         shared, key = self.shared, (split, config.digest())
         self._set_mode(split == "train")  # the prepared form of the images can depend on the mode
