@@ -16,7 +16,7 @@ from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import Recipe, find_recipe
 from foveate.data.shards import Shards, is_shards, open_shards
 from foveate.data.sources import Load as Load
-from foveate.data.sources import Source, open_source
+from foveate.data.sources import Source, find_kind, open_source
 from foveate.data.splits import SPLITS, SplitName
 from foveate.data.store import ScaledFile
 from foveate.errors import ConfigError
@@ -310,19 +310,15 @@ def describe_missing(source: str) -> Iterator[str]:
             yield f"{source} has no {split} images of {', '.join(names[:NAMED])}{more}"
 
 
-def is_file(source: str) -> bool:
-    """Whether the source is one HDF5 file."""
-    return source.endswith((".h5", ".hdf5")) and not is_shards(source)
-
-
 def is_generated(source: str) -> bool:
     """Whether the source consists of HDF5 files, whose images are already rescaled."""
-    return is_file(source) or bool(generated_files(source))
+    return bool(generated_files(source))
 
 
 def generated_files(source: str) -> list[ScaledFile]:
     """Return the HDF5 files of a source; an empty list for other kinds of source."""
-    return open_shards(source).scaled if is_shards(source) or is_file(source) else []
+    kind = find_kind(source)
+    return open_shards(source).scaled if kind and kind.open == open_shards else []
 
 
 def generated_from(source: str) -> str | None:
