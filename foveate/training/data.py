@@ -253,14 +253,16 @@ def is_photo(config: TrainConfig) -> bool:
 
 
 def unused_setting(config: TrainConfig, given: Collection[str]) -> tuple[str, str] | None:
-    """Return a setting in `given` that the recipe of a run does not use, and an error message."""
+    """Return a setting in `given` that a run does not use, and an error message."""
     for key in ("scales", "size", "border"):
-        if key in given and is_photo(config):
-            return (
-                key,
-                f"the recipe photo does not use {key}; set recipe.base, the short side in pixels",
-            )
-        if key in given and key == "border" and is_mirrored(config):
+        if key not in given:
+            continue
+        if is_generated(config.source):
+            return key, f"the images in {config.source} are already rescaled; leave out {key}"
+        if is_photo(config):
+            remedy = "set recipe.base, the short side in pixels"
+            return key, f"the recipe photo does not use {key}; {remedy}"
+        if key == "border" and is_mirrored(config):
             return key, "the recipe mirrored has no border; leave it out"
     return None
 
