@@ -35,8 +35,8 @@ from foveate.models.pretrained import load_weights, pretrained_info, pretrained_
 from foveate.models.zoo import ZOO, ModelConfig, create_model, model_config
 from foveate.training.backbones import classes_of, load_backbone, timm_model
 from foveate.training.checkpoint import RunFolder
+from foveate.training.config import is_mirrored
 from foveate.training.data import generated_from, is_photo
-from foveate.training.rescaling import is_mirrored
 from foveate.training.tensors import read_tensors
 
 TIMM = "timm:"

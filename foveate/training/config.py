@@ -296,6 +296,16 @@ def _shown(value: Any) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value)
 
 
+def is_photo(config: TrainConfig) -> bool:
+    """Whether the recipe of a run is `photo`."""
+    return config.recipe is not None and config.recipe.name == "photo"
+
+
+def is_mirrored(config: TrainConfig) -> bool:
+    """Whether the recipe of a run is `mirrored`."""
+    return config.recipe is not None and config.recipe.name == "mirrored"
+
+
 def build_net(config: TrainConfig, *, trust: bool = False, start: bool = False) -> nn.Module:
     """Build the network of a configuration, with weights from PyTorch's default generator.
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,17 +24,18 @@ from foveate.execution.captured import CHUNK, Batch
 from foveate.execution.plan import Prepared, prepare
 from foveate.scales import ScaleGrid
 from foveate.training.backbones import normalisation
-from foveate.training.config import Precision, TrainConfig
+from foveate.training.config import Precision, TrainConfig, is_mirrored
+from foveate.training.config import is_photo as is_photo
 from foveate.training.rescaling import (
     AugmentationSeed,
     RescaleFunction,
     draw_training_scales,
     find_zooms,
     is_augmented,
-    is_mirrored,
     is_random,
     rescaling,
 )
+from foveate.training.skipped import Bad, Skipped
 from foveate.training.zooms import Zooms, draw_zooms, prepare_zoomed
 
 CHUNK_ON_GPU = 4 * CHUNK  # images to prepare at a time on a GPU, again for each epoch
@@ -51,7 +52,7 @@ class Batches:
     Either all images are prepared once and `resident` on the device, or each batch is read and
     prepared on demand, the next one while the current one is used. If the images are `random`, as
     with `zooms`, resident ones are prepared again for each epoch, in the same memory; `filled` is
-    the epoch that it has.
+    the epoch that it has. Images that could not be used are listed in `skipped`.
     """
 
     images: Source | Shards
@@ -65,6 +66,7 @@ class Batches:
     zooms: Zooms | None = None
     random: bool = False
     filled: list[tuple[int, int]] = field(default_factory=list)
+    skipped: Skipped = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.count
@@ -144,7 +146,7 @@ def open_batches(
     stream: bool,
     load: Load,
     workers: int | None = None,
-    bad: Literal["stop", "skip"] = "stop",
+    bad: Bad = "stop",
 ) -> Batches:
     """Return a loader for the images of a split.
 
@@ -245,11 +247,6 @@ def _following(
         key: value for key, value in follows.items() if f"model.{key}" not in explicit_fields
     }
     return replace(config, model=replace(config.model, **changes))
-
-
-def is_photo(config: TrainConfig) -> bool:
-    """Whether the recipe of a run is `photo`."""
-    return config.recipe is not None and config.recipe.name == "photo"
 
 
 def unused_setting(config: TrainConfig, given: Collection[str]) -> tuple[str, str] | None:
