@@ -26,7 +26,7 @@ from foveate.training.checkpoint import RunFolder
 from foveate.training.config import build_net
 from foveate.training.data import adapt_to_source, is_photo, open_batches
 from foveate.training.distributed import Team
-from foveate.training.loop import train
+from foveate.training.loop import train, train_together
 from foveate.training.presets import preset
 from foveate.training.skipped import read_skipped
 from foveate.training.unchanged import check_unchanged
@@ -185,8 +185,10 @@ def test_at_least_one_picture_must_be_left(damaged, tmp_path):
 
 
 def test_what_cannot_skip_says_so(tmp_path):
-    with pytest.raises(ConfigError, match="bad must be stop or skip, got 'ignore'"):
+    with pytest.raises(ConfigError, match="bad must be one of stop, skip, got 'ignore'"):
         train(photo_config(), tmp_path, bad="ignore")
+    with pytest.raises(ConfigError, match="bad must be one of stop, skip, got 'ignore'"):
+        train_together([(photo_config(), tmp_path / "run")], bad="ignore")
     with pytest.raises(ConfigError, match="--bad skip needs the recipe photo"):
         train(tiny(), tmp_path, bad="skip")
     with pytest.raises(ConfigError, match="--bad skip works in one process, not in 2"):
@@ -320,7 +322,7 @@ def test_a_study_skips_bad_pictures_in_training_and_tests(damaged, tmp_path, cap
     assert run(arguments) == 1
     assert "or skip it with --bad skip" in capsys.readouterr().err.replace("\n", " ")
     assert run([*arguments, "--bad", "ignore"]) == 2
-    assert "bad must be stop or skip" in capsys.readouterr().err
+    assert "bad must be one of stop, skip" in capsys.readouterr().err
     assert run([*arguments, "--bad", "skip"]) == 0
     assert "skipped 7 images" in capsys.readouterr().err
     (job,) = read_study(path, load_source).jobs

@@ -183,7 +183,7 @@ def test_a_data_set_file_resident_and_streamed(tmp_path, capsys):
         ([*AS_TINY, "--precision", "int4"], "precision must be one of float32, bf16, got 'int4'"),
         ([*AS_TINY, "--source", "nothing"], "unknown data source 'nothing'"),
         ([*AS_TINY, "--source", "folder:/no/such"], "/no/such"),
-        ([*AS_TINY, "--source", "none.h5", "--scales", "1"], "are already rescaled"),
+        ([*AS_TINY, "--source", "none.h5", "--scales", "1"], "no such file: none.h5"),
         ([*AS_TINY, "--samples", "9999"], "samples must be at most 3500"),
         ([*AS_TINY, "--device", "abacus"], "unknown device 'abacus'"),
         ([*AS_TINY, "--backbone", "nonsense"], "must be given as package.module:factory"),

@@ -115,7 +115,7 @@ def test_usage_errors_are_said_by_the_first_process(monkeypatch, capsys):
 
 def test_norms_are_shared_or_local(tmp_path, capsys):
     assert command_line([*COMMAND, "--norms", "none", "--out", str(tmp_path)]) == 2
-    assert "norms must be shared or local, got 'none'" in capsys.readouterr().err
+    assert "norms must be one of shared, local, got 'none'" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"batch must be at least 4, .* got 3; start fewer"):
         Team(count=4).prepare(nn.Identity(), 3)
 

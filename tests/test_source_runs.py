@@ -31,7 +31,8 @@ from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.data import adapt_to_source, open_batches
 from foveate.training.loop import train
-from foveate.training.zooms import Zooms, draw_zooms, prepare_zoomed
+from foveate.training.rescaling import find_zooms
+from foveate.training.zooms import draw_zooms, prepare_zoomed
 
 SMALL = ["--set", "model.features=[4,8]", "--set", "model.size=12", "--set", "model.hidden=8"]
 SMALL += ["--set", "model.scales=1:2:1", "--device", "cpu"]
@@ -249,7 +250,8 @@ def test_a_reduced_image_is_surrounded_by_mirror_images_as_in_the_test_set():
     rate, place = math.pi / 32, (torch.arange(64) + 0.5 - 32) / 0.5 + 16
     line = 128 + 100 * (rate * (torch.arange(32) + 0.5)).cos()
     shown = rescale_mirrored(line.expand(1, 3, 32, 32), 1.0, size=128)
-    zooms = Zooms.of_mirrored((0.5, 1.0), 64)
+    recipe = find_recipe("mirrored")
+    zooms = find_zooms(TrainConfig(size=64, zooms=(0.5, 1.0), recipe=recipe))
     assert zooms.margin == 32
     net = ConvNet(size=64, channels=3).eval()
     found = prepare_zoomed(net, shown, torch.tensor([0.5]), "float32", zooms).inputs[0]

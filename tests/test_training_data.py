@@ -156,6 +156,8 @@ def test_a_folder_streams_the_images_that_a_resident_run_has(tmp_path, picture_f
     opened = []
     read = folder.read_picture
     monkeypatch.setattr(folder, "read_picture", lambda path: opened.append(path) or read(path))
+    # The folder is listed on each opening, also if the test takes longer than it is new.
+    monkeypatch.setattr("foveate.data.shards.SETTLED", 2**62)
     config = adapt_to_source(
         tiny(source=f"folder:{picture_folder}", samples=50), load_source, stream=True
     )
@@ -177,6 +179,13 @@ def test_a_folder_streams_the_images_that_a_resident_run_has(tmp_path, picture_f
     run = train(replace(config, epochs=1), tmp_path / "run", stream=True)
     assert len(opened) == 2 + 50 + 11  # the first for either split, then each once
     assert run.finished
+
+
+def test_a_folder_that_is_named_like_a_data_set_file_is_a_folder(tmp_path, picture_folder):
+    source = f"folder:{picture_folder.rename(tmp_path / 'pictures.h5')}"
+    config = adapt_to_source(tiny(source=source, samples=50, epochs=1), load_source)
+    assert config.model.classes == 3
+    assert train(config, tmp_path / "run").finished
 
 
 def test_a_folder_whose_pictures_differ_is_said_when_it_is_read(tmp_path, picture_folder):

@@ -207,7 +207,7 @@ def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) ->
     The source determines, for example, the number of classes and of image channels.
     """
     from foveate.scales import parse_windows
-    from foveate.training.data import adapt_to_source, is_generated, unused_setting
+    from foveate.training.data import adapt_to_source, unused_setting
     from foveate.training.presets import preset
 
     windows = given.pop("windows", None)
@@ -218,11 +218,6 @@ def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) ->
         scales = parse_windows(windows, config.model.size)
         config = replace(config, model=replace(config.model, scales=scales))
         given["model.scales"] = windows
-    for key in ("scales", "size", "border"):
-        if key in given and is_generated(config.source):
-            raise ConfigError(
-                f"the images in {config.source} are already rescaled; leave out {key}"
-            )
     config = adapt_to_source(config, load, given, stream)
     if unused := unused_setting(config, given):
         raise ConfigError(unused[1])

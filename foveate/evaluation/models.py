@@ -36,8 +36,8 @@ from foveate.models.pretrained import load_weights, pretrained_names
 from foveate.models.zoo import ZOO, ModelConfig, model_config
 from foveate.training.backbones import classes_of, load_backbone, timm_model
 from foveate.training.checkpoint import RunFolder
+from foveate.training.config import is_mirrored
 from foveate.training.data import generated_from, is_photo
-from foveate.training.rescaling import is_mirrored
 from foveate.training.tensors import read_tensors
 
 TIMM = "timm:"

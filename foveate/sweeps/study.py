@@ -32,7 +32,6 @@ from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import (
     Load,
     adapt_to_source,
-    is_generated,
     is_photo,
     open_pictures,
     unused_setting,
@@ -282,11 +281,7 @@ def _config(run: Run, load: Load) -> TrainConfig:
                 config = _set(config, key, setting.value)
     with _at(run.at("source")):
         natural, config = adapt_to_source(config, load), adapt_to_source(config, load, settings)
-        made, there = is_generated(config.source), _training_images(config, load)
-    for key in ("scales", "size", "border"):
-        if key in settings and made:
-            message = f"the images in {config.source} are already rescaled; remove this key"
-            raise _error(settings[key].where, message)
+        there = _training_images(config, load)
     if unused := unused_setting(config, settings):
         raise _error(settings[unused[0]].where, unused[1])
     if config.samples > there:

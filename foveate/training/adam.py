@@ -21,9 +21,8 @@ class PlainAdam(torch.optim.Adam):
         unwrap(torch.optim.Adam.add_param_group)(self, param_group)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Update the parameters; a closure is not supported."""
-        assert closure is None
         unwrap(torch.optim.Adam.step)(self)
 
 
@@ -37,9 +36,8 @@ class PiecewiseAdam(PlainAdam):
     """
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self) -> None:  # type: ignore[override]
         """Update the parameters; a closure is not supported."""
-        assert closure is None
         total = sum(p.numel() for group in self.param_groups for p in group["params"])
         size = SMALLEST_PIECE * -(-total // (SMALLEST_PIECE * MOST_PIECES))
         for group in self.param_groups:

@@ -15,17 +15,12 @@ from foveate.errors import ConfigError
 from foveate.models.pretrained import find_non_finite
 from foveate.trust import find_factory, is_own, require_trust
 
-LIBRARIES = ("timm", "torchvision")
-
-
-def is_registered(spec: str) -> bool:
-    """Whether `spec` is timm:NAME or torchvision:NAME, which import no other code."""
-    return spec.partition(":")[0] in LIBRARIES
+LIBRARIES = ("timm", "torchvision")  # timm:NAME and torchvision:NAME import no other code
 
 
 def needs_trust(spec: str) -> bool:
     """Whether building the backbone imports and calls code of others that `spec` names."""
-    return not (is_registered(spec) or is_own(spec))
+    return spec.partition(":")[0] not in LIBRARIES and not is_own(spec)
 
 
 def make_backbone(
@@ -44,8 +39,8 @@ def make_backbone(
             reinitialised.
         trust: Whether a factory of another package may be imported and called.
     """
-    if is_registered(spec):
-        library, _, name = spec.partition(":")
+    library, _, name = spec.partition(":")
+    if library in LIBRARIES:
         make = _of_timm if library == "timm" else _of_torchvision
         return make(name, channels, classes, size, pretrained)
     if pretrained:

@@ -27,7 +27,9 @@ from foveate.training.tensors import read_tensors
 MAX_EPOCHS = 1_000_000
 MAX_BATCH = 65_536
 NO_ZOOMS = (1.0, 1.0)
-LATER = ("recipe", "zooms", "distortions", "ema")  # fields that earlier versions do not have
+LATER = {"recipe": None, "zooms": list(NO_ZOOMS), "distortions": 0.0, "ema": 0.0}
+"""Fields that earlier versions do not have, and their values if they are off."""
+PARTS = ("model", "recipe")  # fields that have fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,12 +206,9 @@ class TrainConfig:
             ``distortions`` and ``ema`` if they are off, so that digests equal those of versions
             without them.
         """
-        values = {**asdict(self), "model": self.model.to_dict()}
-        later: dict[str, Any] = {"recipe": self.recipe.to_dict()} if self.recipe else {}
-        later |= {"zooms": list(self.zooms)} if self.zooms != NO_ZOOMS else {}
-        later |= {"distortions": self.distortions} if self.distortions else {}
-        later |= {"ema": self.ema} if self.ema else {}
-        return {k: v for k, v in values.items() if k not in LATER} | later
+        values = {**asdict(self), "model": self.model.to_dict(), "zooms": list(self.zooms)}
+        values["recipe"] = self.recipe and self.recipe.to_dict()
+        return {k: v for k, v in values.items() if k not in LATER or v != LATER[k]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainConfig":
@@ -254,22 +253,19 @@ class TrainConfig:
         """
         config = self
         for key, text in changes.items():
-            if key.startswith("model."):
-                model = _set(config.model, key.removeprefix("model."), text)
-                config = replace(config, model=model)
-            elif key == "recipe":
+            part, dot, name = key.partition(".")
+            if key == "recipe":
                 config = replace(config, recipe=find_recipe(text))
-            elif key.startswith("recipe."):
-                recipe = config.recipe or Recipe(name="photo")  # the first with settings
-                config = replace(config, recipe=_set(recipe, key.removeprefix("recipe."), text))
+            elif dot and part in PARTS:
+                owner = getattr(config, part) or Recipe(name="photo")  # the first with settings
+                config = replace(config, **{part: _set(owner, name, text)})
             else:
                 config = _set(config, key, text)
         return config
 
 
 def _set(config: Any, key: str, text: str) -> Any:
-    parts = ("model", "recipe")
-    known = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in parts}
+    known = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in PARTS}
     if key not in known:
         raise ConfigError(f"cannot set {key!r}; use one of {', '.join(sorted(known))}")
     return replace(config, **{key: _read(key, text, known[key])})
@@ -298,6 +294,16 @@ def _read(key: str, text: str, now: Any) -> Any:
 
 def _shown(value: Any) -> str:
     return json.dumps(list(value) if isinstance(value, tuple) else value)
+
+
+def is_photo(config: TrainConfig) -> bool:
+    """Whether the recipe of a run is `photo`."""
+    return config.recipe is not None and config.recipe.name == "photo"
+
+
+def is_mirrored(config: TrainConfig) -> bool:
+    """Whether the recipe of a run is `mirrored`."""
+    return config.recipe is not None and config.recipe.name == "mirrored"
 
 
 def build_net(config: TrainConfig, *, trust: bool = False, start: bool = False) -> nn.Module:

@@ -3,8 +3,9 @@
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from statistics import median
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import Recipe, find_recipe
 from foveate.data.shards import Shards, is_shards, open_shards
 from foveate.data.sources import Load as Load
-from foveate.data.sources import Source, open_source
+from foveate.data.sources import Source, find_kind, open_source
 from foveate.data.splits import SPLITS, SplitName
 from foveate.data.store import ScaledFile
 from foveate.errors import ConfigError
@@ -23,16 +24,18 @@ from foveate.execution.captured import CHUNK, Batch
 from foveate.execution.plan import Prepared, prepare
 from foveate.scales import ScaleGrid
 from foveate.training.backbones import normalisation
-from foveate.training.config import Precision, TrainConfig
+from foveate.training.config import Precision, TrainConfig, is_mirrored
+from foveate.training.config import is_photo as is_photo
 from foveate.training.rescaling import (
     AugmentationSeed,
     RescaleFunction,
     draw_training_scales,
     find_zooms,
     is_augmented,
-    is_mirrored,
+    is_random,
     rescaling,
 )
+from foveate.training.skipped import Bad, Skipped
 from foveate.training.zooms import Zooms, draw_zooms, prepare_zoomed
 
 CHUNK_ON_GPU = 4 * CHUNK  # images to prepare at a time on a GPU, again for each epoch
@@ -47,9 +50,9 @@ class Batches:
     """A loader for the images of a split, prepared for a network, in any order.
 
     Either all images are prepared once and `resident` on the device, or each batch is read and
-    prepared on demand, the next one while the current one is used. With `zooms`, or if
-    `rescale_images` is `random`, resident images are prepared again for each epoch, in the same
-    memory; `filled` is the epoch that it has.
+    prepared on demand, the next one while the current one is used. If the images are `random`, as
+    with `zooms`, resident ones are prepared again for each epoch, in the same memory; `filled` is
+    the epoch that it has. Images that could not be used are listed in `skipped`.
     """
 
     images: Source | Shards
@@ -63,6 +66,7 @@ class Batches:
     zooms: Zooms | None = None
     random: bool = False
     filled: list[tuple[int, int]] = field(default_factory=list)
+    skipped: Skipped = field(default_factory=dict)
 
     def __len__(self) -> int:
         return self.count
@@ -74,33 +78,24 @@ class Batches:
 
         Random augmentation, if any, depends on `augmentation_seed`: the seed and the epoch.
         """
-        if self.resident is not None:  # copy the order to the device once, not once per batch
-            order = order.to(self.device)
-            if self._changes and self.filled != [augmentation_seed]:
+        if not len(order):
+            return
+        if self.resident is not None:
+            if self.random and self.filled != [augmentation_seed]:
                 self._fill(self.resident.images, augmentation_seed)
                 self.filled[:] = [augmentation_seed]
-        groups = torch.split(order, batch) if len(order) else ()
-        if self.resident is not None:
-            yield from (self.resident._replace(indices=indices) for indices in groups)
+            # Copies the order to the device once, not once per batch.
+            for indices in order.to(self.device).split(batch):
+                yield self.resident._replace(indices=indices)
             return
         with ThreadPoolExecutor(1) as reader:
-            reads = [
-                reader.submit(self.images.read_batch, self.split, indices) for indices in groups[:1]
-            ]
-            for number, indices in enumerate(groups):
-                images, labels = reads.pop().result()
-                for coming in groups[number + 1 : number + 2]:
-                    reads.append(reader.submit(self.images.read_batch, self.split, coming))
+            groups, read = order.split(batch), partial(self.images.read_batch, self.split)
+            coming = reader.submit(read, groups[0])
+            for number, indices in enumerate(groups, 1):
+                images, labels = coming.result()
+                if number < len(groups):
+                    coming = reader.submit(read, groups[number])
                 yield self._prepared(images, labels, indices, augmentation_seed)
-
-    @property
-    def _changes(self) -> bool:
-        """Whether the prepared images differ from epoch to epoch."""
-        return self.random or self.zooms is not None
-
-    @property
-    def _on_gpu(self) -> bool:
-        return self.device.type == "cuda"
 
     def close(self) -> None:
         """Release resources that persist between epochs; this class has none."""
@@ -124,22 +119,22 @@ class Batches:
         _check_memory(config, ready, self.count, self.device)
         whole = tuple(t.new_empty(self.count, *t.shape[1:]) for t in ready.inputs)
         whole_split = replace(ready, inputs=whole)
-        if not self._changes:
+        if not self.random:
             self._fill(whole_split)
         labels = self.images.labels(self.split)[: self.count].to(self.device)
         return replace(self, resident=Batch(whole_split, labels))
 
     def _fill(self, whole: Prepared, seed: AugmentationSeed = (0, 0)) -> None:
         """Prepare all images in the memory of `whole`, in the order of their zooms."""
-        order = torch.arange(self.count)
+        order, on_gpu = torch.arange(self.count), self.device.type == "cuda"
         if self.zooms is not None:
             order = draw_zooms(self.zooms.limits, self.count, seed).argsort()
-        for indices in order.split(CHUNK_ON_GPU if self._changes and self._on_gpu else CHUNK):
+        for indices in order.split(CHUNK_ON_GPU if self.random and on_gpu else CHUNK):
             images, labels = self.images.read_batch(self.split, indices)
             ready = self._prepared(images, labels, indices, seed).images
             for target, part in zip(whole.inputs, ready.inputs, strict=True):
                 target[send(indices, self.device)] = part
-        if self._on_gpu:
+        if on_gpu:
             torch.cuda.synchronize(self.device)  # other runs read the images on their own streams
 
 
@@ -151,7 +146,7 @@ def open_batches(
     stream: bool,
     load: Load,
     workers: int | None = None,
-    bad: Literal["stop", "skip"] = "stop",
+    bad: Bad = "stop",
 ) -> Batches:
     """Return a loader for the images of a split.
 
@@ -169,23 +164,22 @@ def open_batches(
     images = open_source(config.source, load, stream)
     labels = images.labels(split)
     _check_fit(config, images.shape, labels)
-    count = sample_count(config, len(labels), split)
-    zooms = find_zooms(config) if split == "train" else None
-    batches = Batches(images, split, count, net, device, config.precision, zooms=zooms)
-    if is_generated(config.source):
-        if config.distortions:
-            raise ConfigError(
-                f"the images in {config.source} are already rescaled; distortions need the source "
-                "from which they were made"
-            )
-        return batches if stream or is_shards(config.source) else batches.make_resident(config)
-    training = split == "train"
-    scales = draw_training_scales(config, len(labels), split)[:count]
-    rescale_images = rescaling(config, scales, training)
-    augmented = training and is_augmented(config)
-    random = augmented or (training and config.distortions > 0)
-    batches = replace(batches, rescale_images=rescale_images, random=random)
-    streamed = stream or is_shards(config.source) or (augmented and device.type == "cpu")
+    count, training = sample_count(config, len(labels), split), split == "train"
+    zooms = find_zooms(config) if training else None
+    random = training and is_random(config)
+    batches = Batches(
+        images, split, count, net, device, config.precision, zooms=zooms, random=random
+    )
+    if not is_generated(config.source):
+        scales = draw_training_scales(config, len(labels), split)[:count]
+        batches = replace(batches, rescale_images=rescaling(config, scales, training))
+    elif config.distortions:
+        raise ConfigError(
+            f"the images in {config.source} are already rescaled; distortions need the source "
+            "from which they were made"
+        )
+    slow = training and is_augmented(config) and device.type == "cpu"
+    streamed = stream or is_shards(config.source) or slow
     return batches if streamed else batches.make_resident(config)
 
 
@@ -255,20 +249,17 @@ def _following(
     return replace(config, model=replace(config.model, **changes))
 
 
-def is_photo(config: TrainConfig) -> bool:
-    """Whether the recipe of a run is `photo`."""
-    return config.recipe is not None and config.recipe.name == "photo"
-
-
 def unused_setting(config: TrainConfig, given: Collection[str]) -> tuple[str, str] | None:
-    """Return a setting in `given` that the recipe of a run does not use, and an error message."""
+    """Return a setting in `given` that a run does not use, and an error message."""
     for key in ("scales", "size", "border"):
-        if key in given and is_photo(config):
-            return (
-                key,
-                f"the recipe photo does not use {key}; set recipe.base, the short side in pixels",
-            )
-        if key in given and key == "border" and is_mirrored(config):
+        if key not in given:
+            continue
+        if is_generated(config.source):
+            return key, f"the images in {config.source} are already rescaled; leave out {key}"
+        if is_photo(config):
+            remedy = "set recipe.base, the short side in pixels"
+            return key, f"the recipe photo does not use {key}; {remedy}"
+        if key == "border" and is_mirrored(config):
             return key, "the recipe mirrored has no border; leave it out"
     return None
 
@@ -318,19 +309,15 @@ def describe_missing(source: str) -> Iterator[str]:
             yield f"{source} has no {split} images of {', '.join(names[:NAMED])}{more}"
 
 
-def is_file(source: str) -> bool:
-    """Whether the source is one HDF5 file."""
-    return source.endswith((".h5", ".hdf5")) and not is_shards(source)
-
-
 def is_generated(source: str) -> bool:
     """Whether the source consists of HDF5 files, whose images are already rescaled."""
-    return is_file(source) or bool(generated_files(source))
+    return bool(generated_files(source))
 
 
 def generated_files(source: str) -> list[ScaledFile]:
     """Return the HDF5 files of a source; an empty list for other kinds of source."""
-    return open_shards(source).scaled if is_shards(source) or is_file(source) else []
+    kind = find_kind(source)
+    return open_shards(source).scaled if kind and kind.open == open_shards else []
 
 
 def generated_from(source: str) -> str | None:

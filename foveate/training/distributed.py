@@ -44,6 +44,7 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from foveate.checks import check_choice
 from foveate.errors import ConfigError, FoveateError
 from foveate.execution.captured import Batch, Step, loss_of
 from foveate.execution.plan import Prepared
@@ -107,8 +108,7 @@ class Team:
 
     def prepare(self, net: nn.Module, batch: int) -> None:
         """Prepare a network for training by all processes, and check the options."""
-        if self.norms not in get_args(Norms):
-            raise ConfigError(f"norms must be {' or '.join(get_args(Norms))}, got {self.norms!r}")
+        check_choice("norms", self.norms, get_args(Norms))
         if batch < self.count:
             raise ConfigError(
                 f"batch must be at least {self.count}, the number of processes, got {batch}; "

@@ -3,9 +3,11 @@
 from contextlib import nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
+from typing import get_args
 
 import torch
 
+from foveate.checks import check_choice
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, FoveateError
 from foveate.execution.captured import warm_up_compiler
@@ -139,6 +141,7 @@ def train_together(
         >>> [run.finished for run in train_together(seeds)]
         [True, True]
     """
+    check_choice("bad", bad, get_args(Bad))  # only runs on photographs use it
     shared = Shared(find_device(device), stream, compiled, callback, load, {})
     workers = default_workers(len(runs))
     return _train(runs, shared._replace(deterministic=deterministic, workers=workers, bad=bad))

@@ -143,9 +143,6 @@ class PhotoDataset(Dataset[Sample]):
         """The resizing of the recipe; made in each worker, because a function cannot be pickled."""
         return self.recipe.resize(self.training, self.share)
 
-    def __len__(self) -> int:
-        return len(self.labels)
-
     def __getitem__(self, item: Item) -> Sample:
         seed, epoch, index = item
         picture = torch.from_numpy(np.array(self.images.read(self.split, index)))  # writable

@@ -33,7 +33,7 @@ from foveate.training.config import TrainConfig
 from foveate.training.data import LISTED, Batches, open_pictures, sample_count
 from foveate.training.photo_reader import Background, Packed, PhotoDataset, PhotoReader
 from foveate.training.rescaling import AugmentationSeed
-from foveate.training.skipped import Bad, Skipped
+from foveate.training.skipped import Bad
 
 MOST_WORKERS = 8  # by default
 
@@ -54,7 +54,6 @@ class PhotoBatches(Batches):
     share: float = 1.0
     background: Background | None = None
     bad: Bad = "stop"
-    skipped: Skipped = field(default_factory=dict)
     idle: list[PhotoReader] = field(default_factory=list)
 
     def __post_init__(self) -> None:

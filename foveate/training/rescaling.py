@@ -1,6 +1,7 @@
 """Rescaling of training images to their training scales, with random augmentation."""
 # Shape letters: N images, C image channel, h w source pixels.
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -13,7 +14,7 @@ from foveate.data.recipes import NO_SIZES, Recipe
 from foveate.data.splits import SplitName
 from foveate.data.store import draw_scales
 from foveate.scales import parse_scales
-from foveate.training.config import NO_ZOOMS, TrainConfig
+from foveate.training.config import NO_ZOOMS, TrainConfig, is_mirrored
 from foveate.training.distortions import Distortions, distort, draw_distortions
 from foveate.training.zooms import Zooms
 
@@ -60,14 +61,10 @@ def find_zooms(config: TrainConfig) -> Zooms | None:
     """Return the zooms of a run, or None if they are off."""
     if config.zooms == NO_ZOOMS:
         return None
-    if is_mirrored(config):
-        return Zooms.of_mirrored(config.zooms, config.size)
-    return Zooms(limits=config.zooms)
-
-
-def is_mirrored(config: TrainConfig) -> bool:
-    """Whether the recipe of a run is `mirrored`."""
-    return config.recipe is not None and config.recipe.name == "mirrored"
+    if not is_mirrored(config):
+        return Zooms(limits=config.zooms)
+    margin = max(0, math.ceil(config.size * (1 / config.zooms[0] - 1) / 2))
+    return Zooms(limits=config.zooms, margin=margin, stretch=False)
 
 
 def is_augmented(config: TrainConfig) -> bool:
@@ -75,6 +72,11 @@ def is_augmented(config: TrainConfig) -> bool:
     if config.recipe is None or not is_mirrored(config):
         return False
     return config.recipe.flip or config.recipe.shift > 0 or config.recipe.sizes != NO_SIZES
+
+
+def is_random(config: TrainConfig) -> bool:
+    """Whether a run draws new training images for each epoch, from its seed."""
+    return config.zooms != NO_ZOOMS or config.distortions > 0 or is_augmented(config)
 
 
 def draw_training_scales(config: TrainConfig, count: int, split: SplitName) -> Tensor:

@@ -20,12 +20,11 @@ from foveate.models.channels import ScaleChannels
 from foveate.models.pretrained import find_non_finite, load_weights
 from foveate.training.averaging import WeightAverage
 from foveate.training.checkpoint import Progress, RunFolder, pack, unpack
-from foveate.training.config import NO_ZOOMS, TrainConfig, build_net
+from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import Batches, Load, open_batches
 from foveate.training.distributed import Team, team_step
 from foveate.training.interrupt import deferred_signals
-from foveate.training.photos import PhotoBatches
-from foveate.training.rescaling import is_augmented
+from foveate.training.rescaling import is_random
 from foveate.training.skipped import Bad, add_skipped
 from foveate.training.state import (
     RandomStates,
@@ -36,6 +35,7 @@ from foveate.training.state import (
     set_rate,
 )
 from foveate.training.unchanged import record_data
+from foveate.trust import is_own
 
 SAVE_EVERY = 30.0  # seconds between checkpoints within an epoch
 VALIDATIONS = 20  # approximate number of validations per run; with 20 epochs, after each
@@ -47,7 +47,7 @@ TIME_SLICE = 0.005  # seconds for which one of several concurrent runs takes ste
 # EfficientNet-Lite0 in 7 channels of 160 pixels, batch 32, on one H200: compiling takes 50 s and
 # reduces a step from 20 to 14 ms. The runs of a comparison share what is compiled for a network.
 COMPILED_FROM = 8000  # steps
-BASELINES, BASELINES_FROM = "foveate.baselines.", 3000
+BASELINES_FROM = 3000
 ALONE = Team()
 Callback = Callable[[TrainConfig, Progress, int], None]
 
@@ -76,7 +76,7 @@ def worth_compiling(config: TrainConfig, steps: int) -> bool:
     """
     if not config.backbone:
         return True
-    return steps > (BASELINES_FROM if config.backbone.startswith(BASELINES) else COMPILED_FROM)
+    return steps > (BASELINES_FROM if is_own(config.backbone) else COMPILED_FROM)
 
 
 class Session:
@@ -242,8 +242,7 @@ class Session:
 
     def _open(self, split: SplitName) -> Batches:
         # Augmentation depends on the seed of a run, so it has its own training images.
-        random = self.config.zooms != NO_ZOOMS or self.config.distortions > 0
-        own = split == "train" and (random or is_augmented(self.config))
+        own = split == "train" and is_random(self.config)
         config = self.config if own else replace(self.config, seed=0)
         shared, key = self.shared, (split, config.digest())
         self._set_mode(split == "train")  # the prepared form of the images can depend on the mode
@@ -327,7 +326,6 @@ class Session:
         progress.metrics.append({**entry, "share": progress.share})
         progress.epoch, progress.step, progress.loss = progress.epoch + 1, 0, 0.0
         progress.empty = 0
-        self.counted = 0
         if due:
             self._save()
         self.shared.callback(self.config, progress, self.count)
@@ -368,8 +366,7 @@ class Session:
 
     def _record_skipped(self) -> None:
         """Write the list of left-out images to the run's folder."""
-        if isinstance(self.train, PhotoBatches) and isinstance(self.valid, PhotoBatches):
-            add_skipped(self.folder.path, {**self.train.skipped, **self.valid.skipped})
+        add_skipped(self.folder.path, {**self.train.skipped, **self.valid.skipped})
 
     def _restore(self) -> None:
         found = self.folder.load() if self.team.is_main else None

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.modules.lazy import LazyModuleMixin
 from torch.overrides import TorchFunctionMode
 
 from foveate.errors import ConfigError
@@ -27,9 +26,7 @@ def share_norms(net: nn.Module, all_reduce_sum: Sum) -> None:
     needs a GPU, is left unchanged. This implementation runs on every device that `all_reduce_sum`
     supports.
     """
-    for name, module in net.named_modules():
-        if isinstance(module, LazyModuleMixin):
-            raise ConfigError(f"{name} has no parameters yet; run the network once before training")
+    for module in net.modules():
         if isinstance(module, Norm) and not isinstance(module, _SharedNorm):
             kind: Any = type(module)
             module.__class__ = _shared(kind)

@@ -5,10 +5,10 @@ import io
 from pathlib import Path
 from typing import Literal, TypeAlias, cast, get_args
 
+from foveate.checks import check_choice
 from foveate.errors import ConfigError
 from foveate.files import read_text, wrap_read_errors, write_csv
-from foveate.training.config import TrainConfig
-from foveate.training.data import is_photo
+from foveate.training.config import TrainConfig, is_photo
 
 Bad = Literal["stop", "skip"]
 Skipped: TypeAlias = dict[tuple[str, str], str]
@@ -25,8 +25,7 @@ def check_bad(bad: str, config: TrainConfig, processes: int = 1) -> Bad:
         config: Configuration of the run; only the recipe ``photo`` supports ``skip``.
         processes: Number of processes that train together; only one supports ``skip``.
     """
-    if bad not in get_args(Bad):
-        raise ConfigError(f"bad must be {' or '.join(get_args(Bad))}, got {bad!r}")
+    check_choice("bad", bad, get_args(Bad))
     if bad == "skip" and not is_photo(config):
         raise ConfigError("--bad skip needs the recipe photo; leave it out, or use --recipe photo")
     if bad == "skip" and processes > 1:

@@ -10,8 +10,8 @@ from foveate.data.sources import Load, Source, open_source
 from foveate.data.store import ScaledFile
 from foveate.errors import DataError
 from foveate.training.checkpoint import RunFolder
-from foveate.training.config import TrainConfig
-from foveate.training.data import generated_files, is_photo
+from foveate.training.config import TrainConfig, is_photo
+from foveate.training.data import generated_files
 
 LISTING = "listing:"  # prefix of checksums that do not cover the pixels
 
@@ -41,7 +41,7 @@ def record_data(
     """
     data, listing = folder.data(), listing or is_photo(config)
     before = data.get("checksum", "")
-    found = source_checksum(config.source, load, _is_listing(before) if before else listing)
+    found = source_checksum(config.source, load, before.startswith(LISTING) if before else listing)
     if before and not changed_data:
         _compare(config.source, before, found, f"{folder.path} was started")
     names = data.get("classes") if before == found else None
@@ -67,7 +67,7 @@ def check_unchanged(folder: RunFolder, source: str, load: Load) -> None:
     """
     own, recorded = folder.config().source, folder.data().get("checksum", "")
     if source == own and recorded:
-        found = source_checksum(source, load, _is_listing(recorded))
+        found = source_checksum(source, load, recorded.startswith(LISTING))
         _compare(source, recorded, found, f"{folder.path} was started")
     files: list[ScaledFile] = []
     with suppress(DataError):  # without the file, there is nothing to compare
@@ -85,7 +85,3 @@ def _compare(source: str, before: str, now: str, since: str) -> None:
             f"{source} changed since {since}: its checksum was {was} and is {found}; restore the "
             "data, train a new run with another --out, or use the changed data with --changed-data"
         )
-
-
-def _is_listing(checksum: str) -> bool:
-    return checksum.startswith(LISTING)

@@ -20,7 +20,6 @@ epochs on 5,000 digits of scale 2, one seed, at 4√2 and 8: 88.7 and 55.4 % wit
 """
 # Shape letters: B batch, C image channel, H W pixels.
 
-import math
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -50,12 +49,6 @@ class Zooms:
     limits: tuple[float, ...]
     margin: int = 0
     stretch: bool = True
-
-    @classmethod
-    def of_mirrored(cls, limits: tuple[float, ...], size: int) -> "Zooms":
-        """Return the zooms of images in frames of `size` pixels that mirror images fill."""
-        margin = max(0, math.ceil(size * (1 / limits[0] - 1) / 2))
-        return cls(limits=limits, margin=margin, stretch=False)
 
 
 @lru_cache(maxsize=32)  # one entry for each of several concurrent runs
