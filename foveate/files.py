@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import glob
 import io
 import json
 import os
@@ -168,7 +169,7 @@ def _prefix(path: Path) -> str:
 
 
 def _sweep(path: Path) -> None:
-    for leftover in path.parent.glob(f"{_prefix(path)}*.tmp"):
+    for leftover in path.parent.glob(f"{glob.escape(_prefix(path))}*.tmp"):
         pid = leftover.name.split(".")[-2]
         if pid.isdigit() and not is_alive(int(pid)):
             leftover.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -53,6 +54,16 @@ def test_what_a_killed_writer_left_is_swept_by_the_next(tmp_path):
     writer.wait()
     write_text(target, "whole")
     assert os.listdir(tmp_path) == ["note.txt"]
+
+
+@pytest.mark.parametrize("name", ["a**b.txt", "[a].txt"])
+def test_names_may_contain_wildcards(name, tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    leftover = f".{name}.{socket.gethostname()}.{process.pid}.tmp"
+    (tmp_path / leftover).touch()
+    write_text(tmp_path / name, "whole")
+    assert os.listdir(tmp_path) == [name]
 
 
 OPENERS = """
