@@ -184,7 +184,7 @@ def is_alive(pid: int) -> bool:
         return True
     try:
         os.kill(pid, 0)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         return isinstance(error, PermissionError)  # otherwise there is no such process
     return True
 

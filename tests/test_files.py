@@ -159,6 +159,7 @@ def test_a_process_is_alive_until_it_was_waited_for():
     assert is_alive(process.pid)
     process.communicate()
     assert not is_alive(process.pid)
+    assert not is_alive(10**20)  # a file name can contain any number
 
 
 def test_windows_is_not_asked_with_a_signal(monkeypatch):
