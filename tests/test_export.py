@@ -133,6 +133,24 @@ def test_a_backbone_of_ones_own_is_written_too(tmp_path):
     torch.testing.assert_close(found, right, atol=made.allowed, rtol=0)
 
 
+class Doubled(ScaleChannels):
+    """Scale channels with a `forward` of their own."""
+
+    def forward(self, images):
+        return 2 * super().forward(images)
+
+
+def test_a_forward_of_ones_own_is_written(tmp_path):
+    net = Doubled(tiny_net().backbone, [1.0, 2.0], 12).eval()
+    images = torch.randn(4, 1, 24, 24)
+    made = export(net, tmp_path / "own.pt2", shape=(1, 24, 24))
+    assert made.outputs == ("logits",)
+    with torch.no_grad():
+        right = net(images)
+    found = answers(tmp_path / "own.pt2", images)["logits"]
+    torch.testing.assert_close(found, right, atol=made.allowed, rtol=0)
+
+
 def shifted(amount):
     """A runtime that gets the last class wrong by `amount`."""
 
