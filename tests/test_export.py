@@ -151,6 +151,17 @@ def test_a_forward_of_ones_own_is_written(tmp_path):
     torch.testing.assert_close(found, right, atol=made.allowed, rtol=0)
 
 
+def test_a_lazy_network_is_written_with_all_channels(tmp_path):
+    torch.manual_seed(0)
+    lazy = ScaleChannels(tiny_net().backbone, ScaleGrid(0.5, 2, per_octave=2), 12).eval()
+    lazy.lazy = 0.0
+    images = torch.randn(4, 1, 24, 24)
+    made = export(lazy, tmp_path / "lazy.pt2", shape=(1, 24, 24))
+    assert lazy.lazy == 0.0
+    found = answers(tmp_path / "lazy.pt2", images)["channels"]
+    torch.testing.assert_close(found, lazy.channels(images), atol=made.allowed, rtol=0)
+
+
 def shifted(amount):
     """A runtime that gets the last class wrong by `amount`."""
 

@@ -19,6 +19,7 @@ from foveate import __version__
 from foveate.checks import check_choice
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.files import replacing, wrap_write_errors
+from foveate.models.channels import ScaleChannels
 from foveate.models.outputs import plain_outputs
 
 Format = Literal["onnx", "torch"]
@@ -120,11 +121,13 @@ def export(
 
 
 class _PlainOutputs(nn.Module):
-    """A copy of the network that returns all its outputs as a plain tuple."""
+    """A copy of the network that evaluates all channels and returns its outputs as a tuple."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = copy.deepcopy(net).cpu().float()
+        if isinstance(self.net, ScaleChannels):
+            self.net.lazy = None
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         return tuple(output for output in plain_outputs(self.net, images) if output is not None)

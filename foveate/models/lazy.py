@@ -114,9 +114,9 @@ def lazy_logits(
     is None if all channels must be evaluated: without a tolerance, with gradients, in training mode
     and under tracers.
     """
-    if net.lazy is None or net.pool not in POOLS or not len(inputs):
+    if net.lazy is None or net.pool not in POOLS or net.training:
         return None
-    if net.training or not is_separable(net.backbone, inputs):
+    if not is_separable(net.backbone, inputs) or not len(inputs):  # an export has any batch size
         return None
     patches = UncutPatches(net, inputs) if inputs.ndim == 4 else inputs
 
