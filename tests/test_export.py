@@ -162,6 +162,22 @@ def test_a_lazy_network_is_written_with_all_channels(tmp_path):
     torch.testing.assert_close(found, lazy.channels(images), atol=made.allowed, rtol=0)
 
 
+class Weighted(torch.nn.Module):
+    """A network that uses the name of the scales for something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales, self.head = torch.nn.Parameter(torch.rand(3)), torch.nn.Linear(3, 2)
+
+    def forward(self, images):
+        return self.head(images.mean((2, 3)) * self.scales)
+
+
+def test_only_scales_of_channels_are_noted(tmp_path):
+    export(Weighted(), tmp_path / "net.pt2", shape=(3, 8, 8))
+    assert about(tmp_path / "net.pt2") == {"version": foveate.__version__}
+
+
 def shifted(amount):
     """A runtime that gets the last class wrong by `amount`."""
 

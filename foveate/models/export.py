@@ -153,8 +153,8 @@ def _check_packages() -> None:
 
 
 def _channels(net: nn.Module) -> dict[str, Any]:
-    scales = getattr(net, "scales", None)
-    return {} if scales is None else {"scales": list(scales)}
+    scales = getattr(net, "scales", None)  # other modules can use this name for anything
+    return {"scales": list(scales)} if isinstance(scales, tuple) else {}
 
 
 def _trace(plain: _PlainOutputs, shape: Shape) -> torch.export.ExportedProgram:
