@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -233,7 +234,10 @@ def test_formats_and_shapes_that_cannot_work(tmp_path):
     assert "rejected patches" in one_line(ConfigError, made("net.pt2", shape=(3, 24, 24)))
     (tmp_path / "file").write_text("")
     assert "cannot write" in one_line(DataError, made("file/net.pt2"))
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    os.mkfifo(tmp_path / "pipe")
+    assert "a FIFO, not a regular file" in one_line(DataError, made("pipe", format="torch"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]
+    assert (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.parametrize(("name", "format"), [("net.onnx", None), ("net.bin", "torch")])

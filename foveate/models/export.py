@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from foveate import __version__
 from foveate.checks import check_choice
 from foveate.errors import ConfigError, DataError, FoveateError
-from foveate.files import replacing, wrap_write_errors
+from foveate.files import check_regular, replacing, wrap_write_errors
 from foveate.models.channels import ScaleChannels
 from foveate.models.outputs import plain_outputs
 
@@ -95,7 +95,8 @@ def export(
     Raises:
         ConfigError: If the format is unknown, packages for ONNX are missing, or the network cannot
             be exported for images of this shape.
-        DataError: If the file cannot be written, or its outputs differ from those of the network.
+        DataError: If the file cannot be written, ``path`` is a device or a FIFO, or the outputs of
+            the file differ from those of the network.
 
     Examples:
         >>> from pathlib import Path
@@ -104,7 +105,7 @@ def export(
         >>> export(net, Path("net.pt2"), shape=(1, 64, 64)).outputs
         ('logits', 'channels')
     """
-    kind = _format(path, format)
+    kind = _format(check_regular(path), format)
     if kind == "onnx":
         _check_packages()
     plain = _PlainOutputs(net).eval()
