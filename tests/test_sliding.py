@@ -260,9 +260,15 @@ def test_a_place_does_not_change_when_the_image_is_scaled_about_it(place):
     ("make", "says"),
     [
         (lambda: SlidingChannels(nn.Flatten()), "dense"),
-        (lambda: SlidingChannels(ConvNet(), pool="concat"), "max or avg"),
+        (
+            lambda: SlidingChannels(ConvNet(), pool="concat"),
+            "pool of sliding windows must be one of max, avg, got 'concat'",
+        ),
         (lambda: SlidingChannels(ConvNet(), [2.0, 1.0]), "order"),
-        (lambda: SlidingChannels(ConvNet(), padding=0.0), "border or reflect"),
+        (
+            lambda: SlidingChannels(ConvNet(), padding=0.0),
+            "padding of sliding windows must be one of border, reflect, got 0.0",
+        ),
         (lambda: SlidingChannels(ConvNet())(torch.zeros(28, 28)), "(B, C, H, W)"),
         (lambda: SlidingChannels(ConvNet())(torch.zeros(1, 28, 28)), "images[None]"),
         (
