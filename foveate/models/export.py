@@ -23,7 +23,7 @@ from foveate.models.channels import ScaleChannels
 from foveate.models.outputs import plain_outputs
 
 Format = Literal["onnx", "torch"]
-SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
+FORMATS: dict[str, Format] = {".onnx": "onnx", ".pt2": "torch"}
 NEEDS = "exporting to ONNX requires more packages; run pip install 'foveate[onnx]'"
 NOTE = "foveate.json"
 """Key of the metadata in the file: version, scales of the channels, and the caller's `about`."""
@@ -135,13 +135,12 @@ class _PlainOutputs(nn.Module):
 
 
 def _format(path: Path, format: str | None) -> Format:
-    if format is None:
-        near = [kind for kind, suffix in SUFFIXES.items() if path.suffix == suffix]
-        if near:
-            return near[0]
+    if format is not None:
+        check_choice("format", format, get_args(Format))
+        return cast(Format, format)
+    if path.suffix not in FORMATS:
         raise ConfigError(f"{path.name!r} must end in .onnx or .pt2; rename it or pass a format")
-    check_choice("format", format, get_args(Format))
-    return cast(Format, format)
+    return FORMATS[path.suffix]
 
 
 def _check_packages() -> None:
