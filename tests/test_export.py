@@ -12,6 +12,7 @@ import pytest
 import torch
 from photo_runs import PHOTOGRAPHS, photo_config
 from PIL import ExifTags, Image
+from raised import one_line
 from tiny_runs import MODEL, tiny
 from torchvision.transforms import v2
 
@@ -60,13 +61,6 @@ def about(path):
     found = {NOTE: ""}
     torch.export.load(io.BytesIO(path.read_bytes()), extra_files=found)
     return json.loads(found[NOTE])
-
-
-def one_line(kind, action):
-    with pytest.raises(kind) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def tiny_net():

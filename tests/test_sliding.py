@@ -1,6 +1,9 @@
 """The network slid over the image: dense evaluation, SWMax, and local maps, against slow twins."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, K classes, h w positions.
 
+from functools import partial
+
+import made_images
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,13 +18,9 @@ from foveate.models.channels import PAPER_SCALES, ScaleChannels
 from foveate.models.sliding import SlidingChannels, local_maps
 from foveate.models.zoo import create_model
 
+random_images = partial(made_images.random_images, dtype=torch.float64)
 SIZE = 16
 CASES = [(40, 40), (41, 40), (37, 52), (12, 9), (30, 5)]  # the last two are less than a window
-
-
-def random_images(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1
 
 
 def small_backbone(size=SIZE, channels=1, features=(4, 4)):
