@@ -186,18 +186,16 @@ def _can_gather(images: Tensor, spec: PatchSpec) -> bool:
         return False
     graph = images.requires_grad and torch.is_grad_enabled()
     # torch.compile can trace the Triton kernels, but not a gradient through them.
-    if images.is_cuda and (graph or (spec.blurs and not torch.compiler.is_compiling())):
-        return kernels_support(images) and not is_traced(images)
-    return kernels_support(images)
+    traceable = images.is_cuda and not graph
+    traceable = traceable and (torch.compiler.is_compiling() or not spec.blurs)
+    return (traceable or not is_traced(images)) and kernels_support(images)
 
 
 def kernels_support(tensor: Tensor) -> bool:
-    """Whether compiled code supports this tensor and no tracer or transform must see it."""
+    """Whether compiled code supports this tensor, if no tracer or transform must see it."""
     if tensor.is_cuda:
         return tensor.dtype != torch.float64 and not exporting()
-    if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or is_traced(tensor):
-        return False
-    return library() is not None
+    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and library() is not None
 
 
 def split_by_scale(spec: PatchSpec) -> list[PatchSpec]:
