@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import glob
 import io
 import json
 import os
@@ -94,8 +95,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write `text` to `path` atomically."""
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_bytes(path, text.encode())
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -168,7 +168,7 @@ def _prefix(path: Path) -> str:
 
 
 def _sweep(path: Path) -> None:
-    for leftover in path.parent.glob(f"{_prefix(path)}*.tmp"):
+    for leftover in path.parent.glob(f"{glob.escape(_prefix(path))}*.tmp"):
         pid = leftover.name.split(".")[-2]
         if pid.isdigit() and not is_alive(int(pid)):
             leftover.unlink(missing_ok=True)
@@ -183,7 +183,7 @@ def is_alive(pid: int) -> bool:
         return True
     try:
         os.kill(pid, 0)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         return isinstance(error, PermissionError)  # otherwise there is no such process
     return True
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from foveate.resampling.definition import PatchSpec, _matrices
+from foveate.resampling.definition import PatchSpec, _by_definition
 from foveate.scales import ScaleGrid, as_scales
 
 PAPER = ScaleGrid(0.5, 8, per_octave=4)
@@ -19,9 +19,4 @@ LAYOUTS = {
 
 def foveate_plain(images, scales, size, **options):
     """Compute `foveate` as one einsum over whole images, which every faster path must reproduce."""
-    spec = PatchSpec(as_scales(scales), size, **options)
-    axes = "sph,bchw,sqw->bscpq" if spec.centres is None else "bsph,bchw,bsqw->bscpq"
-    pixels = images.to(torch.promote_types(images.dtype, torch.float32))
-    rows, columns, frame = _matrices(pixels, pixels.shape, spec)
-    patches = torch.einsum(axes, rows, pixels, columns)
-    return (patches if frame is None else patches + frame.unsqueeze(-3)).to(images.dtype)
+    return _by_definition(images, PatchSpec(as_scales(scales), size, **options))

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch
 from photo_runs import PHOTOGRAPHS, photo_config
 from PIL import ExifTags, Image
+from raised import one_line
 from tiny_runs import MODEL, tiny
 from torchvision.transforms import v2
 
@@ -59,13 +61,6 @@ def about(path):
     found = {NOTE: ""}
     torch.export.load(io.BytesIO(path.read_bytes()), extra_files=found)
     return json.loads(found[NOTE])
-
-
-def one_line(kind, action):
-    with pytest.raises(kind) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def tiny_net():
@@ -133,6 +128,51 @@ def test_a_backbone_of_ones_own_is_written_too(tmp_path):
     torch.testing.assert_close(found, right, atol=made.allowed, rtol=0)
 
 
+class Doubled(ScaleChannels):
+    """Scale channels with a `forward` of their own."""
+
+    def forward(self, images):
+        return 2 * super().forward(images)
+
+
+def test_a_forward_of_ones_own_is_written(tmp_path):
+    net = Doubled(tiny_net().backbone, [1.0, 2.0], 12).eval()
+    images = torch.randn(4, 1, 24, 24)
+    made = export(net, tmp_path / "own.pt2", shape=(1, 24, 24))
+    assert made.outputs == ("logits",)
+    with torch.no_grad():
+        right = net(images)
+    found = answers(tmp_path / "own.pt2", images)["logits"]
+    torch.testing.assert_close(found, right, atol=made.allowed, rtol=0)
+
+
+def test_a_lazy_network_is_written_with_all_channels(tmp_path):
+    torch.manual_seed(0)
+    lazy = ScaleChannels(tiny_net().backbone, ScaleGrid(0.5, 2, per_octave=2), 12).eval()
+    lazy.lazy = 0.0
+    images = torch.randn(4, 1, 24, 24)
+    made = export(lazy, tmp_path / "lazy.pt2", shape=(1, 24, 24))
+    assert lazy.lazy == 0.0
+    found = answers(tmp_path / "lazy.pt2", images)["channels"]
+    torch.testing.assert_close(found, lazy.channels(images), atol=made.allowed, rtol=0)
+
+
+class Weighted(torch.nn.Module):
+    """A network that uses the name of the scales for something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.scales, self.head = torch.nn.Parameter(torch.rand(3)), torch.nn.Linear(3, 2)
+
+    def forward(self, images):
+        return self.head(images.mean((2, 3)) * self.scales)
+
+
+def test_only_scales_of_channels_are_noted(tmp_path):
+    export(Weighted(), tmp_path / "net.pt2", shape=(3, 8, 8))
+    assert about(tmp_path / "net.pt2") == {"version": foveate.__version__}
+
+
 def shifted(amount):
     """A runtime that gets the last class wrong by `amount`."""
 
@@ -188,7 +228,10 @@ def test_formats_and_shapes_that_cannot_work(tmp_path):
     assert "rejected patches" in one_line(ConfigError, made("net.pt2", shape=(3, 24, 24)))
     (tmp_path / "file").write_text("")
     assert "cannot write" in one_line(DataError, made("file/net.pt2"))
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    os.mkfifo(tmp_path / "pipe")
+    assert "a FIFO, not a regular file" in one_line(DataError, made("pipe", format="torch"))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]
+    assert (tmp_path / "pipe").is_fifo()
 
 
 @pytest.mark.parametrize(("name", "format"), [("net.onnx", None), ("net.bin", "torch")])

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -53,6 +54,16 @@ def test_what_a_killed_writer_left_is_swept_by_the_next(tmp_path):
     writer.wait()
     write_text(target, "whole")
     assert os.listdir(tmp_path) == ["note.txt"]
+
+
+@pytest.mark.parametrize("name", ["a**b.txt", "[a].txt"])
+def test_names_may_contain_wildcards(name, tmp_path):
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    leftover = f".{name}.{socket.gethostname()}.{process.pid}.tmp"
+    (tmp_path / leftover).touch()
+    write_text(tmp_path / name, "whole")
+    assert os.listdir(tmp_path) == [name]
 
 
 OPENERS = """
@@ -148,6 +159,7 @@ def test_a_process_is_alive_until_it_was_waited_for():
     assert is_alive(process.pid)
     process.communicate()
     assert not is_alive(process.pid)
+    assert not is_alive(10**20)  # a file name can contain any number
 
 
 def test_windows_is_not_asked_with_a_signal(monkeypatch):

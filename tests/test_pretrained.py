@@ -12,6 +12,7 @@ import pytest
 import ship as shipping
 import torch
 from model_cards import card, overview
+from raised import one_line
 from ship import row_name, ship
 from tiny_runs import tiny
 
@@ -68,13 +69,6 @@ def folder(results, tmp_path):
 
 def validation(result):
     return RunFolder(Path(result.run)).metrics()[-1]["validation"]
-
-
-def one_line(kind, action):
-    with pytest.raises(kind) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def with_file(folder, content):

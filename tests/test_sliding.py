@@ -1,6 +1,9 @@
 """The network slid over the image: dense evaluation, SWMax, and local maps, against slow twins."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, K classes, h w positions.
 
+from functools import partial
+
+import made_images
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,13 +18,9 @@ from foveate.models.channels import PAPER_SCALES, ScaleChannels
 from foveate.models.sliding import SlidingChannels, local_maps
 from foveate.models.zoo import create_model
 
+random_images = partial(made_images.random_images, dtype=torch.float64)
 SIZE = 16
 CASES = [(40, 40), (41, 40), (37, 52), (12, 9), (30, 5)]  # the last two are less than a window
-
-
-def random_images(*shape, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return 2 * torch.rand(shape, generator=generator, dtype=torch.float64) - 1
 
 
 def small_backbone(size=SIZE, channels=1, features=(4, 4)):
@@ -260,9 +259,15 @@ def test_a_place_does_not_change_when_the_image_is_scaled_about_it(place):
     ("make", "says"),
     [
         (lambda: SlidingChannels(nn.Flatten()), "dense"),
-        (lambda: SlidingChannels(ConvNet(), pool="concat"), "max or avg"),
+        (
+            lambda: SlidingChannels(ConvNet(), pool="concat"),
+            "pool of sliding windows must be one of max, avg, got 'concat'",
+        ),
         (lambda: SlidingChannels(ConvNet(), [2.0, 1.0]), "order"),
-        (lambda: SlidingChannels(ConvNet(), padding=0.0), "border or reflect"),
+        (
+            lambda: SlidingChannels(ConvNet(), padding=0.0),
+            "padding of sliding windows must be one of border, reflect, got 0.0",
+        ),
         (lambda: SlidingChannels(ConvNet())(torch.zeros(28, 28)), "(B, C, H, W)"),
         (lambda: SlidingChannels(ConvNet())(torch.zeros(1, 28, 28)), "images[None]"),
         (

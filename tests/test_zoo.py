@@ -115,8 +115,14 @@ def test_weights_go_into_a_second_network(name):
         (lambda: create_model("fovmax", colour=3), ["'colour'", "channels", "classes", "scales"]),
         (lambda: create_model("fovmax", form="round"), ["plain, foveated, sliding", "'round'"]),
         (lambda: create_model("fovmax", pool="median"), ["max, avg, logsumexp, concat"]),
-        (lambda: create_model("swmax", pool="concat"), ["max or avg", "'concat'"]),
-        (lambda: create_model("swmax", padding=0.0), ["border or reflect", "0.0"]),
+        (
+            lambda: create_model("swmax", pool="concat"),
+            ["pool of sliding windows", "max, avg", "'concat'"],
+        ),
+        (
+            lambda: create_model("swmax", padding=0.0),
+            ["padding of sliding windows", "border, reflect", "0.0"],
+        ),
         (lambda: create_model("fovmax", size=0), ["size", "0"]),
         (lambda: create_model("fovmax", classes=0), ["classes", "0"]),
         (lambda: create_model("fovmax", dropout=1.0), ["dropout", "1"]),

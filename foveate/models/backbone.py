@@ -59,14 +59,19 @@ class ConvNet(nn.Module):
         super().__init__()
         self.size = size
         self.stride = 2 ** (len(features) // 2)
+        self.side = size
         layers: list[nn.Module] = []
         for index, (before, after) in enumerate(zip((channels, *features), features, strict=False)):
-            layers.append(nn.Conv2d(before, after, 3, stride=1 + index % 2))
+            stride = 1 + index % 2
+            self.side = (self.side - 3) // stride + 1
+            layers.append(nn.Conv2d(before, after, 3, stride=stride))
             if batch_norm:
                 layers.append(nn.BatchNorm2d(after))
             layers.append(nn.ReLU(inplace=True))
         self.trunk = nn.Sequential(*layers)
-        self.side = _side(size, len(features))
+        if self.side < 1:
+            depth = len(features)
+            raise ConfigError(f"size={size} is too small for {depth} convolutions; increase it")
         self.hidden = nn.Linear(features[-1] * self.side**2, hidden)
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(hidden, classes)
@@ -171,13 +176,3 @@ def _balance(layer: nn.Module) -> None:
         nn.init.xavier_uniform_(layer.weight)
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
-
-
-def _side(size: int, depth: int) -> int:
-    """Return the side of the feature map after `depth` unpadded convolutions on `size` pixels."""
-    side = size
-    for index in range(depth):
-        side = (side - 3) // (1 + index % 2) + 1
-        if side < 1:
-            raise ConfigError(f"size={size} is too small for {depth} convolutions; increase it")
-    return side

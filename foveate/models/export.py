@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from foveate import __version__
 from foveate.checks import check_choice
 from foveate.errors import ConfigError, DataError, FoveateError
-from foveate.files import replacing, wrap_write_errors
+from foveate.files import check_regular, replacing, wrap_write_errors
+from foveate.models.channels import ScaleChannels
 from foveate.models.outputs import plain_outputs
 
 Format = Literal["onnx", "torch"]
-SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
+FORMATS: dict[str, Format] = {".onnx": "onnx", ".pt2": "torch"}
 NEEDS = "exporting to ONNX requires more packages; run pip install 'foveate[onnx]'"
 NOTE = "foveate.json"
 """Key of the metadata in the file: version, scales of the channels, and the caller's `about`."""
@@ -94,7 +95,8 @@ def export(
     Raises:
         ConfigError: If the format is unknown, packages for ONNX are missing, or the network cannot
             be exported for images of this shape.
-        DataError: If the file cannot be written, or its outputs differ from those of the network.
+        DataError: If the file cannot be written, ``path`` is a device or a FIFO, or the outputs of
+            the file differ from those of the network.
 
     Examples:
         >>> from pathlib import Path
@@ -103,7 +105,7 @@ def export(
         >>> export(net, Path("net.pt2"), shape=(1, 64, 64)).outputs
         ('logits', 'channels')
     """
-    kind = _format(path, format)
+    kind = _format(check_regular(path), format)
     if kind == "onnx":
         _check_packages()
     plain = _PlainOutputs(net).eval()
@@ -120,24 +122,25 @@ def export(
 
 
 class _PlainOutputs(nn.Module):
-    """A copy of the network that returns all its outputs as a plain tuple."""
+    """A copy of the network that evaluates all channels and returns its outputs as a tuple."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = copy.deepcopy(net).cpu().float()
+        if isinstance(self.net, ScaleChannels):
+            self.net.lazy = None
 
     def forward(self, images: Tensor) -> tuple[Tensor, ...]:
         return tuple(output for output in plain_outputs(self.net, images) if output is not None)
 
 
 def _format(path: Path, format: str | None) -> Format:
-    if format is None:
-        near = [kind for kind, suffix in SUFFIXES.items() if path.suffix == suffix]
-        if near:
-            return near[0]
+    if format is not None:
+        check_choice("format", format, get_args(Format))
+        return cast(Format, format)
+    if path.suffix not in FORMATS:
         raise ConfigError(f"{path.name!r} must end in .onnx or .pt2; rename it or pass a format")
-    check_choice("format", format, get_args(Format))
-    return cast(Format, format)
+    return FORMATS[path.suffix]
 
 
 def _check_packages() -> None:
@@ -150,8 +153,8 @@ def _check_packages() -> None:
 
 
 def _channels(net: nn.Module) -> dict[str, Any]:
-    scales = getattr(net, "scales", None)
-    return {} if scales is None else {"scales": list(scales)}
+    scales = getattr(net, "scales", None)  # other modules can use this name for anything
+    return {"scales": list(scales)} if isinstance(scales, tuple) else {}
 
 
 def _trace(plain: _PlainOutputs, shape: Shape) -> torch.export.ExportedProgram:

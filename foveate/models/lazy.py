@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from foveate.errors import ConfigError
-from foveate.models.pooling import Pool, pool_scales
+from foveate.models.pooling import Pool, class_logits, pool_scales
 from foveate.models.recompute import uses_batch_statistics
 from foveate.resampling import foveate
 from foveate.tracing import is_traced
@@ -114,9 +114,9 @@ def lazy_logits(
     is None if all channels must be evaluated: without a tolerance, with gradients, in training mode
     and under tracers.
     """
-    if net.lazy is None or net.pool not in POOLS or not len(inputs):
+    if net.lazy is None or net.pool not in POOLS or net.training:
         return None
-    if net.training or not is_separable(net.backbone, inputs):
+    if not is_separable(net.backbone, inputs) or not len(inputs):  # an export has any batch size
         return None
     patches = UncutPatches(net, inputs) if inputs.ndim == 4 else inputs
 
@@ -144,7 +144,9 @@ def evaluate(
         evaluated.
     """
     evaluated = _every(COARSE, patches)
-    logits = _placed(forward(patches[evaluated]), evaluated)
+    coarse = forward(patches[evaluated])
+    logits = coarse.new_full((*evaluated.shape, coarse.shape[1]), -math.inf)
+    logits[evaluated] = coarse
     for share, distance in ROUNDS:
         # A margin of NaN leaves the image undecided, so that its result is the definition's.
         undecided = ~(margins(pool_scales(logits, pool)) / share > tolerance)
@@ -194,15 +196,6 @@ def _next(distance: int | None, logits: Tensor, pool: Pool) -> Tensor:
     """Return a mask (B, S) of the channels of a round, given the logits of those before."""
     if distance is not None:
         return _every(distance, logits)
-    scales = logits.shape[1]
-    label = pool_scales(logits, pool).argmax(1)[:, None, None].expand(-1, scales, 1)
-    strongest = logits.gather(2, label).squeeze(2).argmax(1)
-    place = torch.arange(scales, device=logits.device)
+    strongest = class_logits(logits, pool_scales(logits, pool).argmax(1)).argmax(1)
+    place = torch.arange(logits.shape[1], device=logits.device)
     return (place - strongest[:, None]).abs() == COARSE // 2
-
-
-def _placed(values: Tensor, where: Tensor) -> Tensor:
-    """Place values (N, K) at the N true entries of a mask (B, S), minus infinity elsewhere."""
-    logits = values.new_full((*where.shape, values.shape[1]), -math.inf)
-    logits[where] = values
-    return logits

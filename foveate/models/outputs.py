@@ -34,8 +34,12 @@ class Outputs(NamedTuple):
 
 
 def plain_outputs(net: nn.Module, images: Tensor) -> Outputs:
-    """Run any network on images (B, C, H, W) without a faster plan."""
-    if not isinstance(net, ScaleChannels | SlidingChannels):
+    """Run any network on images (B, C, H, W) without a faster plan.
+
+    Channels are None if a subclass defines its own `forward`, which can compute other logits.
+    """
+    known = (ScaleChannels.forward, SlidingChannels.forward)
+    if not isinstance(net, ScaleChannels | SlidingChannels) or type(net).forward not in known:
         return Outputs(net(images))
     if isinstance(net, ScaleChannels) and net.lazy is not None:
         return patch_outputs(net, lazy_inputs(net, images))

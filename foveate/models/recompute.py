@@ -165,10 +165,15 @@ def _cast_as_now(kind: str) -> Callable[[], AbstractContextManager[object]]:
     return lambda: torch.autocast(kind, dtype, enabled=enabled, cache_enabled=False)
 
 
+def _alone(sums: Tensor) -> Tensor:
+    """Return the sums over all processes of a norm that shares its statistics with none."""
+    return sums
+
+
 class _StopAtNorm(BaseException):
     """Stops a pass at a norm and carries the input of the norm."""
 
-    def __init__(self, values: Tensor, all_reduce_sum: Sum | None) -> None:
+    def __init__(self, values: Tensor, all_reduce_sum: Sum) -> None:
         self.values, self.all_reduce_sum = values, all_reduce_sum
 
 
@@ -186,7 +191,7 @@ class _Passes(TorchFunctionMode):
         self.size, self.seeds = size, seeds
         self.buffers_before = {name: buffer.clone() for name, buffer in backbone.named_buffers()}
         self.known: list[Statistics] = []
-        self.sums: list[Sum | None] = []
+        self.sums: list[Sum] = []
         self.calls = self.end = 0
         self.used_random = False
 
@@ -197,12 +202,13 @@ class _Passes(TorchFunctionMode):
                 found = [self._sums_or_logits(patches, group) for group in range(len(self.seeds))]
                 if len(self.sums) == len(self.known):
                     break
-                known = statistics(_over_processes(self.sums[-1], torch.stack(found).sum(0)))
+                known = statistics(self.sums[-1](torch.stack(found).sum(0)))
                 mean, variance = (t.requires_grad_() for t in known[:2])
                 self.known.append(Statistics(mean, variance, known.number))
         for name, buffer in self.backbone.named_buffers():
-            if _changed(self.buffers_after[name]):
-                buffer.copy_(self.buffers_after[name])
+            clone = self.buffers_after[name]
+            if clone.is_inference() or clone._version > 0:  # inference tensors have no version
+                buffer.copy_(clone)
         return torch.cat(found, 1)
 
     def backward(
@@ -235,7 +241,7 @@ class _Passes(TorchFunctionMode):
             raise ConfigError(f"recompute cannot split {name} over groups; {WITHOUT}")
         return func(*args, **kwargs)
 
-    def at_norm(self, *arguments: Any, all_reduce_sum: Sum | None = None, **options: Any) -> Tensor:
+    def at_norm(self, *arguments: Any, all_reduce_sum: Sum = _alone, **options: Any) -> Tensor:
         """Replace a norm call: stop the pass, or normalise with known statistics."""
         norm = Norm(*arguments, **options)
         at, self.calls = self.calls, self.calls + 1
@@ -285,19 +291,9 @@ class _Passes(TorchFunctionMode):
             return None
         mean, _, number = self.known[end]
         both = torch.stack([torch.zeros_like(mean) if g is None else g for g in gradients])
-        of_mean, of_variance = _over_processes(self.sums[end], both) / number
+        of_mean, of_variance = self.sums[end](both) / number
         shift = of_mean - 2 * of_variance * mean.detach()
         return lambda values: _affine(values, 2 * of_variance, shift)
-
-
-def _over_processes(all_reduce_sum: Sum | None, sums: Tensor) -> Tensor:
-    """Sum over the processes that share a norm's statistics, if there are several."""
-    return sums if all_reduce_sum is None else all_reduce_sum(sums)
-
-
-def _changed(clone: Tensor) -> bool:
-    """Whether a new clone was modified; True for inference tensors, which have no version."""
-    return clone.is_inference() or clone._version > 0
 
 
 @contextmanager

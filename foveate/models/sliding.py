@@ -3,19 +3,22 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
+from foveate.checks import check_choice
 from foveate.errors import ConfigError
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import PAPER_SCALES, ScaleChannels
+from foveate.models.pooling import pool_scales
 from foveate.resampling import Padding, check_images
 from foveate.resampling.definition import PatchSpec, axis_matrices
 from foveate.scales import ScaleGrid, as_scales
 
 SlidingPool = Literal["max", "avg"]
+PADDINGS = ("border", "reflect")
 
 
 class SlidingChannels(nn.Module):
@@ -59,14 +62,13 @@ class SlidingChannels(nn.Module):
         antialias: bool = False,
     ) -> None:
         super().__init__()
-        if pool not in ("max", "avg"):
-            raise ConfigError(f"pool must be max or avg for sliding windows, got {pool!r}")
+        check_choice("pool of sliding windows", pool, get_args(SlidingPool))
         if not hasattr(backbone, "dense") or not hasattr(backbone, "draw_mask"):
             kind = type(backbone).__name__
             raise ConfigError(
                 f"SlidingChannels requires a backbone with dense() and draw_mask(), got {kind}"
             )
-        _check_padding(padding)
+        check_choice("padding of sliding windows", padding, PADDINGS)
         self.backbone = backbone
         self.scales = as_scales(scales)
         self.pool, self.padding, self.antialias = pool, padding, antialias
@@ -94,7 +96,7 @@ class SlidingChannels(nn.Module):
             The resampled images of one scale after the other.
         """
         for scale in self.scales:
-            yield rescaled(images, scale, self.backbone, self.padding, self.antialias)
+            yield _rescaled(self, images, scale)
 
     def channels(self, images: Tensor) -> Tensor:
         """Compute the logits of every channel, pooled over space.
@@ -130,7 +132,7 @@ class SlidingChannels(nn.Module):
         Returns:
             Logits, shape ``(B, K)``.
         """
-        return outputs.max(1).values if self.pool == "max" else outputs.mean(1)
+        return pool_scales(outputs, self.pool)
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the logits of images.
@@ -208,7 +210,7 @@ def local_maps(
         raise ConfigError(f"step must be from 1 to {min(images.shape[-2:])} pixels, got {step}")
     best, chosen = torch.tensor(-torch.inf).to(images), torch.tensor(0.0).to(images)
     for scale in net.scales:
-        grid = rescaled(images, scale, backbone, net.padding, net.antialias)
+        grid = _rescaled(net, images, scale)
         logits = _at_places(dense(backbone, grid), images, scale * backbone.stride, step)
         chosen = torch.where(logits > best, scale, chosen)
         best = torch.maximum(best, logits)
@@ -216,23 +218,18 @@ def local_maps(
     return LocalMaps(best, chosen.gather(1, winner).squeeze(1))
 
 
-def rescaled(
-    images: Tensor,
-    scale: float,
-    backbone: ConvNet,
-    padding: Padding = "border",
-    antialias: bool = False,
-) -> Tensor:
+def _rescaled(net: ScaleChannels | SlidingChannels, images: Tensor, scale: float) -> Tensor:
     """Resample whole images by 1/scale to a size that fits the stride of the backbone.
 
     The result is large enough for windows centred on the image edge.
     """
-    _check_padding(padding)
+    check_choice("padding of sliding windows", net.padding, PADDINGS)
     check_images(images)
+    backbone = cast(ConvNet, net.backbone)
     sides = []
     for length in images.shape[-2:]:
         size = extent(length / scale, backbone.size, backbone.stride)
-        spec = PatchSpec((scale,), size, padding, antialias)
+        spec = PatchSpec((scale,), size, net.padding, net.antialias)
         sides.append(axis_matrices(length, spec, None, images.device)[0].to(images))
     with torch.autocast(images.device.type, enabled=False):
         return sides[0] @ (images @ sides[1].mT)
@@ -252,8 +249,3 @@ def _at_places(logits: Tensor, images: Tensor, spacing: float, step: int) -> Ten
         offset = index[:, None] - torch.arange(positions)
         sides.append((1 - offset.abs()).clamp_min(0).to(logits))
     return sides[0] @ (logits @ sides[1].mT)
-
-
-def _check_padding(padding: Padding) -> None:
-    if padding not in ("border", "reflect"):
-        raise ConfigError(f"padding must be border or reflect for sliding windows, got {padding!r}")

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from foveate.native.build import library
 from foveate.native.calls import PARTS, call, fields
-from foveate.resampling.definition import PatchSpec
+from foveate.resampling.definition import PADDINGS, PatchSpec
 
-PADDINGS = {"border": 0, "reflect": 1, "constant": 2}
 CLOSE = 4  # largest column stride read in place: channels-last images with up to 4 channels
 
 

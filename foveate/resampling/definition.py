@@ -32,6 +32,7 @@ from foveate.scales import ScaleGrid, as_scales
 from foveate.tracing import exporting, is_traced
 
 Padding: TypeAlias = Literal["border", "reflect"] | float
+PADDINGS = {"border": 0, "reflect": 1, "constant": 2}  # as compiled code numbers them
 # The largest scale that compiled code antialiases: its loops grow with the kernel width, and on a
 # GPU with the square of that width.
 WIDEST = {"cpu": 4096, "cuda": 16}
@@ -100,7 +101,14 @@ def foveate(
                 [ 9., 10.]])
     """
     spec = PatchSpec(as_scales(scales), size, padding, antialias, centres)
-    _check(images, spec)
+    check_images(images)
+    count = images.shape[0]  # len() would fix the batch size of an exported program
+    if centres is not None and tuple(centres.shape) != (count, 2):
+        raise ConfigError(
+            f"centres must contain one (y, x) per image, shape ({count}, 2), "
+            f"got {tuple(centres.shape)}"
+        )
+    check_window(size, padding)
     return resample(images, spec)
 
 
@@ -178,18 +186,16 @@ def _can_gather(images: Tensor, spec: PatchSpec) -> bool:
         return False
     graph = images.requires_grad and torch.is_grad_enabled()
     # torch.compile can trace the Triton kernels, but not a gradient through them.
-    if images.is_cuda and (graph or (spec.blurs and not torch.compiler.is_compiling())):
-        return kernels_support(images) and not is_traced(images)
-    return kernels_support(images)
+    traceable = images.is_cuda and not graph
+    traceable = traceable and (torch.compiler.is_compiling() or not spec.blurs)
+    return (traceable or not is_traced(images)) and kernels_support(images)
 
 
 def kernels_support(tensor: Tensor) -> bool:
-    """Whether compiled code supports this tensor and no tracer or transform must see it."""
+    """Whether compiled code supports this tensor, if no tracer or transform must see it."""
     if tensor.is_cuda:
         return tensor.dtype != torch.float64 and not exporting()
-    if tensor.device.type != "cpu" or tensor.dtype != torch.float32 or is_traced(tensor):
-        return False
-    return library() is not None
+    return tensor.device.type == "cpu" and tensor.dtype == torch.float32 and library() is not None
 
 
 def split_by_scale(spec: PatchSpec) -> list[PatchSpec]:
@@ -256,7 +262,10 @@ def _matrices(
 def _axis(
     pixels: Tensor, length: int, spec: PatchSpec, centres: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return the matrices of one axis in the dtype of the pixels, and their float64 row sums."""
+    """Return the matrices of one axis in the dtype of the pixels, and their float64 row sums.
+
+    The matrices of both axes in float64 would need more memory than the patches.
+    """
     exact = axis_matrices(length, spec, centres, pixels.device)
     return exact.to(pixels), exact.sum(-1)
 
@@ -341,24 +350,12 @@ def check_images(images: Tensor) -> None:
         raise ConfigError(f"images must have at least one pixel, got shape {shape}")
 
 
-def _check(images: Tensor, spec: PatchSpec) -> None:
-    """Raise a ConfigError for invalid arguments of `foveate`."""
-    check_images(images)
-    count = images.shape[0]
-    if spec.centres is not None and tuple(spec.centres.shape) != (count, 2):
-        raise ConfigError(
-            f"centres must contain one (y, x) per image, shape ({count}, 2), "
-            f"got {tuple(spec.centres.shape)}"
-        )
-    check_window(spec.size, spec.padding)
-
-
 def check_window(size: int, padding: Padding) -> None:
     """Raise a ConfigError for an invalid size or padding."""
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ConfigError(f"size must be a whole number of at least 1 pixel, got {size!r}")
-    number = isinstance(padding, int | float) and not isinstance(padding, bool)
-    if not number and padding not in ("border", "reflect"):
-        raise ConfigError(f'padding must be "border", "reflect" or a number, got {padding!r}')
-    if isinstance(padding, int | float) and not math.isfinite(padding):
-        raise ConfigError(f"constant padding must be finite, got {padding}")
+    finite = isinstance(padding, int | float) and math.isfinite(padding)
+    if isinstance(padding, bool) or not (finite or padding in ("border", "reflect")):
+        raise ConfigError(
+            f'padding must be "border", "reflect" or a finite number, got {padding!r}'
+        )

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from foveate.resampling.definition import PatchSpec, axis_matrices, split_by_scale
+from foveate.resampling.definition import PADDINGS, PatchSpec, axis_matrices, split_by_scale
 
 # Measured on one H200 with 4096 images and 17 scales: blocks of 256 pixels in 4 warps for groups of
 # 4 images take 0.167 ms, single images 0.24 ms, blocks of 1024 pixels 0.22 ms, and a copy of the
@@ -17,7 +17,6 @@ BLOCK = 256  # patch pixels per program, for each image of a group
 GROUP = 4  # images that share computed positions and weights
 TILE = 32  # image pixels along an axis for which one program computes gradients
 CHUNK = 16  # patch pixels along an axis that it reads at once; the minimum of tl.dot
-PADDINGS = {"border": 0, "reflect": 1, "constant": 2}
 # Photographs have many sizes. By default, Triton compiles a kernel again for each combination of
 # arguments that are and are not multiples of 16.
 UNSPECIALISED = ["height", "width", "total"]
@@ -218,8 +217,7 @@ def gather_patches(images: Tensor, spec: PatchSpec) -> Tensor:
     patches = images.new_empty(batch, count, channels, size, size)
     if not patches.numel():
         return patches
-    kind = padding if isinstance(padding, str) else "constant"
-    fill = 0.0 if isinstance(padding, str) else float(padding)
+    kind, fill = (padding, 0.0) if isinstance(padding, str) else ("constant", float(padding))
     points = table if centres is None else (centres - 0.5).to(table).contiguous()
     middle = [part for length in (height, width) for part in divmod(length / 2 - 0.5, 1.0)]
     group = GROUP if centres is None else 1  # images with individual centres share no positions
