@@ -1,6 +1,8 @@
 """The page without a browser: what the networks are asked, what is taken, what is drawn."""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -88,6 +90,19 @@ def test_networks_that_do_not_fit_the_page_are_refused(specs, tmp_path):
 def test_a_file_of_weights_has_no_accuracy(specs):
     (network,) = open_page([f"{specs[1]}/weights.safetensors"]).networks
     assert (network.title, network.accuracy, network.tested) == ("FovMax", {}, "")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"split": None}, {"sources": None}, {"sources": [{}]}, {"sources": 5}, {"runs": []}]
+)
+def test_results_of_another_form_are_not_shown(specs, tmp_path, changes):
+    """A results.json can come from `save_results` with other entries, or from an editor."""
+    run = shutil.copytree(specs[0], tmp_path / "cnn")
+    about = json.loads((run / "results.json").read_text()) | changes
+    kept = {key: value for key, value in about.items() if value is not None}
+    (run / "results.json").write_text(json.dumps(kept))
+    (network,) = open_page([str(run)]).networks
+    assert (network.accuracy, network.tested) == ({}, "")
 
 
 def test_the_answers_are_the_networks(digit_networks, digits):

@@ -113,9 +113,9 @@ def _evaluated(name: str) -> tuple[Mapping[float, float], str]:
         (result,) = read_results(folder)
         about = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         sources = ", ".join(source["name"] for source in about["sources"])
-    except (DataError, ValueError, KeyError):
+        tested = f"{result.scales[0].count:,} {about['split']} images of {sources}"
+    except (DataError, ValueError, KeyError, TypeError):
         return {}, ""
-    tested = f"{result.scales[0].count:,} {about['split']} images of {sources}"
     return {at.scale: at.accuracy for at in result.scales}, tested
 
 
