@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from foveate.cli import options
 from foveate.cli.console import OUTPUT, progress
-from foveate.cli.reproduce import MAX_TOGETHER
-from foveate.cli.sweep import open_study, run_study
+from foveate.cli.sweep import choose_precision, open_study, run_study
 from foveate.cli.training import cached_loader, parse_pairs, parse_settings
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ def compare(
     change: Annotated[list[str] | None, options.SETTING()] = None,
     out: Annotated[Path, options.OUT_FOLDER()] = Path("compare"),
     device: options.DeviceOption = "auto",
-    together: Annotated[int, options.TOGETHER(min=0, max=MAX_TOGETHER)] = 0,
+    together: Annotated[int, options.TOGETHER()] = 0,
     engine: options.EngineOption = "local",
     address: options.AddressOption = None,
     dry_run: options.DryRunOption = False,
@@ -52,9 +51,7 @@ def compare(
     from foveate.training.loop import find_device
 
     place, load = str(find_device(device)), cached_loader()
-    usual = "bf16" if place.startswith("cuda") else "float32"
-    changes = {"precision": usual if precision == "auto" else precision}
-    changes |= parse_settings(change or [])
+    changes = {"precision": choose_precision(precision, place), **parse_settings(change or [])}
     sources = parse_pairs(source or [], "--source must be NAME=SOURCE, such as mnist=idx:DIR")
 
     def changed(config: "TrainConfig") -> "TrainConfig":
