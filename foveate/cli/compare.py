@@ -12,7 +12,6 @@ from foveate.cli.training import cached_loader, parse_pairs, parse_settings
 if TYPE_CHECKING:
     from foveate.data.splits import SplitName
     from foveate.sweeps.runner import Study
-    from foveate.training.config import TrainConfig
 
 
 def compare(
@@ -54,16 +53,13 @@ def compare(
     changes = {"precision": choose_precision(precision, place), **parse_settings(change or [])}
     sources = parse_pairs(source or [], "--source must be NAME=SOURCE, such as mnist=idx:DIR")
 
-    def changed(config: "TrainConfig") -> "TrainConfig":
-        return config.changed(changes)
-
     jobs = plan_jobs(
         find_methods(_split(methods)),
         find_data_sets(_split(data), sources, load),
         scales=as_scales(scales) if scales else (),
         seeds=seeds,
         split=cast("SplitName", split),
-        change=changed,
+        change=lambda config: config.changed(changes),
     )
     study = open_study(jobs, out, bad)
     labels = {row: row_label(*row) for job in jobs for _, rows in job.tests for row in rows}

@@ -124,17 +124,15 @@ def _draw(model: "Model", path: Path, prediction: "Prediction", out: Path) -> No
 def _print_table(model: "Model", found: "list[tuple[Path, Prediction]]", search: bool) -> None:
     """Print one line per image, with the path last so that it is never truncated."""
     width = max(len("class"), *(len(prediction.label) for _, prediction in found))
-    names = ("y", "x", "window") if search else ("scale", "channel")
-    _print_line("class", width, "confidence", names, "image")
+    names: tuple[str, ...] = ("y", "x", "window") if search else ("scale", "channel")
+    lines = [("class", "confidence", names, "image")]
     for path, p in found:
         cells = ("",) * len(names)
         if search and p.centre is not None:
             cells = tuple(f"{value:.0f}" for value in (*p.centre, p.window))
         elif p.channel is not None:
             cells = (f"{p.scale:.2f}", f"{model.scales[p.channel]:.2f}")
-        _print_line(p.label, width, f"{100 * p.confidence:.1f} %", cells, str(path))
-
-
-def _print_line(label: str, width: int, confidence: str, cells: tuple[str, ...], path: str) -> None:
-    shown = "  ".join(f"{cell:>{room}}" for cell, room in zip(cells, (5, 7, 6), strict=False))
-    OUTPUT.print(f"{label:<{width}}  {confidence:>10}  {shown}  {path}")
+        lines.append((p.label, f"{100 * p.confidence:.1f} %", cells, str(path)))
+    for label, confidence, cells, image in lines:
+        shown = "  ".join(f"{cell:>{room}}" for cell, room in zip(cells, (5, 7, 6), strict=False))
+        OUTPUT.print(f"{label:<{width}}  {confidence:>10}  {shown}  {image}")
