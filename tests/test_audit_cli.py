@@ -195,6 +195,7 @@ def test_a_model_from_the_current_folder(folder, tmp_path, monkeypatch, capsys):
 
 def test_errors_are_one_line_and_nothing_is_written(folder, tmp_path, capsys):
     (tmp_path / "weights.pt").write_bytes(b"PK something")
+    (tmp_path / "latin.txt").write_bytes("café\nthé".encode("latin-1"))
     (tmp_path / "empty").mkdir()
     source, net = f"folder:{folder}", "audited_nets:net"
     cases = {
@@ -229,6 +230,13 @@ def test_errors_are_one_line_and_nothing_is_written(folder, tmp_path, capsys):
         "class 'digit-0', which is not among the 2": [
             net, "--source", source, "--classes", "a,b"
         ],
+        "class 'digit-0', which is not among the 40": [  # longer than a file name can be
+            net, "--source", source, "--classes", ",".join(f"number {i}" for i in range(40))
+        ],
+        "cannot read the classes in": [
+            net, "--source", source, "--classes", str(tmp_path / "latin.txt")
+        ],
+        "classes must be a,b,c or a file": [net, "--source", source, "--classes", " , "],
         "Missing option '--source'": [net],
     }  # fmt: skip
     for words, arguments in cases.items():

@@ -1,6 +1,8 @@
 """The page without a browser: what the networks are asked, what is taken, what is drawn."""
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -20,7 +22,7 @@ from foveate.demo import pages, scenes, uploads
 from foveate.demo.digit_page import DigitPage
 from foveate.demo.networks import predict_digit
 from foveate.demo.pages import open_page
-from foveate.demo.panels import MIN_ZOOM, accuracy, channels
+from foveate.demo.panels import MIN_ZOOM, accuracy, digit_channels
 from foveate.demo.uploads import decode_digit, encode_digit, read_upload, to_mnist_digit
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.models.sliding import LocalMaps, local_maps
@@ -90,14 +92,27 @@ def test_a_file_of_weights_has_no_accuracy(specs):
     assert (network.title, network.accuracy, network.tested) == ("FovMax", {}, "")
 
 
+@pytest.mark.parametrize(
+    "changes", [{"split": None}, {"sources": None}, {"sources": [{}]}, {"sources": 5}, {"runs": []}]
+)
+def test_results_of_another_form_are_not_shown(specs, tmp_path, changes):
+    """A results.json can come from `save_results` with other entries, or from an editor."""
+    run = shutil.copytree(specs[0], tmp_path / "cnn")
+    about = json.loads((run / "results.json").read_text()) | changes
+    kept = {key: value for key, value in about.items() if value is not None}
+    (run / "results.json").write_text(json.dumps(kept))
+    (network,) = open_page([str(run)]).networks
+    assert (network.accuracy, network.tested) == ({}, "")
+
+
 def test_the_answers_are_the_networks(digit_networks, digits):
     digit = digits.images[7:8]
     for zoom in (0.5, 1.7, 8.0):
-        seen = predict_digit(digit_networks, digit, zoom)
+        seen, views = predict_digit(digit_networks, digit, zoom)
         frame = rescale(digit, zoom, size=112)
-        torch.testing.assert_close(seen.frame, frame[0, 0], rtol=0, atol=0)
-        assert [network for network, _ in seen.predictions] == digit_networks
-        for network, prediction in seen.predictions:
+        torch.testing.assert_close(seen, frame, rtol=0, atol=0)
+        assert [view.network for view in views] == digit_networks
+        for network, prediction, _ in views:
             with torch.no_grad():
                 logits = network.model.net(frame)[0]
             assert prediction.probabilities == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
@@ -105,32 +120,31 @@ def test_the_answers_are_the_networks(digit_networks, digits):
 
 
 def test_channels_show_what_they_see_and_the_strongest_is_marked(digit_networks, digits):
-    seen = predict_digit(digit_networks, digits.images[3:4], 2.0)
-    frame, net = seen.frame[None, None], digit_networks[1].model.net
+    frame, views = predict_digit(digit_networks, digits.images[3:4], 2.0)
+    net, prediction = digit_networks[1].model.net, views[1].prediction
     with torch.no_grad():
-        torch.testing.assert_close(seen.patches, net.patches(frame)[0, :, 0], rtol=0, atol=0)
+        torch.testing.assert_close(views[1].patches, net.patches(frame)[0], rtol=0, atol=0)
         said = net.channels(frame)[0]
         scale = float(net.select_scale(frame))
-    _, prediction = seen.predictions[1]
     strengths = said[:, int(prediction.label)]
     assert prediction.channel == int(strengths.argmax())
     assert prediction.scale == pytest.approx(scale, rel=1e-4)
-    assert seen.predictions[0][1].channel is None
-    shown = re.findall(r'title="scale [\d.]+: (-?[\d.]+)"', channels(seen))[: len(strengths)]
+    assert views[0].prediction.channel is None
+    shown = re.findall(r'title="scale [\d.]+: (-?[\d.]+)"', digit_channels(views))[: len(strengths)]
     assert [float(value) for value in shown] == pytest.approx(strengths.tolist(), abs=0.051)
 
 
 def test_a_reply_has_the_answers_of_all_and_one_winner_each(page, digit_networks, digits):
     digit = digits.images[5:6]
     reply = page.predict(encode_digit(digit), 2.5, int(digits.labels[5]))
-    seen = predict_digit(digit_networks, digit, 2.5)
+    found = [view.prediction for view in predict_digit(digit_networks, digit, 2.5)[1]]
     said = re.findall(r"<output>(\d)</output>", reply["cards"])
-    assert said == [prediction.label for _, prediction in seen.predictions]
-    for _, prediction in seen.predictions:
+    assert said == [prediction.label for prediction in found]
+    for prediction in found:
         right = prediction.label == str(int(digits.labels[5]))
         assert f'class="{"right" if right else "wrong"}"' in reply["cards"]
     rows = [re.findall(r'<i class="(best)?"', row) for row in reply["channels"].split("bars")[1:]]
-    strongest = [prediction.channel for _, prediction in seen.predictions[1:]]
+    strongest = [prediction.channel for prediction in found[1:]]
     assert [row.index("best") for row in rows] == strongest
     assert reply["frame"].count("<rect") == 2
     places = re.findall(r"--at:(\d+)", reply["channels"])
@@ -320,9 +334,9 @@ def test_a_scene_depends_on_its_seed_alone(digits):
 
 
 @pytest.mark.parametrize("count", [1, 11])
-def test_a_scene_of_too_many_digits_is_refused(digits, count):
-    with pytest.raises(ConfigError, match="from 2 to 10 digits"):
-        scenes.compose(digits, count, 0)
+def test_a_scene_of_too_few_or_too_many_digits_is_refused(page, count):
+    said = refusal(page.scene, count=count, network=0, seed=0)
+    assert said == f"count must be an integer from 2 to 10, got {count}"
 
 
 def test_what_is_said_at_a_digit_is_read_at_its_place():

@@ -16,9 +16,9 @@ from tiny_runs import tiny
 from foveate.cli.app import run
 from foveate.data.recipes import Recipe
 from foveate.data.sources import load_source
-from foveate.demo import photo_panels
+from foveate.demo.networks import predict_photo, to_photo_networks
 from foveate.demo.pages import open_page
-from foveate.demo.photo_networks import predict_photo, to_photo_networks
+from foveate.demo.panels import photo_channels
 from foveate.demo.photo_page import EXAMPLES_SHOWN, PhotoPage
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.models import load_model
@@ -251,4 +251,4 @@ def test_a_model_of_timm_is_opened_with_a_file_of_weights(tmp_path):
 
 def test_one_channel_each_has_no_strip(page):
     pixels, _ = page._read(0)
-    assert "one channel each" in photo_panels.channels(predict_photo(page.networks[:1], pixels, 1))
+    assert "one channel each" in photo_channels(predict_photo(page.networks[:1], pixels, 1))

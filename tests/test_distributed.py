@@ -315,7 +315,8 @@ def test_a_process_that_is_killed_ends_the_run_with_one_line(tmp_path, one, two,
     reached = RunFolder(folder).load()[0]
     assert (reached.epoch, reached.step) == (1, 3)
     shutil.copytree(folder, tmp_path / "copy")
-    done(torchrun("-m", "foveate", *COMMAND, "--out", folder))
+    out, _ = done(torchrun("-m", "foveate", *COMMAND, "--out", folder))
+    assert out.count("training ") == 1 and out.count("epoch 4/4") == 1  # by the first process
     assert same_bits(weights(folder), weights(two[0]))
     train(CONFIG, tmp_path / "copy")
     expected = RunFolder(one[0]).metrics()

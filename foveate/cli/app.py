@@ -19,7 +19,6 @@ from foveate.cli import (
     predict,
     quickstart,
     report,
-    reproduce,
     sweep,
     theory,
     training,
@@ -92,7 +91,7 @@ app = typer.Typer(
 )
 for command in (
     *(quickstart.quickstart, demo.demo, data.generate, data.show, training.train),
-    *(evaluation.evaluate, audit.audit, predict.predict, export.export, reproduce.reproduce),
+    *(evaluation.evaluate, audit.audit, predict.predict, export.export, sweep.reproduce),
     *(sweep.sweep, compare.compare, report.report, theory.verify),
 ):
     app.command(cls=Command)(command)
@@ -108,13 +107,10 @@ def _version(wanted: bool) -> None:
 def options(
     context: typer.Context,
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version", metavar="", callback=_version, is_eager=True, help="Print the version."
-        ),
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", metavar="", help="Print the traceback of an error.")
+        bool, typer.Option("--debug", help="Print the traceback of an error.")
     ] = False,
 ) -> None:
     """Accept the global options; `run` reads --debug from the arguments itself."""

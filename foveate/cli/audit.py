@@ -1,5 +1,6 @@
 """The command that audits any classifier over scale: audit."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -171,14 +172,14 @@ def _write(report: "AuditReport", images: "AuditImages", trainable: bool, out: P
 def _classes(text: str | None) -> list[str]:
     if text is None:
         return []
-    path = Path(text)
-    try:
-        listed = path.read_text(encoding="utf-8").splitlines() if path.is_file() else None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read the classes in {text}: {error}; use a UTF-8 text file"
-        ) from None
-    names = text.split(",") if listed is None else listed
+    names = text.split(",")
+    if os.path.isfile(text):  # False for a list that is too long for a path
+        try:
+            names = Path(text).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"cannot read the classes in {text}: {error}; use a UTF-8 text file"
+            ) from None
     if not (found := [name.strip() for name in names if name.strip()]):
         raise ConfigError(f"classes must be a,b,c or a file with one name per line, got {text!r}")
     return found

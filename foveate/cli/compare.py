@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 from foveate.cli import options
 from foveate.cli.console import OUTPUT, progress
-from foveate.cli.reproduce import MAX_TOGETHER
-from foveate.cli.sweep import open_study, run_study
+from foveate.cli.sweep import choose_precision, open_study, run_study
 from foveate.cli.training import cached_loader, parse_pairs, parse_settings
 
 if TYPE_CHECKING:
     from foveate.data.splits import SplitName
     from foveate.sweeps.runner import Study
-    from foveate.training.config import TrainConfig
 
 
 def compare(
@@ -28,7 +26,7 @@ def compare(
     change: Annotated[list[str] | None, options.SETTING()] = None,
     out: Annotated[Path, options.OUT_FOLDER()] = Path("compare"),
     device: options.DeviceOption = "auto",
-    together: Annotated[int, options.TOGETHER(min=0, max=MAX_TOGETHER)] = 0,
+    together: Annotated[int, options.TOGETHER()] = 0,
     engine: options.EngineOption = "local",
     address: options.AddressOption = None,
     dry_run: options.DryRunOption = False,
@@ -52,13 +50,8 @@ def compare(
     from foveate.training.loop import find_device
 
     place, load = str(find_device(device)), cached_loader()
-    usual = "bf16" if place.startswith("cuda") else "float32"
-    changes = {"precision": usual if precision == "auto" else precision}
-    changes |= parse_settings(change or [])
+    changes = {"precision": choose_precision(precision, place), **parse_settings(change or [])}
     sources = parse_pairs(source or [], "--source must be NAME=SOURCE, such as mnist=idx:DIR")
-
-    def changed(config: "TrainConfig") -> "TrainConfig":
-        return config.changed(changes)
 
     jobs = plan_jobs(
         find_methods(_split(methods)),
@@ -66,7 +59,7 @@ def compare(
         scales=as_scales(scales) if scales else (),
         seeds=seeds,
         split=cast("SplitName", split),
-        change=changed,
+        change=lambda config: config.changed(changes),
     )
     study = open_study(jobs, out, bad)
     labels = {row: row_label(*row) for job in jobs for _, rows in job.tests for row in rows}

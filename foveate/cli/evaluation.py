@@ -69,16 +69,10 @@ def evaluate(
 
     if split not in ("val", "test"):
         raise ConfigError(f"split must be val or test, got {split!r}")
-    if out is None and len(runs) > 1:
-        raise ConfigError(
-            f"--out is required to evaluate {len(runs)} runs; name a folder for the results"
-        )
     folders = [open_run(path) for path in dict.fromkeys(runs)]
-    if out is None and isinstance(folders[0], PretrainedRun):
-        raise ConfigError(
-            f"--out is required to evaluate {runs[0]}, which has no folder; name a folder for the "
-            "results"
-        )
+    if out is None and (len(runs) > 1 or isinstance(folders[0], PretrainedRun)):
+        what = f"{len(runs)} runs" if len(runs) > 1 else f"{runs[0]}, which has no folder"
+        raise ConfigError(f"--out is required to evaluate {what}; name a folder for the results")
     target, place, factors = out or runs[0], find_device(device), as_scales(scales)
     tolerance = _tolerance(lazy)
     keep_freed_memory()
@@ -129,11 +123,13 @@ def _make_lazy(
     """Set the tolerance of a network, for "auto" from validation images; return it."""
     from foveate.evaluation.test_sets import lazy_channels
 
-    if lazy is None or isinstance(lazy, float):
-        if lazy is not None:
-            lazy_channels(net).lazy = lazy
+    if lazy is None:
+        return None
+    channels = lazy_channels(net)
+    if isinstance(lazy, float):
+        channels.lazy = lazy
         return lazy
-    channels, images = lazy_channels(net), open_split(split="val")
+    images = open_split(split="val")
     count = len(scales) * len(images)
     with progress("calibration images", count) as advance:
         found = images.calibrate(channels, scales, advance=advance)

@@ -211,7 +211,9 @@ ROWS_OPTION = shared(
     "--rows", values=ROWS,
 )  # fmt: skip
 SEEDS = shared("N", "Runs per row, with the seeds 0 to N - 1; at most 1,000.", TRAINING)
-TOGETHER = shared("N", "Runs trained in parallel; 0 means 3 or 6 on a GPU, 1 on a CPU.", EXECUTION)
+TOGETHER = shared(
+    "N", "Runs trained in parallel; 0 means 3 or 6 on a GPU, 1 on a CPU.", EXECUTION, min=0, max=64
+)
 EPOCHS = shared("N", "Number of training epochs.", TRAINING)
 SETTING = shared("KEY=VALUE", "Any other setting, such as model.dropout=0.", TRAINING, "--set")
 BACKBONE = shared(

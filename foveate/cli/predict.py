@@ -1,5 +1,7 @@
 """The command that classifies images: predict."""
 
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,22 +64,27 @@ def predict(
     loaded = load_model(model, trust=trust, device=place, pretrained=pretrained, weights=weights)
     if lazy is not None:
         lazy_channels(loaded.net).lazy = lazy
-    found: dict[int, Prediction] = {}
-    errors: dict[int, str] = {}
-    for i, path in enumerate(images):
+    made: list[tuple[Path, Prediction | DataError]] = []
+    for path in images:
         try:
-            found[i] = classify(loaded, path, invert=invert, scale=scale, search=search, step=step)
+            result = classify(loaded, path, invert=invert, scale=scale, search=search, step=step)
+            made.append((path, result))
         except DataError as error:
-            errors[i] = str(error)
             print_error(str(error))
+            made.append((path, error))
+    found = [(path, result) for path, result in made if not isinstance(result, DataError)]
     if picture is not None and found:
-        _draw(loaded, images[0], found[0], picture)
+        _draw(loaded, *found[0], picture)
     if json:
-        _print_json(loaded, images, found, errors)
+        about = {"model": loaded.name, "classes": loaded.classes, "scales": loaded.scales}
+        entries = [
+            {"image": str(path), **({"error": str(p)} if isinstance(p, DataError) else asdict(p))}
+            for path, p in made
+        ]
+        print(dumps({**about, "images": entries}, indent=2, allow_nan=False))
     elif found:
-        rows = [(images[i], prediction) for i, prediction in found.items()]
-        _print_table(loaded, rows, search)
-    if errors:
+        _print_table(loaded, found, search)
+    if len(found) < len(images):
         raise typer.Exit(1)
 
 
@@ -117,31 +124,15 @@ def _draw(model: "Model", path: Path, prediction: "Prediction", out: Path) -> No
 def _print_table(model: "Model", found: "list[tuple[Path, Prediction]]", search: bool) -> None:
     """Print one line per image, with the path last so that it is never truncated."""
     width = max(len("class"), *(len(prediction.label) for _, prediction in found))
-    names = ("y", "x", "window") if search else ("scale", "channel")
-    _print_line("class", width, "confidence", names, "image")
+    names: tuple[str, ...] = ("y", "x", "window") if search else ("scale", "channel")
+    lines = [("class", "confidence", names, "image")]
     for path, p in found:
         cells = ("",) * len(names)
         if search and p.centre is not None:
             cells = tuple(f"{value:.0f}" for value in (*p.centre, p.window))
         elif p.channel is not None:
             cells = (f"{p.scale:.2f}", f"{model.scales[p.channel]:.2f}")
-        _print_line(p.label, width, f"{100 * p.confidence:.1f} %", cells, str(path))
-
-
-def _print_line(label: str, width: int, confidence: str, cells: tuple[str, ...], path: str) -> None:
-    shown = "  ".join(f"{cell:>{room}}" for cell, room in zip(cells, (5, 7, 6), strict=False))
-    OUTPUT.print(f"{label:<{width}}  {confidence:>10}  {shown}  {path}")
-
-
-def _print_json(
-    model: "Model", images: list[Path], found: "dict[int, Prediction]", errors: dict[int, str]
-) -> None:
-    import json
-    from dataclasses import asdict
-
-    entries = [
-        {"image": str(path), **(asdict(found[i]) if i in found else {"error": errors[i]})}
-        for i, path in enumerate(images)
-    ]
-    about = {"model": model.name, "classes": model.classes, "scales": model.scales}
-    print(json.dumps({**about, "images": entries}, indent=2, allow_nan=False))
+        lines.append((p.label, f"{100 * p.confidence:.1f} %", cells, str(path)))
+    for label, confidence, cells, image in lines:
+        shown = "  ".join(f"{cell:>{room}}" for cell, room in zip(cells, (5, 7, 6), strict=False))
+        OUTPUT.print(f"{label:<{width}}  {confidence:>10}  {shown}  {image}")

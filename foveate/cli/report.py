@@ -1,15 +1,12 @@
 """The command that writes the reproduction of the paper as a page: report."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from foveate.cli import options
 from foveate.cli.console import OUTPUT, print_table, progress
 from foveate.errors import DataError
 from foveate.files import check_folder
-
-if TYPE_CHECKING:
-    from foveate.report.reproduction import Reproduction
 
 COLOURS = {"holds": "green", "fails": "bold red", "undecided": "yellow"}
 
@@ -31,7 +28,8 @@ def report(
     from rich.text import Text
 
     from foveate.paper.tables import published_folder
-    from foveate.report.reproduction import Reproduction
+    from foveate.report.plots import save_figure
+    from foveate.report.reproduction import Reproduction, captioned_figures, reproduction_page
 
     folder = results or published_folder()
     if folder is None:
@@ -41,21 +39,14 @@ def report(
         )
     check_folder(out)
     found = Reproduction.read(folder)
-    OUTPUT.print(*_write(found, str(results or "published with foveate"), out), sep="\n")
-    rows = [(c.name, c.statement, Text(c.verdict, COLOURS[c.verdict])) for c in found.claims]
-    header = ("", "statement", "verdict")
-    print_table(header, rows, left=header)
-    OUTPUT.print(found.summary())
-
-
-def _write(found: "Reproduction", source: str, out: Path) -> list[Path]:
-    from foveate.report.plots import save_figure
-    from foveate.report.reproduction import captioned_figures, reproduction_page
-
-    drawn = captioned_figures(found)
+    drawn, source = captioned_figures(found), str(results or "published with foveate")
     written = [reproduction_page(found, drawn, source).save(out / "report.html")]
     with progress("figures", len(drawn)) as advance:
         for name, each in drawn.items():
             written += save_figure(each.figure, out / "figures", name)
             advance(1)
-    return written
+    OUTPUT.print(*written, sep="\n")
+    rows = [(c.name, c.statement, Text(c.verdict, COLOURS[c.verdict])) for c in found.claims]
+    header = ("", "statement", "verdict")
+    print_table(header, rows, left=header)
+    OUTPUT.print(found.summary())

@@ -1,9 +1,9 @@
-"""The command sweep, and the functions that it shares with reproduce."""
+"""The commands that train and test many runs: sweep and reproduce; compare uses their functions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from foveate.sweeps.jobs import Job
     from foveate.sweeps.runner import Failure, JobResult, Study
     from foveate.training.checkpoint import Progress
-    from foveate.training.config import TrainConfig
+    from foveate.training.config import Precision, TrainConfig
 
 SHOWN = 5  # scales in the printed table; results.csv has all
 Labels = Mapping[tuple[str, str], str]
@@ -62,6 +62,49 @@ def sweep(
         name=engine, device=device, address=address, cpus=plan.cpus, gpus=plan.gpus or 0.0,
         load=load, bad=bad,
     )  # fmt: skip
+
+
+def reproduce(
+    tables: Annotated[list[str] | None, options.TABLE] = None,
+    rows: Annotated[list[str] | None, options.ROWS_OPTION("all rows")] = None,
+    seeds: Annotated[int, options.SEEDS()] = 3,
+    precision: Annotated[str, options.PRECISION("auto: bf16 on a GPU, float32 on a CPU")] = "auto",
+    out: Annotated[Path, options.OUT_FOLDER()] = Path("paper"),
+    device: options.DeviceOption = "auto",
+    together: Annotated[int, options.TOGETHER()] = 0,
+    engine: options.EngineOption = "local",
+    address: options.AddressOption = None,
+    dry_run: options.DryRunOption = False,
+) -> None:
+    """Repeat the tables of the paper: train every row with several seeds, test at all scales.
+
+    ```
+    foveate reproduce --dry-run
+    foveate reproduce table1 --rows fovavg --rows cnn --seeds 1
+    ```
+
+    If interrupted, the same command resumes; finished runs are not repeated. The results are in
+    results.csv in the output folder, one line per row, seed and scale. Several machines can share
+    the work: give each its own rows, then copy all run folders into one folder and run the same
+    command there to collect the results.
+    """
+    from foveate.paper.tables import TABLES, find_rows, paper_jobs
+    from foveate.training.loop import find_device
+
+    place = str(find_device(device))
+    chosen = find_rows(TABLES if tables in (None, [], ["all"]) else tables, rows or ())
+    study = open_study(paper_jobs(chosen, seeds, choose_precision(precision, place)), out)
+    labels = {(row.table, row.name): f"{row.table[-1]}  {row.label}" for row in chosen}
+    run_study(
+        study, labels, dry_run=dry_run,
+        name=engine, device=place, together=together, address=address,
+    )  # fmt: skip
+
+
+def choose_precision(precision: str, device: str) -> "Precision":
+    """Return the precision of comparable runs on a device, unless one is given."""
+    usual = "bf16" if device.startswith("cuda") else "float32"
+    return cast("Precision", usual if precision == "auto" else precision)
 
 
 def open_study(jobs: "Sequence[Job]", folder: Path, bad: str = "stop") -> "Study":

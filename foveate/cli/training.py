@@ -1,7 +1,7 @@
 """The command that trains a network: train."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,6 +11,7 @@ import typer
 
 from foveate.cli import options
 from foveate.cli.console import OUTPUT, interruptible, print_error, print_message
+from foveate.cli.display import Display
 from foveate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from foveate.training.config import TrainConfig
     from foveate.training.data import Load
     from foveate.training.distributed import Team
-    from foveate.training.session import Callback
 
 
 def train(
@@ -142,26 +142,16 @@ def _train(
             )
         for line in describe_missing(config.source):
             print_message(f"note: {line}")
-    with (
-        interruptible(lambda: _saved(folder) if team.may_print() else ""),
-        _shown(f"training {model} in {path}", team) as callback,
-    ):
+    shown = Display(f"training {model} in {path}") if team.is_main else nullcontext(_show_nothing)
+    with interruptible(lambda: _saved(folder) if team.may_print() else ""), shown as callback:
         run(config, path, load=load, callback=callback, team=team, **{**how, "device": device})
     if team.is_main:
         OUTPUT.print(f"{path} {state}: {_score(folder)}")
         warn_of_skipped(len(read_skipped(path)), path / TABLE)
 
 
-@contextmanager
-def _shown(greeting: str, team: "Team") -> "Iterator[Callback]":
-    """Show the progress of the run in the first process; other processes show nothing."""
-    from foveate.cli.display import Display
-
-    if not team.is_main:
-        yield lambda config, progress, steps: None
-        return
-    with Display(greeting) as display:
-        yield display
+def _show_nothing(config: object, progress: object, steps: int) -> None:
+    """Replace `Display` in all processes but the first."""
 
 
 def warn_of_skipped(count: int, table: Path) -> None:

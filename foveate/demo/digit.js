@@ -1,10 +1,10 @@
 // Tab for a single digit: drawing pad, file upload and zoom. The server renders the panels as HTML.
-import { connect, offerExamples } from "./page.js";
+import { acceptFiles, connect, offerExamples } from "./page.js";
 
 const root = document.getElementById("digit");
 const find = (what) => root.querySelector(what);
 const pad = find(".pad"), ink = pad.getContext("2d");
-const slider = find(".zoom input"), file = find(".file input");
+const slider = find(".zoom input");
 const { request, notify } = connect(root);
 let digit = root.dataset.digit;
 let label = Number(root.dataset.label);
@@ -18,7 +18,6 @@ function show(reply) {
     find("." + part).innerHTML = reply[part];
   }
   if (reply.digit) [digit, label] = [reply.digit, null];
-  root.dataset.replies = Number(root.dataset.replies || 0) + 1;
 }
 
 function clear() {
@@ -68,7 +67,6 @@ for (const end of ["pointerup", "pointercancel"]) {
 }
 
 function upload(chosen) {
-  if (!chosen) return;
   const limit = Number(root.dataset.bytes);
   if (chosen.size > limit) {
     return notify(`${chosen.name} is larger than ${limit >> 20} MiB; choose a smaller file`);
@@ -84,25 +82,13 @@ function upload(chosen) {
   reader.readAsDataURL(chosen);
 }
 
-file.addEventListener("change", () => {
-  upload(file.files[0]);
-  file.value = "";
-});
-pad.addEventListener("dragover", (event) => event.preventDefault());
-pad.addEventListener("drop", (event) => {
-  event.preventDefault();
-  upload(event.dataTransfer.files[0]);
-});
-
+acceptFiles(root, pad, upload);
 slider.addEventListener("input", () => {
   find(".zoom output").textContent = "× " + zoom().toFixed(2);
   predict();
 });
 find(".clear").addEventListener("click", () => { clear(); notify(""); });
-offerExamples(root);
-find(".picks").addEventListener("click", (event) => {
-  const picked = event.target.closest("button");
-  if (!picked) return;
+offerExamples(root, (picked) => {
   [digit, label] = [picked.dataset.digit, Number(picked.dataset.label)];
   paint(digit);
   predict();

@@ -97,11 +97,12 @@ class DigitPage:
 
     def _panels(self, digit: Tensor, zoom: float, label: int | None) -> dict[str, Any]:
         zoom = check_number("zoom", zoom, panels.MIN_ZOOM, panels.MAX_ZOOM)
-        view = predict_digit(self.networks, digit, zoom)
+        frame, views = predict_digit(self.networks, digit, zoom)
+        truth = None if label is None else str(label)
         return {
-            "frame": panels.frame(view),
-            "cards": panels.cards(view, label),
-            "channels": panels.channels(view),
+            "frame": panels.frame(frame[0, 0], views, zoom),
+            "cards": panels.cards(views, truth, panels.digit_detail),
+            "channels": panels.digit_channels(views),
             "accuracy": panels.accuracy(zoom, self.networks),
         }
 

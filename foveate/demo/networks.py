@@ -1,26 +1,32 @@
-"""Networks that the demo compares, and the predictions of digit networks."""
-# Shape letters: S scale channel, P patch pixels, K classes.
+"""Networks that the demo compares, and their predictions for digits and photographs."""
+# Shape letters: S scale channel, C image channel, H W pixels, P patch pixels.
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from foveate.data.large_scale import rescale
+from foveate.data.recipes import Recipe
 from foveate.data.sources import DIGITS
 from foveate.errors import ConfigError, DataError
-from foveate.evaluation.models import Model
-from foveate.evaluation.predict import Prediction, classify
+from foveate.evaluation.models import TIMM, Model
+from foveate.evaluation.predict import Prediction, classify, to_prediction
 from foveate.evaluation.results import read_results
+from foveate.execution import patches
 from foveate.models.channels import ScaleChannels
 from foveate.models.pretrained import pretrained_info
+from foveate.models.wrap import wrap
 from foveate.paper.tables import network_title
+from foveate.training.backbones import fixed_size
 from foveate.training.config import TrainConfig
 from foveate.training.presets import model_name
+
+SIZE = 160  # patch size in pixels for timm models that accept any size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -30,7 +36,7 @@ class PageNetwork:
     Attributes:
         title: Name shown on the page.
         model: The loaded model.
-        accuracy: Accuracy by test scale; empty for a run that was not evaluated.
+        accuracy: Accuracy by test scale; empty for photographs and a run that was not evaluated.
         tested: Description of the images that `accuracy` was measured on.
     """
 
@@ -51,18 +57,21 @@ class PageNetwork:
         return tuple(self.window * scale for scale in self.model.scales)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DigitView:
-    """A digit at a zoom: its frame of pixels, and the prediction of every network.
+class View(NamedTuple):
+    """The prediction of a network for an image, and the patches (S, C, P, P) that it saw.
 
-    `patches` (S, P, P) and `scales` belong to the first network with scale channels.
+    `patches` is None if they are not shown.
     """
 
-    zoom: float
-    frame: Tensor
-    predictions: tuple[tuple[PageNetwork, Prediction], ...]
+    network: PageNetwork
+    prediction: Prediction
     patches: Tensor | None = None
-    scales: tuple[float, ...] = ()
+
+    @property
+    def window(self) -> float | None:
+        """Window of the strongest channel in pixels; None for a network without channels."""
+        channel = self.prediction.channel
+        return None if channel is None else self.network.windows[channel]
 
 
 def to_digit_networks(models: Sequence[Model]) -> list[PageNetwork]:
@@ -104,20 +113,119 @@ def _evaluated(name: str) -> tuple[Mapping[float, float], str]:
         (result,) = read_results(folder)
         about = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         sources = ", ".join(source["name"] for source in about["sources"])
-    except (DataError, ValueError, KeyError):
+        tested = f"{result.scales[0].count:,} {about['split']} images of {sources}"
+    except (DataError, ValueError, KeyError, TypeError):
         return {}, ""
-    tested = f"{result.scales[0].count:,} {about['split']} images of {sources}"
     return {at.scale: at.accuracy for at in result.scales}, tested
 
 
 @torch.no_grad()
-def predict_digit(networks: Sequence[PageNetwork], digit: Tensor, zoom: float) -> DigitView:
-    """Classify a digit (1, 1, 28, 28), values 0 to 255, with all networks at the scale `zoom`."""
+def predict_digit(
+    networks: Sequence[PageNetwork], digit: Tensor, zoom: float
+) -> tuple[Tensor, list[View]]:
+    """Classify a digit (1, 1, 28, 28), values 0 to 255, with all networks at the scale `zoom`.
+
+    Returns:
+        The frame (1, 1, H, W) that the networks see, and their predictions; with patches for the
+        first network with scale channels.
+    """
     first = networks[0].model
     frame = rescale(digit, zoom, size=first.size, border=first.border)
-    predictions = tuple((network, classify(network.model, frame)) for network in networks)
-    view = DigitView(zoom=zoom, frame=frame[0, 0], predictions=predictions)
-    for net in (network.model.net for network in networks):
+    views = [View(network, classify(network.model, frame)) for network in networks]
+    for k, net in enumerate(network.model.net for network in networks):
         if isinstance(net, ScaleChannels):
-            return replace(view, patches=net.patches(frame)[0, :, 0], scales=net.scales)
-    return view
+            views[k] = views[k]._replace(patches=net.patches(frame)[0])
+            break
+    return frame, views
+
+
+def to_photo_networks(models: Sequence[Model]) -> list[PageNetwork]:
+    """Prepare models for the page; add a whole-frame baseline if there is only one."""
+    found = [_photo_network(model) for model in models]
+    base = recipe_of(found[0]).base
+    for model, network in zip(models, found, strict=True):
+        if recipe_of(network).base != base:
+            raise ConfigError(
+                f"{models[0].name} and {model.name} need images with short sides of "
+                f"{base} and {recipe_of(network).base} pixels; choose matching networks"
+            )
+    network, count = found[0], len(found[0].windows)
+    if len(found) > 1 or count == 1:
+        titles = [network.title for network in found]
+        return [n if titles.count(n.title) == 1 else replace(n, title=n.model.name) for n in found]
+    return [_on_whole_frame(network), replace(network, title=f"{network.title}, {count} channels")]
+
+
+def recipe_of(network: PageNetwork) -> Recipe:
+    """Return the preprocessing of a network for photographs."""
+    assert network.model.photo is not None
+    return network.model.photo
+
+
+def _photo_network(model: Model) -> PageNetwork:
+    """Wrap a timm model in scale channels without changing its weights; keep a run as it is."""
+    if not model.name.startswith(TIMM):
+        return PageNetwork(title=Path(model.name).name or model.name, model=model)
+    net: Any = model.net
+    if model.shape[1] != 3 or net.num_classes < 1:
+        raise ConfigError(f"{model.name} is not a classifier of RGB images; choose another model")
+    recipe = Recipe(name="photo", mean=model.mean, std=model.std)
+    name = model.name.removeprefix(TIMM)
+    size = model.size if fixed_size(name) else SIZE
+    wrapped = wrap(net, recipe.base / 4, 2 * recipe.base, size=size, pool="logsumexp").eval()
+    return PageNetwork(title=name, model=replace(model, net=wrapped, recipe=recipe))
+
+
+def _on_whole_frame(network: PageNetwork) -> PageNetwork:
+    """Build a baseline: the backbone with the same weights on the largest window only."""
+    net = network.model.net
+    assert isinstance(net, ScaleChannels)
+    plain = ScaleChannels(
+        net.backbone, net.scales[-1:], net.size, padding=net.padding, antialias=net.antialias
+    )
+    model = replace(network.model, net=plain.eval())
+    return PageNetwork(title=f"{network.title}, whole frame", model=model)
+
+
+@torch.no_grad()
+def predict_photo(
+    networks: Sequence[PageNetwork],
+    picture: Tensor,
+    scale: float,
+    shift: tuple[float, float] = (0.0, 0.0),
+) -> list[View]:
+    """Classify an image with all networks, preprocessed as in `foveate evaluate`.
+
+    Args:
+        networks: The networks.
+        picture: uint8 image ``(C, H, W)``.
+        scale: Short side of the resized image, relative to the base size of the recipe.
+        shift: Translation (y, x) of the resized image in pixels.
+
+    Returns:
+        One prediction per network, with its patches.
+
+    Raises:
+        DataError: If the image is too narrow, or a network returns non-finite logits.
+    """
+    recipes = {recipe_of(network) for network in networks}
+    images = {recipe: _resized(picture, recipe, scale) for recipe in recipes}
+    return [_predict(network, images[recipe_of(network)], shift) for network in networks]
+
+
+def _resized(picture: Tensor, recipe: Recipe, scale: float) -> Tensor:
+    try:
+        return recipe.at_scale(scale).transform()(picture).unsqueeze(0)
+    except DataError as error:
+        raise DataError(f"the image {error}") from None
+
+
+def _predict(network: PageNetwork, image: Tensor, shift: tuple[float, float]) -> View:
+    net, centres = network.model.net, None
+    assert isinstance(net, ScaleChannels)
+    if any(shift):
+        middle = torch.tensor(image.shape[-2:], dtype=torch.float64) / 2
+        centres = (middle - torch.tensor(shift, dtype=torch.float64)).unsqueeze(0)
+    cut = net.patches(image, centres)
+    prediction = to_prediction(network.model, patches.outputs(net, (cut,)))
+    return View(network, prediction, cut[0])

@@ -10,7 +10,7 @@ async function post(name, fields) {
 /**
  * Connect a panel to the server. Requests are sent one at a time, and only the latest pending
  * request is kept. `fields` returns the fields of a request when it is sent, and `show` renders the
- * reply. Errors and notes appear in the notice of the panel.
+ * reply. Errors and notes appear in the notice of the panel, whose `data-replies` counts replies.
  */
 export function connect(panel) {
   const notice = panel.querySelector(".notice");
@@ -31,7 +31,9 @@ export function connect(panel) {
       try {
         const reply = await post(name, fields());
         notify(reply.error || reply.note);
-        if (!reply.error) show(reply);
+        if (reply.error) continue;
+        show(reply);
+        panel.dataset.replies = Number(panel.dataset.replies || 0) + 1;
       } catch {
         notify("No response from the server; check that foveate demo is still running");
       }
@@ -42,13 +44,38 @@ export function connect(panel) {
   return { request, notify };
 }
 
-/** Make the button for more examples of a panel replace those that are shown. */
-export function offerExamples(panel) {
+/** Pass a file to `take` if it is chosen in an input of the panel or dropped on `target`. */
+export function acceptFiles(panel, target, take) {
+  for (const input of panel.querySelectorAll(".file input")) {
+    input.addEventListener("change", () => {
+      if (input.files[0]) take(input.files[0]);
+      input.value = "";
+    });
+  }
+  const mark = (on) => target.classList.toggle("dropping", on);
+  target.addEventListener("dragover", (event) => {
+    event.preventDefault();
+    mark(true);
+  });
+  target.addEventListener("dragleave", () => mark(false));
+  target.addEventListener("drop", (event) => {
+    event.preventDefault();
+    mark(false);
+    if (event.dataTransfer.files[0]) take(event.dataTransfer.files[0]);
+  });
+}
+
+/** Pass the button of a chosen example to `choose`; let a button replace the examples by others. */
+export function offerExamples(panel, choose) {
   const { request } = connect(panel), picks = panel.querySelector(".picks");
   let turn = 0;
   panel.querySelector(".more").addEventListener("click", () => {
     const fields = { turn: ++turn };
     request("samples", () => fields, (reply) => { picks.innerHTML = reply.html; });
+  });
+  picks.addEventListener("click", (event) => {
+    const picked = event.target.closest("button");
+    if (picked) choose(picked);
   });
 }
 

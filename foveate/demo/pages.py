@@ -6,8 +6,7 @@ from typing import Any
 
 from foveate.data.sources import load_source
 from foveate.demo.digit_page import DigitPage
-from foveate.demo.networks import to_digit_networks
-from foveate.demo.photo_networks import to_photo_networks
+from foveate.demo.networks import to_digit_networks, to_photo_networks
 from foveate.demo.photo_page import PhotoPage
 from foveate.errors import ConfigError
 from foveate.evaluation.models import TIMM, load_model

@@ -1,19 +1,19 @@
-"""Render the panels of the digit page as HTML and SVG; an image takes less than 1 ms."""
-# Shape letters: S scale channel, P patch pixels.
+"""Render the panels of the pages as HTML and SVG; an image takes less than 1 ms."""
+# Shape letters: S scale channel, C image channel, P patch pixels.
 
 import base64
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Literal
 
+import torch
 from PIL import Image
 from torch import Tensor
 
 from foveate.data.large_scale import BACKGROUND
-from foveate.demo.networks import DigitView, PageNetwork
-from foveate.evaluation.predict import Prediction
+from foveate.demo.networks import PageNetwork, View, recipe_of
 
 MIN_ZOOM, MAX_ZOOM = 0.5, 8.0  # range of the zoom and of the scale axis
 TICKS = {0.5: "½", 1.0: "1", 2.0: "2", 4.0: "4", 8.0: "8"}
@@ -21,6 +21,7 @@ CURVE = (100, 40)  # size of the SVG view box of the curves; stretched to the pa
 # CSS class and text of a prediction that is correct, incorrect, or of an unknown class.
 VERDICTS = {True: ("right", "correct"), False: ("wrong", "incorrect"), None: ("", "")}
 DASH = 7  # pixels, as in page.css: dashes of coinciding windows alternate
+TOP = 5  # classes per card of a photograph
 MIN_BAR_HEIGHT = 3  # minimum height of a bar in percent, so that it is visible
 
 
@@ -38,22 +39,19 @@ def image(drawn: Image.Image, alt: str, kind: Literal["png", "jpeg"] = "png") ->
     return f'<img alt="{escape(alt)}" decoding="sync" src="data:image/{kind};base64,{data}">'
 
 
-def frame(view: DigitView) -> str:
-    """Render the digit in its frame, with the window of each network's strongest channel."""
-    sides = {
-        k: network.windows[prediction.channel]
-        for k, (network, prediction) in enumerate(view.predictions)
-        if prediction.channel is not None
-    }
-    shown = image(to_greyscale(view.frame), f"digit at scale {view.zoom:.2f}")
-    return shown + windows(sides, view.frame.shape[-1])
+def frame(pixels: Tensor, views: Sequence[View], zoom: float) -> str:
+    """Render the digit in its frame (H, W), with the windows of the networks."""
+    shown = image(to_greyscale(pixels), f"digit at scale {zoom:.2f}")
+    return shown + windows(views, pixels.shape[-1])
 
 
-def windows(sides: Mapping[int, float], frame: float) -> str:
-    """Draw the window of each network as a square about the centre of the frame."""
+def windows(views: Sequence[View], frame: float) -> str:
+    """Draw the window of each network's strongest channel about the centre of the frame."""
     drawn = []
-    for k, side in sides.items():
-        side = min(side, 0.995 * frame)  # larger windows are drawn along the edge of the frame
+    for k, view in enumerate(views):
+        if view.window is None:
+            continue
+        side = min(view.window, 0.995 * frame)  # larger windows are drawn along the edge
         corner = (frame - side) / 2
         drawn.append(
             f'<rect class="net{k}" stroke-dashoffset="{DASH * k}" x="{corner:.1f}" '
@@ -62,39 +60,52 @@ def windows(sides: Mapping[int, float], frame: float) -> str:
     return f'<svg viewBox="0 0 {frame:.1f} {frame:.1f}" aria-hidden="true">{"".join(drawn)}</svg>'
 
 
-def cards(view: DigitView, label: int | None) -> str:
-    """Render one card per network: its prediction, and the probability of each class."""
-    return "".join(_card(k, *pair, label) for k, pair in enumerate(view.predictions))
+def cards(views: Sequence[View], truth: str | None, detail: Callable[[View], str]) -> str:
+    """Render one card per network: its class and probability, whether it is right, and details.
 
-
-def _card(k: int, network: PageNetwork, prediction: Prediction, label: int | None) -> str:
-    right = None if label is None else prediction.label == str(label)
-    bars = "".join(
-        f'<i class="{"best" if str(n) == prediction.label else ""}" '
-        f'style="--h:{bar_height(share)}%" title="{n}: {100 * share:.1f} %"><b>{n}</b></i>'
-        for n, share in enumerate(prediction.probabilities)
-    )
-    scale = prediction.scale
-    seen_at = "input: whole frame" if scale is None else f"strongest at channel scale {scale:.2f}"
-    shares, answer = f'<div class="classes">{bars}</div>', (prediction.label, prediction.confidence)
-    return card(k, network.title, answer, right, shares, seen_at)
-
-
-def card(
-    k: int, title: str, answer: tuple[str, float], right: bool | None, shares: str, note: str
-) -> str:
-    """Render the card of a network: its class and probability, whether it is `right`, and `shares`.
-
-    `right` is None if the true class is unknown; `shares` is HTML.
+    Args:
+        views: Predictions of the networks.
+        truth: Name of the true class; None if it is unknown.
+        detail: Function that renders further lines of a card as HTML.
     """
-    label, confidence = answer
+    return "".join(_card(k, view, truth, detail(view)) for k, view in enumerate(views))
+
+
+def _card(k: int, view: View, truth: str | None, detail: str) -> str:
+    network, prediction = view.network, view.prediction
+    right = prediction.label == truth if truth in network.model.classes else None
     kind, word = VERDICTS[right]
     return (
-        f'<article class="card net{k}"><h3>{escape(title)}</h3>'
-        f'<p class="prediction"><output>{escape(label)}</output>'
-        f'<span>{100 * confidence:.1f} %<span class="{kind}">{word}</span></span></p>'
-        f'{shares}<p class="quiet">{note}</p></article>'
+        f'<article class="card net{k}"><h3>{escape(network.title)}</h3>'
+        f'<p class="prediction"><output>{escape(prediction.label)}</output>'
+        f'<span>{100 * prediction.confidence:.1f} %<span class="{kind}">{word}</span></span></p>'
+        f"{detail}</article>"
     )
+
+
+def digit_detail(view: View) -> str:
+    """Render the probability of each class, and the scale of the strongest channel."""
+    label, scale = view.prediction.label, view.prediction.scale
+    bars = "".join(
+        f'<i class="{"best" if str(n) == label else ""}" '
+        f'style="--h:{bar_height(share)}%" title="{n}: {100 * share:.1f} %"><b>{n}</b></i>'
+        for n, share in enumerate(view.prediction.probabilities)
+    )
+    seen_at = "input: whole frame" if scale is None else f"strongest at channel scale {scale:.2f}"
+    return f'<div class="classes">{bars}</div><p class="quiet">{seen_at}</p>'
+
+
+def photo_detail(view: View) -> str:
+    """Render the most probable classes, and the window of the strongest channel."""
+    shares = zip(view.prediction.probabilities, view.network.model.classes, strict=True)
+    rows = "".join(
+        f"<li><span>{escape(name)}</span><b>{100 * share:.1f}</b>"
+        f'<i style="--w:{bar_height(share)}%"></i></li>'
+        for share, name in sorted(shares, key=lambda pair: -pair[0])[:TOP]
+    )
+    kind = "strongest window" if len(view.network.windows) > 1 else "input window"
+    seen = f"{kind}: {view.window:.0f} pixels"
+    return f'<ol class="top">{rows}</ol><p class="quiet">{seen}</p>'
 
 
 def bar_height(share: float) -> str:
@@ -102,47 +113,80 @@ def bar_height(share: float) -> str:
     return f"{max(MIN_BAR_HEIGHT, 100 * share):.0f}"
 
 
-def channels(view: DigitView) -> str:
+def digit_channels(views: Sequence[View]) -> str:
     """Render the patch of each channel, and below it the response of each network."""
-    if view.patches is None:
+    first = next((view for view in views if view.patches is not None), None)
+    if first is None:
         return '<p class="quiet">None of these networks has scale channels.</p>'
-    pairs = enumerate(view.predictions)
-    alike = {k: (c, p) for k, (c, p) in pairs if c.model.scales == view.scales}
-    names = [f"scale {scale:.3g}" for scale in view.scales]
-    bars = [responses(k, c, p, names, name_best=True) for k, (c, p) in alike.items()]
-    won = {k: p.channel for k, (_, p) in alike.items()}
-    strip = view.patches.movedim(0, 1).flatten(1)  # one image is faster than 17
-    listed = ", ".join(f"{scale:.2g}" for scale in view.scales)
+    assert first.patches is not None
+    scales = first.network.model.scales
+    strip = first.patches[:, 0].movedim(0, 1).flatten(1)  # one image is faster than 17
+    listed = ", ".join(f"{scale:.2g}" for scale in scales)
     shown = image(to_greyscale(strip), f"patches of the channels with scales {listed}")
-    return channel_panel(shown, won, bars, [TICKS.get(scale, "") for scale in view.scales])
+    names = [f"scale {scale:.3g}" for scale in scales]
+    ticks = [TICKS.get(scale, "") for scale in scales]
+    return channels(views, first, shown, names, ticks, name_best=True)
 
 
-def channel_panel(
-    shown: str, won: Mapping[int, int | None], bars: Sequence[str], ticks: Sequence[str]
+def photo_channels(views: Sequence[View]) -> str:
+    """Render the patch of each channel, and below it the response of each network.
+
+    The patches belong to the first network with several channels.
+    """
+    first = next((view for view in views if len(view.network.windows) > 1), None)
+    if first is None:
+        return '<p class="quiet">These networks have only one channel each.</p>'
+    assert first.patches is not None
+    sides, recipe = [f"{side:.0f}" for side in first.network.windows], recipe_of(first.network)
+    # The normalised patches as colours again, side by side.
+    mean, std = (torch.tensor(values)[:, None, None] for values in (recipe.mean, recipe.std))
+    strip = first.patches.permute(1, 2, 0, 3).flatten(2) * std + mean
+    drawn = Image.fromarray((255 * strip).round().clamp(0, 255).byte().permute(1, 2, 0).numpy())
+    shown = image(drawn, f"patches of the windows of {', '.join(sides)} pixels", "jpeg")
+    names = [f"window of {side} pixels" for side in sides]
+    rendered = channels(views, first, shown, names, sides, name_best=False)
+    return f'{rendered}<p class="quiet">Window side in pixels.</p>'
+
+
+def channels(
+    views: Sequence[View],
+    first: View,
+    shown: str,
+    names: Sequence[str],
+    ticks: Sequence[str],
+    name_best: bool,
 ) -> str:
-    """Render the patches with marks at the channels `won`, the responses, and the axis below."""
+    """Render the patches of a network, and the responses of all networks with the same windows.
+
+    Args:
+        views: Predictions of the networks.
+        first: View that the patches belong to.
+        shown: The patches side by side, as HTML.
+        names: Names of the channels.
+        ticks: Labels of the axis, one per channel.
+        name_best: Whether the captions name the strongest channel.
+    """
+    windows = first.network.windows
+    alike = {k: view for k, view in enumerate(views) if view.network.windows == windows}
     marks = "".join(
-        f'<i class="net{k}" style="--at:{channel};--k:{place}"></i>'
-        for place, (k, channel) in enumerate(won.items())
+        f'<i class="net{k}" style="--at:{view.prediction.channel};--k:{place}"></i>'
+        for place, (k, view) in enumerate(alike.items())
     )
+    bars = "".join(_responses(k, view, names, name_best) for k, view in alike.items())
     axis = "".join(f"<span>{tick}</span>" for tick in ticks)
     return (
-        f'<div class="strip" style="--s:{len(ticks)}">{shown}{marks}</div>{"".join(bars)}'
+        f'<div class="strip" style="--s:{len(ticks)}">{shown}{marks}</div>{bars}'
         f'<div class="line axis" style="--s:{len(ticks)}">{axis}</div>'
     )
 
 
-def responses(
-    k: int, network: PageNetwork, prediction: Prediction, names: Sequence[str], name_best: bool
-) -> str:
-    """Render the logit of the predicted class in each channel as bars, and mark the strongest.
-
-    `names` are those of the channels; with `name_best`, the caption names the strongest.
-    """
-    best, label = prediction.channel, prediction.probabilities.index(prediction.confidence)
+def _responses(k: int, view: View, names: Sequence[str], name_best: bool) -> str:
+    """Render the logit of the predicted class in each channel as bars, and mark the strongest."""
+    prediction, best = view.prediction, view.prediction.channel
     assert best is not None
+    label = prediction.probabilities.index(prediction.confidence)
     strengths = [logits[label] for logits in prediction.channels]
-    caption = f"{network.title}: logit of “{prediction.label}” in each channel"
+    caption = f"{view.network.title}: logit of “{prediction.label}” in each channel"
     caption += f", strongest at {names[best]}" if name_best else ""
     low = min(strengths)
     span = max(max(strengths) - low, 1e-9)

@@ -1,5 +1,5 @@
 // Page for photographs. The browser draws the photograph; the server renders the cards as HTML.
-import { connect, offerExamples } from "./page.js";
+import { acceptFiles, connect, offerExamples } from "./page.js";
 
 const LONGEST = 1024;  // longest side in pixels of an uploaded photograph when sent
 const root = document.getElementById("photo");
@@ -23,7 +23,6 @@ function show(reply) {
   for (const part of ["windows", "cards", "channels"]) find("." + part).innerHTML = reply[part];
   find(".took").textContent = `Inference time: ${reply.took}.`;
   find(".below").hidden = false;
-  root.dataset.replies = Number(root.dataset.replies || 0) + 1;
 }
 
 /** Source and target intervals along one axis; the first and last pixel fill the outside. */
@@ -56,7 +55,6 @@ function choose(shown, sent) {
 }
 
 async function upload(file) {
-  if (!file) return;
   let bitmap;
   try {
     bitmap = await createImageBitmap(file);
@@ -72,23 +70,6 @@ async function upload(file) {
   context.drawImage(bitmap, 0, 0, small.width, small.height);
   choose(small, small.toDataURL("image/jpeg", 0.92).split(",")[1]);
 }
-
-for (const input of root.querySelectorAll(".file input")) {
-  input.addEventListener("change", () => {
-    upload(input.files[0]);
-    input.value = "";
-  });
-}
-root.addEventListener("dragover", (event) => {
-  event.preventDefault();
-  root.classList.add("dropping");
-});
-root.addEventListener("dragleave", () => root.classList.remove("dropping"));
-root.addEventListener("drop", (event) => {
-  event.preventDefault();
-  root.classList.remove("dropping");
-  upload(event.dataTransfer.files[0]);
-});
 
 function move(across, down) {
   const inside = (value) => Math.min(0.5, Math.max(-0.5, value));
@@ -123,14 +104,9 @@ find(".reset").addEventListener("click", () => {
   [slider.value, x, y] = [0, 0, 0];
   predict();
 });
-offerExamples(root);
-find(".picks").addEventListener("click", (event) => {
-  const picked = event.target.closest("button");
-  if (picked) choose(picked.querySelector("img"), Number(picked.dataset.index));
-});
+acceptFiles(root, root, upload);
 
+const pick = (button) => choose(button.querySelector("img"), Number(button.dataset.index));
+offerExamples(root, pick);
 const first = find(".picks button");
-if (first) {
-  const drawn = first.querySelector("img");
-  drawn.decode().then(() => choose(drawn, Number(first.dataset.index)));
-}
+if (first) first.querySelector("img").decode().then(() => pick(first));

@@ -15,11 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from foveate.data.shards import Shards
-from foveate.demo import photo_panels
+from foveate.demo import panels
 from foveate.demo.fields import check_integer, check_number
-from foveate.demo.networks import PageNetwork
-from foveate.demo.panels import image
-from foveate.demo.photo_networks import predict_photo, recipe_of
+from foveate.demo.networks import PageNetwork, predict_photo, recipe_of
 from foveate.demo.uploads import decode
 from foveate.errors import DataError, FoveateError
 from foveate.training.data import open_pictures
@@ -59,15 +57,15 @@ class PhotoPage:
         centre, as fractions of the frame side.
         """
         scale = check_number("size", size, LOW, HIGH)
-        shift = tuple(self.frame * check_number(n, at, -1, 1) for n, at in (("y", y), ("x", x)))
+        shift = (check_number("y", y, -1, 1) * self.frame, check_number("x", x, -1, 1) * self.frame)
         pixels, truth, note = self._pixels(picture)
         begun = time.perf_counter()
-        views = predict_photo(self.networks, pixels, scale, (shift[0], shift[1]))
+        views = predict_photo(self.networks, pixels, scale, shift)
         return {
             "took": f"{1000 * (time.perf_counter() - begun):.0f} ms",
-            "windows": photo_panels.windows(views, self.frame),
-            "cards": photo_panels.cards(views, truth),
-            "channels": photo_panels.channels(views),
+            "windows": panels.windows(views, self.frame),
+            "cards": panels.cards(views, truth, panels.photo_detail),
+            "channels": panels.photo_channels(views),
             "note": note,
         }
 
@@ -110,7 +108,7 @@ class PhotoPage:
         drawn.thumbnail((SIDE, SIDE))
         return (
             f'<button type="button" data-index="{index}" title="{escape(name)}">'
-            f"{image(drawn, name, 'jpeg')}</button>"
+            f"{panels.image(drawn, name, 'jpeg')}</button>"
         )
 
 

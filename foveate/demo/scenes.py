@@ -15,7 +15,6 @@ from foveate.data.large_scale import BACKGROUND, rescale
 from foveate.data.sources import Split
 from foveate.demo.networks import PageNetwork
 from foveate.demo.panels import TICKS, image, to_greyscale
-from foveate.errors import ConfigError
 from foveate.execution.plan import local_maps
 from foveate.models.channels import ScaleChannels
 from foveate.models.sliding import LocalMaps
@@ -66,8 +65,6 @@ def _places(count: int, chance: np.random.Generator) -> list[tuple[int, int, flo
     Each digit takes the candidate position with the most free space around it. A digit that would
     still touch another is made smaller.
     """
-    if not MIN_DIGITS <= count <= MAX_DIGITS:
-        raise ConfigError(f"count must be from {MIN_DIGITS} to {MAX_DIGITS} digits, got {count}")
     ratio = LARGEST / SMALLEST
     scales = sorted((SMALLEST * ratio ** chance.random(count)).tolist(), reverse=True)
     found: list[tuple[int, int, float]] = []
