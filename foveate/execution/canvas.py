@@ -22,7 +22,6 @@ from foveate.execution.exact import exact_convnet, require_convnet
 from foveate.models.outputs import Outputs
 from foveate.models.sliding import SlidingChannels, extent
 
-DEVICES: tuple[str, ...] = ("cpu", "cuda")
 MOST_LAYOUTS = 256
 
 

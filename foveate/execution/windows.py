@@ -38,9 +38,6 @@ class Moments(NamedTuple):
     covariance: Tensor
 
 
-DEVICES: tuple[str, ...] = ("cuda",)
-
-
 def fits(net: nn.Module, images: Tensor) -> bool:
     """Whether the network applies an unmodified `ConvNet` to images or patches of even size."""
     backbone = matching_convnet(net, images)
