@@ -8,7 +8,7 @@ import torch
 
 from foveate.execution.native import trunk as native_ops
 from foveate.models.backbone import ConvNet
-from foveate.native import build
+from foveate.native import build, calls
 
 
 def made(features=(16, 16, 32, 32), size=28, **changes):
@@ -83,6 +83,21 @@ def forgotten():
         yield
     finally:
         build._library.cache_clear()
+
+
+def assert_same_bits(compute, monkeypatch):
+    """Tensors are equal for any number of threads, with those of OpenMP and without."""
+    before, runs = torch.get_num_threads(), []
+    try:
+        for threads, team in ((1, True), (2, True), (3, True), (5, True), (2, False), (5, False)):
+            if not team:
+                monkeypatch.setattr(calls, "_team", lambda: None)
+            torch.set_num_threads(threads)
+            runs.append(compute())
+    finally:
+        torch.set_num_threads(before)
+    for run in runs[1:]:
+        assert all(torch.equal(one, other) for one, other in zip(runs[0], run, strict=True))
 
 
 def steps_aside(trunk, images):

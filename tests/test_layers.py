@@ -43,7 +43,7 @@ def test_the_page_has_every_package_once():
 def test_the_page_has_every_plan():
     page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
     named = re.findall(r"^\| `(\w+)` \|", page.partition("## Execution plans")[2], re.MULTILINE)
-    assert named == [*(plan.__name__.rpartition(".")[2] for plan in PLANS), "definition"]
+    assert named == [*(plan.__name__.rpartition(".")[2] for plan in PLANS["cuda"]), "definition"]
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.name))

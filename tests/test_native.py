@@ -6,14 +6,22 @@ import platform
 import native_trunks
 import pytest
 import torch
-from native_trunks import assert_agrees, assert_near, forgotten, gradients, made, tolerance
+from native_trunks import (
+    assert_agrees,
+    assert_near,
+    assert_same_bits,
+    forgotten,
+    gradients,
+    made,
+    tolerance,
+)
 
 from foveate.execution import convnet
 from foveate.execution.native import stages as native_stages
 from foveate.execution.native import trunk as native_ops
 from foveate.execution.native.passes import fold
 from foveate.execution.native.stages import Buffers
-from foveate.native import build, calls
+from foveate.native import build
 
 _needs_a_compiler = native_trunks._needs_a_compiler  # a fixture for every test
 CNN = (16, 16, 16, 16, 32, 32, 32, 32)
@@ -146,18 +154,7 @@ def outcome(net, images):
 
 def test_the_same_bits_for_any_number_of_threads_and_any_schedule(monkeypatch):
     net, images = made().train(), torch.randn(100, 1, 28, 28)
-    before = torch.get_num_threads()
-    runs = []
-    try:
-        for threads, team in ((1, True), (2, True), (3, True), (2, True), (2, False), (5, False)):
-            if not team:
-                monkeypatch.setattr(calls, "_team", lambda: None)
-            torch.set_num_threads(threads)
-            runs.append(outcome(net, images))
-    finally:
-        torch.set_num_threads(before)
-    for run in runs[1:]:
-        assert all(torch.equal(one, other) for one, other in zip(runs[0], run, strict=True))
+    assert_same_bits(lambda: outcome(net, images), monkeypatch)
 
 
 def test_graphs_that_live_at_the_same_time_do_not_share_their_maps():

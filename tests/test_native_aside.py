@@ -8,7 +8,7 @@ import torch
 from native_trunks import made, steps_aside
 from torch.autograd import forward_ad
 
-from foveate.execution import convnet
+from foveate.execution import convnet, windows
 from foveate.execution.native import trunk as native_ops
 from foveate.execution.plan import logits, predict, prepare
 
@@ -35,10 +35,10 @@ def test_it_steps_aside_for_what_it_does_not_know():
         assert native_ops.applies(net.trunk, images.clone().requires_grad_())
     with forward_ad.dual_level():
         assert steps_aside(net.trunk, images)
-    for name, value in (("momentum", None), ("running_mean", None), ("bias", None)):
+    for name in ("momentum", "running_mean", "num_batches_tracked", "bias"):
         other = copy.deepcopy(net)
-        setattr(other.trunk[1], name, value)
-        assert steps_aside(other.trunk, images)
+        setattr(other.trunk[1], name, None)
+        assert steps_aside(other.trunk, images) and not windows.applies(other.trunk, images)
     net.trunk[1].running_var = torch.ones(32)[::2]
     assert steps_aside(net.trunk, images)
 

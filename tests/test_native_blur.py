@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_images import random_images
-from native_trunks import forgotten
+from native_trunks import assert_same_bits, forgotten
 from resampling_cases import LAYOUTS, PADDINGS, PAPER, foveate_plain
 
-from foveate.native import build, calls
+from foveate.native import build
 from foveate.resampling import c_kernel, foveate
 from foveate.resampling.c_kernel import gather_patches, scatter_patches
 from foveate.resampling.definition import PatchSpec, scatter_plain
@@ -95,35 +95,12 @@ def test_both_are_right_on_a_simple_processor(monkeypatch, tmp_path):
 
 def test_the_same_bits_for_any_number_of_threads(monkeypatch):
     images, spec = random_images(9, 2, 30, 41), PatchSpec(tuple(PAPER), 11, -0.7, True)
-    gradient, before, runs = random_images(9, len(PAPER), 2, 11, 11), torch.get_num_threads(), []
-    try:
-        for threads, team in ((1, True), (2, True), (5, True), (3, False)):
-            if not team:
-                monkeypatch.setattr(calls, "_team", lambda: None)
-            torch.set_num_threads(threads)
-            patches = gather_patches(images, spec)
-            runs.append((patches, scatter_patches(gradient, images.shape, spec)))
-    finally:
-        torch.set_num_threads(before)
-    for patches, slopes in runs:
-        assert torch.equal(patches, runs[0][0]) and torch.equal(slopes, runs[0][1])
+    gradient = random_images(9, len(PAPER), 2, 11, 11)
 
+    def both():
+        return gather_patches(images, spec), scatter_patches(gradient, images.shape, spec)
 
-def test_no_images_or_channels_give_none():
-    spec = PatchSpec((0.5, 2.0), 4, antialias=True)
-    for shape in ((0, 3, 8, 8), (2, 0, 8, 8)):
-        patches = gather_patches(torch.zeros(shape), spec)
-        assert patches.shape == (shape[0], 2, shape[1], 4, 4)
-        assert scatter_patches(patches, torch.Size(shape), spec).shape == shape
-
-
-@pytest.mark.parametrize("padding", PADDINGS)
-@pytest.mark.parametrize("where", [float("nan"), float("inf"), float("-inf")])
-def test_centres_that_are_no_place_give_nan(where, padding):
-    centres = torch.tensor([[where, 4.0], [4.0, where], [4.0, 4.0]])
-    options = {"padding": padding, "centres": centres, "antialias": True}
-    found = foveate(random_images(3, 1, 9, 9), [0.5, 2.0], 3, **options)
-    assert found[:2].isnan().all() and found[2].isfinite().all()
+    assert_same_bits(both, monkeypatch)
 
 
 OPTIONS = [

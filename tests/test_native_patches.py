@@ -9,15 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_images import random_images
-from native_trunks import forgotten
+from native_trunks import assert_same_bits, forgotten
 from resampling_cases import LAYOUTS, PADDINGS, PAPER, foveate_plain
 from torch.autograd import forward_ad
 from torch.utils.flop_counter import FlopCounterMode
 
-from foveate.native import build, calls
+from foveate.native import build
 from foveate.resampling import c_kernel as patches
 from foveate.resampling import foveate
-from foveate.resampling.c_kernel import gather_patches
+from foveate.resampling.c_kernel import gather_patches, scatter_patches
 from foveate.resampling.definition import PatchSpec
 
 _needs_a_compiler = native_trunks._needs_a_compiler  # a fixture for every test
@@ -71,28 +71,26 @@ def test_it_equals_the_definition_on_a_simple_processor(monkeypatch, tmp_path):
 
 
 def test_the_same_bits_for_any_number_of_threads(monkeypatch):
-    images, before, runs = random_images(9, 2, 30, 41), torch.get_num_threads(), []
-    try:
-        for threads, team in ((1, True), (2, True), (5, True), (3, False)):
-            if not team:
-                monkeypatch.setattr(calls, "_team", lambda: None)
-            torch.set_num_threads(threads)
-            runs.append(gather_patches(images, PatchSpec(tuple(PAPER), 11, -0.7)))
-    finally:
-        torch.set_num_threads(before)
-    assert all(torch.equal(run, runs[0]) for run in runs)
+    images, spec = random_images(9, 2, 30, 41), PatchSpec(tuple(PAPER), 11, -0.7)
+    assert_same_bits(lambda: [gather_patches(images, spec)], monkeypatch)
 
 
-def test_no_images_or_channels_give_no_patches():
-    assert gather_patches(torch.zeros(0, 3, 8, 8), PatchSpec((1.0,), 4)).shape[0] == 0
-    assert gather_patches(torch.zeros(2, 0, 8, 8), PatchSpec((1.0,), 4)).shape[2] == 0
+@pytest.mark.parametrize("antialias", [False, True])
+@pytest.mark.parametrize("shape", [(0, 3, 8, 8), (2, 0, 8, 8)])
+def test_no_images_or_channels_give_none(shape, antialias):
+    spec = PatchSpec((0.5, 2.0), 4, antialias=antialias)
+    found = gather_patches(torch.zeros(shape), spec)
+    assert found.shape == (shape[0], 2, shape[1], 4, 4)
+    assert scatter_patches(found, torch.Size(shape), spec).shape == shape
 
 
+@pytest.mark.parametrize("antialias", [False, True])
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("where", [float("nan"), float("inf"), float("-inf")])
-def test_centres_that_are_no_place_give_nan(where, padding):
+def test_centres_that_are_no_place_give_nan(where, padding, antialias):
     centres = torch.tensor([[where, 4.0], [4.0, where], [4.0, 4.0]])
-    found = foveate(random_images(3, 1, 9, 9), [0.5, 2.0], 3, padding=padding, centres=centres)
+    options = {"padding": padding, "centres": centres, "antialias": antialias}
+    found = foveate(random_images(3, 1, 9, 9), [0.5, 2.0], 3, **options)
     assert found[:2].isnan().all() and found[2].isfinite().all()
 
 

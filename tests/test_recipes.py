@@ -51,6 +51,18 @@ def test_values_are_normalised_by_channel():
     torch.testing.assert_close(found, expected)
 
 
+def test_the_memory_layout_of_an_image_changes_no_bits():
+    mean, std = PHOTO.mean, PHOTO.std
+    decoded = torch.randint(256, (33, 57, 3), dtype=torch.uint8).permute(2, 0, 1)
+    planes = decoded.contiguous()
+    factor = 1 / (255 * torch.tensor(std))[:, None, None]
+    expected = planes.float() * factor - (torch.tensor(mean) / torch.tensor(std))[:, None, None]
+    for picture in (decoded, planes, planes[None]):
+        found = PHOTO.normalise(picture)
+        assert found.is_contiguous() and found.dtype == torch.float32
+        assert torch.equal(found, expected.expand_as(found))
+
+
 @pytest.mark.parametrize("shape", [(48, 240), (240, 48), (30, 31), (96, 500)])
 def test_nothing_is_cropped(shape):
     picture = torch.full((3, *shape), 128, dtype=torch.uint8)

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from foveate.execution import canvas_search, convnet
-from foveate.execution.canvas_search import needed_windows
+from foveate.execution.canvas_search import Place, needed_windows
 from foveate.execution.exact import exact_convnet, require_convnet
 from foveate.models.outputs import Outputs
 from foveate.models.sliding import SlidingChannels, extent
 
-DEVICES: tuple[str, ...] = ("cpu", "cuda")
 MOST_LAYOUTS = 256
 
 
@@ -93,15 +92,6 @@ def _max_logits(
     windows = windows_at(canvas, positions, size, stride)
     logits = backbone.classify(convnet.features(backbone, windows.flatten(0, 1)), mask)
     return logits.unflatten(0, positions.shape).diagonal(dim1=1, dim2=2)  # type: ignore[no-any-return]
-
-
-class Place(NamedTuple):
-    """Position and size of a grid on the canvas, in pixels."""
-
-    top: int
-    left: int
-    height: int
-    width: int
 
 
 class Layout(NamedTuple):

@@ -7,32 +7,39 @@ logits are equal, so one of them is computed, and the windows that show somethin
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foveate.execution.trunk_ops import KERNEL_DEVICES, autocast_dtype, call_operator
+from foveate.execution.trunk_ops import KERNEL_DEVICES, autocast_dtype, call_operator, power
 from foveate.execution.windows import group_first, regroup_second
 from foveate.models.backbone import ConvNet
 
 if TYPE_CHECKING:
     from foveate.execution.triton_canvas import Launcher, Stage
 
-Place: TypeAlias = tuple[int, int, int, int]
-"""Top, left, height and width of a grid on the canvas."""
 WIDTHS = (16, 32, 64)  # filters for which the kernels' tiles fit into registers
 MOST_UNITS = 256
 MOST_CLASSES = 64
-MOST_TABLES = 16
 TILE = (8, 16)  # height and width of the tiles of a map
+
+
+class Place(NamedTuple):
+    """Position and size of a grid on the canvas, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
 
 
 def applies(backbone: ConvNet, canvas: Tensor) -> bool:
     """Whether the kernels support a network without batch norm and a canvas."""
-    convs = [layer for layer in backbone.trunk if isinstance(layer, nn.Conv2d)]
+    convs = _convolutions(backbone)
     strides = [conv.stride[0] for conv in convs]
     shaped = all(conv.out_channels in WIDTHS for conv in convs) and convs[0].out_channels == 16
     shaped = shaped and strides[:2] == [1, 2] and canvas.shape[1] <= 4
@@ -140,15 +147,15 @@ def arranged(backbone: ConvNet, of: Callable[[Tensor], Tensor] = lambda p: p) ->
 
     `of` maps each parameter to the tensor of its shape that is arranged, by default itself.
     """
-    convs = [layer for layer in backbone.trunk if isinstance(layer, nn.Conv2d)]
-    kernels, shifts = [of(conv.weight) for conv in convs], [of(_bias(conv)) for conv in convs]
+    convs = _convolutions(backbone)
+    kernels, shifts = [of(conv.weight) for conv in convs], [of(conv.bias) for conv in convs]
     found = [group_first(kernels[0]), shifts[0].repeat(4)]
     found += [regroup_second(kernels[1]).permute(2, 3, 1, 0), shifts[1]]
     for kernel, shift in zip(kernels[2:], shifts[2:], strict=True):
         found += [kernel.permute(2, 3, 1, 0), shift]
     side, hidden, head = backbone.side, backbone.hidden, backbone.head
-    more = _power(hidden.out_features) - hidden.out_features
-    extra = _power(head.out_features) - head.out_features
+    more = power(hidden.out_features) - hidden.out_features
+    extra = power(head.out_features) - head.out_features
     kernel = of(hidden.weight).unflatten(1, (-1, side, side)).permute(2, 3, 1, 0)
     found += [F.pad(kernel, (0, more)), F.pad(of(hidden.bias), (0, more))]
     found += [F.pad(of(head.weight).mT, (0, extra, 0, more)), F.pad(of(head.bias), (0, extra))]
@@ -157,24 +164,17 @@ def arranged(backbone: ConvNet, of: Callable[[Tensor], Tensor] = lambda p: p) ->
 
 def padded(mask: Tensor) -> Tensor:
     """Return a dropout mask (B, units) with the units of the kernels."""
-    return F.pad(mask, (0, _power(mask.shape[1]) - mask.shape[1]))
+    return F.pad(mask, (0, power(mask.shape[1]) - mask.shape[1]))
 
 
 def numbers(backbone: ConvNet, places: Sequence[Place]) -> tuple[list[int], list[int], int]:
     """Return strides, places in one list, and size, as `strongest_windows` takes them."""
-    convs = [layer for layer in backbone.trunk if isinstance(layer, nn.Conv2d)]
     flat = [number for place in places for number in place]
-    return [conv.stride[0] for conv in convs], flat, backbone.size
+    return [conv.stride[0] for conv in _convolutions(backbone)], flat, backbone.size
 
 
-def _bias(conv: nn.Conv2d) -> Tensor:
-    assert conv.bias is not None
-    return conv.bias
-
-
-def _power(number: int) -> int:
-    """Return the smallest power of two of at least 16 that is not below a number."""
-    return max(16, 1 << (number - 1).bit_length())
+def _convolutions(backbone: ConvNet) -> list[Any]:
+    return [layer for layer in backbone.trunk if isinstance(layer, nn.Conv2d)]
 
 
 @torch.library.custom_op("foveate::strongest_windows", mutates_args=())
@@ -206,7 +206,8 @@ def search(
     from foveate.execution import triton_canvas as kernels
 
     side = layers[-4].shape[0]
-    second, *others, last = _stages(canvas, tuple(strides), side, _places(places), size)
+    area, grids = canvas.shape[2:], _places(places)
+    second, *others, last = _stages(area, canvas.device, tuple(strides), side, grids, size)
     maps = kernels.first_blocks(canvas, layers[:4], second, needed, **how)
     for number, stage in enumerate(others, start=2):
         pair = layers[2 * number : 2 * number + 2]
@@ -233,27 +234,19 @@ def _strongest_fake(
 
 
 def _places(flat: Sequence[int]) -> tuple[Place, ...]:
-    return tuple(zip(*(flat[axis::4] for axis in range(4)), strict=True))
+    return tuple(map(Place, *(flat[axis::4] for axis in range(4))))
 
 
-_tables: dict[tuple[object, ...], list["Stage"]] = {}
-
-
+@lru_cache(maxsize=16)
 def _stages(
-    canvas: Tensor, strides: tuple[int, ...], side: int, places: tuple[Place, ...], size: int
+    area: torch.Size,
+    device: torch.device,
+    strides: tuple[int, ...],
+    side: int,
+    places: tuple[Place, ...],
+    size: int,
 ) -> list["Stage"]:
     """Return the maps after the second and each further convolution, and that of the windows."""
-    key = (canvas.shape[2:], canvas.device, strides, side, places, size)
-    if key not in _tables:
-        if len(_tables) >= MOST_TABLES:
-            _tables.clear()
-        _tables[key] = _make_stages(canvas, strides, side, places, size)
-    return _tables[key]
-
-
-def _make_stages(
-    canvas: Tensor, strides: tuple[int, ...], side: int, places: tuple[Place, ...], size: int
-) -> list["Stage"]:
     from foveate.execution.triton_canvas import Stage
 
     found, whole = [], math.prod(strides)
@@ -271,8 +264,8 @@ def _make_stages(
                 for y in range(corner[0], bottom, TILE[0])
                 for x in range(corner[1], right, TILE[1])
             ]
-        table = torch.tensor(tiles, dtype=torch.int32, device=canvas.device)
-        tall, wide = (_after(length, layers) for length in canvas.shape[2:])
+        table = torch.tensor(tiles, dtype=torch.int32, device=device)
+        tall, wide = (_after(length, layers) for length in area)
         found.append(Stage(tall, wide, table, whole // passed, _after(size, layers)))
     return found
 

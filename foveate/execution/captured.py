@@ -5,10 +5,10 @@ stream, so that several runs can share a GPU.
 """
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -47,11 +47,8 @@ class Batch(NamedTuple):
         return self.images[self.indices], self.labels[self.indices]
 
 
-class Step(Protocol):
-    """One training step: updates the weights with a batch and returns the loss."""
-
-    def __call__(self, batch: Batch) -> Tensor:
-        """Train on one batch."""
+Step: TypeAlias = Callable[[Batch], Tensor]
+"""One training step: updates the weights with a batch and returns the loss."""
 
 
 def plain_step(

@@ -16,7 +16,6 @@ from foveate.models.lazy import all_patches, lazy_inputs, lazy_logits
 from foveate.models.outputs import Outputs
 from foveate.models.sliding import SlidingChannels
 
-DEVICES: tuple[str, ...] = ("cpu", "cuda")
 FORMS = (native, windows)
 """Implementations of a trunk in order of preference."""
 

@@ -8,8 +8,6 @@ from foveate.models.channels import ScaleChannels
 from foveate.models.outputs import Outputs, plain_outputs
 from foveate.models.sliding import SlidingChannels
 
-DEVICES: tuple[str, ...] = ()  # the fallback is not selected by device
-
 
 def fits(net: nn.Module, images: Tensor) -> bool:
     """Return True for every network."""

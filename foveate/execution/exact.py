@@ -107,5 +107,6 @@ def _is_supported_conv(conv: nn.Conv2d) -> bool:
 def _has_running_stats(norm: nn.BatchNorm2d | None) -> bool:
     if norm is None:
         return True
-    own = (norm.momentum, norm.weight, norm.bias, norm.running_mean, norm.running_var)
-    return norm.track_running_stats and all(value is not None for value in own)
+    own = (norm.momentum, norm.weight, norm.bias)
+    tracked = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+    return norm.track_running_stats and all(value is not None for value in (*own, *tracked))

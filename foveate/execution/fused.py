@@ -7,7 +7,6 @@ starts sooner.
 """
 # Shape letters: B images, S scale channels, N = B S patches, K classes.
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,11 +17,10 @@ from foveate.execution.exact import Block, exact_convnet, plain_blocks
 from foveate.execution.fused_layout import Packing, StepLayout
 from foveate.execution.fused_pass import StepPass, WindowsPass
 from foveate.execution.plan import Prepared
-from foveate.execution.trunk_ops import MOST_VALUES
+from foveate.execution.trunk_ops import KERNEL_DEVICES, MOST_VALUES
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
 
-KERNEL_DEVICES: tuple[str, ...] = ("cuda",) if find_spec("triton") else ()
 POOLS = ("avg", "max", "logsumexp", "concat")
 MOST_UNITS, MOST_CLASSES, MOST_CHANNELS, MOST_FEATURES = 128, 64, 64, 2**16
 PIECE = 2048  # elements of a parameter that are copied at a time

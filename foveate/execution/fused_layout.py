@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from foveate.execution.trunk_ops import LARGEST_SUM, Launch
+from foveate.execution.trunk_ops import LARGEST_SUM, Launch, power
 
 if TYPE_CHECKING:
     from foveate.execution.fused import FusedGradients
@@ -156,8 +156,3 @@ def launch_options(name: str, sums: int = 0) -> dict[str, Any]:
 def bf16(like: Tensor, size: int) -> Tensor:
     """Return an uninitialised tensor for activations, slopes or rounded weights."""
     return like.new_empty(size, dtype=torch.bfloat16)
-
-
-def power(number: int) -> int:
-    """Return the smallest power of two that is at least 16 and not below a number."""
-    return max(16, 1 << (number - 1).bit_length())

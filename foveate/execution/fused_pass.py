@@ -18,8 +18,8 @@ from foveate.execution.fused_layout import (
     Part,
     StepLayout,
     launch_options,
-    power,
 )
+from foveate.execution.trunk_ops import power
 from foveate.models.channels import ScaleChannels
 
 if TYPE_CHECKING:

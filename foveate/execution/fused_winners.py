@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from foveate.execution import canvas, canvas_search
 from foveate.execution.exact import exact_convnet, plain_blocks
 from foveate.execution.fused import MOST_CHANNELS, FusedGradients, is_trainable
-from foveate.execution.fused_layout import Packing, power
+from foveate.execution.fused_layout import Packing
 from foveate.execution.fused_pass import StepPass
 from foveate.execution.plan import Prepared
-from foveate.execution.trunk_ops import MOST_VALUES
+from foveate.execution.trunk_ops import MOST_VALUES, power
 from foveate.models.sliding import SlidingChannels
 
 BLOCK = 512  # values of a window that are copied at a time

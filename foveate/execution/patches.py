@@ -9,8 +9,6 @@ from foveate.models.channels import ScaleChannels
 from foveate.models.lazy import lazy_inputs
 from foveate.models.outputs import Outputs, patch_outputs
 
-DEVICES: tuple[str, ...] = ("cpu", "cuda")
-
 
 def fits(net: nn.Module, images: Tensor) -> bool:
     """Whether `forward` is that of `ScaleChannels`; every backbone is supported."""

@@ -1,7 +1,7 @@
 """Choose and run the fastest implementation (plan) of a network.
 
 `outputs(net, prepare(net, images)).logits` equals `net(images)` for every network. A plan is a
-module with the functions of `Plan` and an entry in `PLANS`. Deleting both removes it.
+module with the functions of `Plan` and its entries in `PLANS`. Deleting both removes it.
 """
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, K classes.
 
@@ -29,9 +29,6 @@ Inputs = tuple[Tensor, ...]
 class Plan(Protocol):
     """One implementation of a class of networks."""
 
-    DEVICES: tuple[str, ...]
-    """Device types on which the plan is faster than the plans after it."""
-
     def fits(self, net: nn.Module, images: Tensor) -> bool:
         """Whether the plan reproduces `net(images)` for images (B, C, H, W)."""
 
@@ -42,8 +39,11 @@ class Plan(Protocol):
         """Run the network on prepared images."""
 
 
-PLANS: tuple[Plan, ...] = (canvas, windows, convnet, patches)
-"""Plans in order of preference; networks that none of them supports use `definition`."""
+PLANS: dict[str, tuple[Plan, ...]] = {
+    "cuda": (canvas, windows, convnet, patches),
+    "cpu": (canvas, convnet, patches),
+}
+"""Plans of a device type in order of preference; other networks and devices use `definition`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +82,7 @@ def choose(net: nn.Module, images: Tensor) -> Plan:
     wanted = images.requires_grad and torch.is_grad_enabled()
     if wanted or is_traced(images) or images.ndim != 4:
         return definition
-    kind = images.device.type
-    found = (plan for plan in PLANS if kind in plan.DEVICES and plan.fits(net, images))
+    found = (plan for plan in PLANS.get(images.device.type, ()) if plan.fits(net, images))
     return next(found, definition)
 
 

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from foveate.execution.canvas_search import TILE
+from foveate.execution.triton_step import rectified
 
 Launcher: TypeAlias = Callable[..., None]
 WARPS = {"first": 4, "convolution": 4, "classify": 8}
@@ -58,11 +59,6 @@ def _tile(tiles, needed, GRIDS: tl.constexpr, STEP: tl.constexpr, REACH: tl.cons
     return top, left, bottom, right, used
 
 
-@triton.jit
-def _rectified(value):  # type: ignore[no-untyped-def]
-    return tl.where(value <= 0, 0.0, value)  # tl.maximum would replace NaN by 0
-
-
 @triton.jit  # type: ignore[untyped-decorator]
 def _first_blocks(  # type: ignore[no-untyped-def]
     canvas, first, shift, second, bias, maps, tiles, needed, HEIGHT: tl.constexpr,
@@ -89,10 +85,10 @@ def _first_blocks(  # type: ignore[no-untyped-def]
                 pixels = tl.load(start + corner + window, inside, other=0.0)
                 row = filter[None, :] * (16 * CHANNELS) + channel * 16 + pixel[:, None]
                 active = tl.dot(pixels, tl.load(first + row), active)
-            active = _rectified(active + offset).to(tl.bfloat16)
+            active = rectified(active + offset).to(tl.bfloat16)
             row = (tap * FILTERS + filter)[:, None] * OUT + out[None, :]
             value = tl.dot(active, tl.load(second + row), value)
-        value = _rectified(value + tl.load(bias + out)[None, :])
+        value = rectified(value + tl.load(bias + out)[None, :])
         place = maps + image * (TALL * BROAD * OUT) + (y * BROAD + x)[:, None] * OUT + out[None, :]
         tl.store(place, value.to(tl.bfloat16), inside)
 
@@ -118,7 +114,7 @@ def _convolution(  # type: ignore[no-untyped-def]
         for tap in tl.static_range(9):
             pixels = tl.load(source + (tap // 3 * WIDTH + tap % 3) * IN, inside, other=0.0)
             value = tl.dot(pixels, tl.load(row + tap * IN * OUT), value)
-        value = _rectified(value + tl.load(bias + out)[None, :])
+        value = rectified(value + tl.load(bias + out)[None, :])
         place = maps + image * (TALL * BROAD * OUT) + (y * BROAD + x)[:, None] * OUT + out[None, :]
         tl.store(place, value.to(tl.bfloat16), inside)
 
@@ -150,7 +146,7 @@ def _classify(  # type: ignore[no-untyped-def]
             step = (tap // SIDE * WIDTH + tap % SIDE) * IN
             pixels = tl.load(source + step, inside[:, None], other=0.0)
             value = tl.dot(pixels, tl.load(row + tap * IN * UNITS), value)
-        value = _rectified(value + tl.load(shift + unit)[None, :])
+        value = rectified(value + tl.load(shift + unit)[None, :])
         value = (value * tl.load(mask + image * UNITS + unit)[None, :]).to(tl.bfloat16)
         logits = tl.dot(value, tl.load(head + unit[:, None] * CLASSES + kind[None, :]))
         logits += tl.load(bias + kind)[None, :]

@@ -86,16 +86,16 @@ def _supports_kernel(images: Tensor, weight: Tensor, dtype: torch.dtype) -> bool
     128, cuDNN and the sum of the bias 150 µs. For the 64 channels of the second it is no faster.
     """
     (filters, channels), side = weight.shape[:2], weight.shape[2]
-    tall, wide = _power(side * channels), _power(side * filters)
-    shaped = filters % 8 == channels % 8 == 0 and 16 <= tall <= 64 and wide >= 16
+    tall, wide = power(side * channels), power(side * filters)
+    shaped = filters % 8 == channels % 8 == 0 and tall <= 64
     sized = 0 < len(images) * max(filters, channels) * images.shape[2:].numel() < MOST_VALUES
     kind = images.device.type in KERNEL_DEVICES and dtype == torch.bfloat16
     return kind and shaped and sized and tall * wide <= LARGEST_SUM
 
 
-def _power(number: int) -> int:
-    """Return the smallest power of two that is not below a number."""
-    return 1 << (number - 1).bit_length()
+def power(number: int) -> int:
+    """Return the smallest power of two that is at least 16 and not below a number."""
+    return max(16, 1 << (number - 1).bit_length())
 
 
 class _TwoBlocks(torch.autograd.Function):

@@ -17,7 +17,6 @@ takes 0.82 ms, and 1.47 ms without this plan.
 # Shape letters: B batch, S scale channel, N images or patches, C image channel, P pixels,
 # m windows along an axis, O filters.
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -37,9 +36,6 @@ class Moments(NamedTuple):
 
     mean: Tensor
     covariance: Tensor
-
-
-DEVICES: tuple[str, ...] = ("cuda",)
 
 
 def fits(net: nn.Module, images: Tensor) -> bool:
@@ -121,8 +117,7 @@ def run_windows(trunk: nn.Sequential, cut: Tensor, moments: Moments | None = Non
     assert isinstance(second, nn.Conv2d)
     assert second.bias is not None
     with torch.autocast(cut.device.type, enabled=False):
-        count = 4 * cut.shape[:-1].numel()
-        weight, bias = fold_norm(trunk, lambda: moments or window_moments(cut.flatten(0, 2)), count)
+        weight, bias = fold_norm(trunk, cut, moments)
         first, shift = group_first(weight).to(cut.dtype), bias.repeat(4).to(cut.dtype)
         grouped = regroup_second(second.weight)
     features = two_blocks(cut, first, shift, grouped, second.bias)
@@ -134,12 +129,10 @@ def run_windows(trunk: nn.Sequential, cut: Tensor, moments: Moments | None = Non
     return features
 
 
-def fold_norm(
-    trunk: nn.Sequential, moments: Callable[[], Moments], count: int
-) -> tuple[Tensor, Tensor]:
+def fold_norm(trunk: nn.Sequential, cut: Tensor, moments: Moments | None) -> tuple[Tensor, Tensor]:
     """Return weights (O, C, 3, 3) and bias (O,) of the first convolution with its norm folded in.
 
-    In training mode, `moments()` returns the moments of the `count` 3 × 3 windows of the batch.
+    In training mode, the norm has the `moments` of the windows `cut`.
     """
     first, norm = trunk[0], trunk[1]
     assert isinstance(first, nn.Conv2d) and first.bias is not None
@@ -147,8 +140,8 @@ def fold_norm(
         return first.weight, first.bias
     assert norm.running_mean is not None and norm.running_var is not None
     if norm.training:
-        mean, variance = _output_moments(first, moments())
-        track(norm, mean, variance, count)
+        mean, variance = _output_moments(first, moments or window_moments(cut.flatten(0, 2)))
+        track(norm, mean, variance, 4 * cut.shape[:-1].numel())
     else:
         mean, variance = norm.running_mean, norm.running_var
     gain = norm.weight * torch.rsqrt(variance + norm.eps)

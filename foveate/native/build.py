@@ -27,7 +27,7 @@ from foveate.errors import FoveateError
 from foveate.files import cache_dir, replacing
 
 FOLDER = Path(__file__).parent
-FUNCTIONS = ("cut", "blur", "scatter", "normalise", "work", "finish")  # of a pointer to a job
+FUNCTIONS = ("cut", "blur", "scatter", "work", "finish")  # of a pointer to a job
 COMPILERS = ("cc", "gcc", "clang")
 TARGETS = ("-march=native", "-mcpu=native")  # the first one that the compiler accepts
 FLAGS = ("-std=c11", "-O3", "-ffp-contract=fast", "-fPIC", "-shared")

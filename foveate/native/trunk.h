@@ -169,14 +169,14 @@ static void input_gradient(const struct job *j, const int64_t *windows, const fl
     for (; at < pixels; at += 4) spread_pixels(4, j, at, pixels - at, windows, slope, below);
 }
 
-/* Add some rows of one patch to GROUP x 3 vectors of the weight gradient. */
-INLINE void weight_tile(const struct job *j, int64_t rows, const float *active,
-                        const float *gradient, float *total) {
+/* Add one patch to GROUP x 3 vectors of the weight gradient. */
+INLINE void weight_tile(const struct job *j, const float *active, const float *gradient,
+                        float *total) {
     vec sum[3 * GROUP];
     UNROLL for (int i = 0; i < 3 * GROUP; i++)
         sum[i] = load(total + i / 3 * 9 * j->from + i % 3 * LANES);
     int64_t wide = out_width(j), step = j->stride * j->from;
-    for (int64_t y = 0; y < rows; y++, active += step * j->width)
+    for (int64_t y = 0; y < out_height(j); y++, active += step * j->width)
         for (int64_t x = 0; x < wide; x++, gradient += j->to) {
             vec a[3];
             UNROLL for (int v = 0; v < 3; v++) {
@@ -189,20 +189,17 @@ INLINE void weight_tile(const struct job *j, int64_t rows, const float *active,
         store(total + i / 3 * 9 * j->from + i % 3 * LANES, sum[i]);
 }
 
-/* Add the gradient of the weights (to, tap, from) and the bias, in bands of rows that fit L1. */
+/* Add the gradient of the weights (to, tap, from) and the bias. */
 static void weight_gradient(const struct job *j, const float *active, const float *gradient,
                             float *weight, float *bias) {
-    int64_t line = 3 * j->from, step = j->stride * j->width * j->from;
-    int64_t high = out_height(j), wide = out_width(j), band = rows_at_once(j);
-    for (int64_t y = 0; y < high; y += band)
-        for (int64_t tap = 0; tap < 3 * line; tap += 3 * LANES)
-            for (int64_t to = 0; to < j->to; to += GROUP)
-                weight_tile(j, smaller(band, high - y),
-                            active + y * step + tap / line * j->width * j->from + tap % line,
-                            gradient + y * wide * j->to + to, weight + to * 3 * line + tap);
+    int64_t line = 3 * j->from, pixels = out_height(j) * out_width(j);
+    for (int64_t tap = 0; tap < 3 * line; tap += 3 * LANES)
+        for (int64_t to = 0; to < j->to; to += GROUP)
+            weight_tile(j, active + tap / line * j->width * j->from + tap % line, gradient + to,
+                        weight + to * 3 * line + tap);
     for (int64_t to = 0; to < j->to; to += LANES) {
         vec sum = load(bias + to);
-        for (int64_t p = 0; p < high * wide; p++) sum += load(gradient + p * j->to + to);
+        for (int64_t p = 0; p < pixels; p++) sum += load(gradient + p * j->to + to);
         store(bias + to, sum);
     }
 }

@@ -42,7 +42,8 @@ def applies(trunk: nn.Sequential, images: Tensor) -> bool:
 def run(trunk: nn.Sequential, images: Tensor) -> Tensor:
     """Run the whole trunk on images (N, C, H, W). Running statistics are updated as usual."""
     blocks, images = plain_blocks(trunk), images.detach().contiguous()
-    parameters = [p for block in blocks for layer in block for p in _parameters(layer)]
+    layers: list[Any] = [layer for block in blocks for layer in block if layer is not None]
+    parameters = [p for layer in layers for p in (layer.weight, layer.bias)]
     training_norms = [norm for _, norm in blocks if norm is not None and norm.training]
     if torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
         result = _Trunk.apply(images, blocks, *parameters)  # type: ignore[no-untyped-call]
@@ -75,17 +76,12 @@ def _chunk(blocks: Sequence[Block], images: Tensor) -> int:
 
 
 @torch.no_grad()
-def _count_batch(training_norms: Sequence[nn.BatchNorm2d]) -> None:
+def _count_batch(training_norms: Sequence[Any]) -> None:
     """Count the batch, and tell autograd that the running statistics have changed."""
-    changed = [
-        t for norm in training_norms for t in (norm.running_mean, norm.running_var) if t is not None
-    ]
+    changed = [t for norm in training_norms for t in (norm.running_mean, norm.running_var)]
     increment_version([tensor for tensor in changed if not tensor.is_inference()])
-    counts = [
-        norm.num_batches_tracked for norm in training_norms if norm.num_batches_tracked is not None
-    ]
-    if counts:
-        torch._foreach_add_(counts, 1)
+    for norm in training_norms:
+        norm.num_batches_tracked += 1
 
 
 class _Trunk(torch.autograd.Function):
@@ -123,17 +119,12 @@ def _fits(trunk: nn.Sequential, images: Tensor) -> bool:
 
 def _is_known(block: Block) -> bool:
     conv, norm = block
-    own = [conv.weight, conv.bias]
+    own: list[Any] = [conv.weight, conv.bias]
     if norm is not None:
         own += [norm.weight, norm.bias, norm.running_mean, norm.running_var]
     return conv.out_channels % MULTIPLE == 0 and all(map(_is_plain, own))
 
 
-def _is_plain(tensor: Tensor | None) -> bool:
-    if tensor is None or tensor.dtype != torch.float32 or tensor.device.type != "cpu":
-        return False
-    return tensor.ndim > 1 or tensor.is_contiguous()
-
-
-def _parameters(layer: nn.Conv2d | nn.BatchNorm2d | None) -> list[Tensor]:
-    return [] if layer is None or layer.bias is None else [layer.weight, layer.bias]
+def _is_plain(tensor: Tensor) -> bool:
+    near = tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+    return near and (tensor.ndim > 1 or tensor.is_contiguous())
