@@ -143,6 +143,13 @@ def test_another_run_of_the_same_name_is_refused(done):
         find_outcome(jobs(1, epochs=7)[0], done.folder)
 
 
+def test_results_with_other_settings_are_refused_before_a_run_is_trained(done, tmp_path):
+    shutil.copy(done.folder / "results.csv", tmp_path)  # without the run folders
+    assert Study(jobs(), tmp_path).remaining == []
+    with pytest.raises(ConfigError, match=r"results\.csv has results of row with other settings"):
+        Study(jobs(1, epochs=7), tmp_path)
+
+
 def test_a_damaged_outcome_is_named(done, tmp_path):
     (tmp_path / "row-s0").mkdir()
     (tmp_path / "row-s0" / "outcome.json").write_text("{")
