@@ -316,10 +316,10 @@ def _set(config: TrainConfig, key: str, value: Any) -> TrainConfig:
         if not (isinstance(value, list) and len(value) == 3):
             raise ConfigError(f"scales must be [low, high, per_octave], got {value!r}")
         value = ScaleGrid(*value)
-    kind = type(getattr(owner, name))
-    if kind is float and is_number(value):
+    now = getattr(owner, name)
+    if isinstance(now, float) and is_number(value):
         value = float(value)
-    if part == "recipe" and kind is tuple and isinstance(value, list):
+    if isinstance(now, tuple) and isinstance(now[0], float) and isinstance(value, list):
         value = tuple(float(v) if is_number(v) else v for v in value)
     changed: Any = replace(owner, **{name: value})
     return replace(config, **{part: changed}) if part else changed
