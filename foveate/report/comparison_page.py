@@ -1,6 +1,5 @@
 """HTML page of a comparison of methods: figures with the ceiling, tables, costs, settings."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import mean
@@ -34,7 +33,6 @@ from foveate.report.plots import (
 SHOWN = 5  # scales in the short table; the full table has all
 DEEP = 50.0  # points below the ceiling that get the strongest colour
 COLUMN_KEYS = ("learning_rate", "epochs", "batch")
-COLUMNS = 3  # panels side by side
 CEILING = "trained on the test scale"
 HOW_TO_READ = (
     "Curves are means over seeds, with one standard deviation as a band. The dashed line is the "
@@ -64,14 +62,10 @@ def comparison_figure(view: ComparisonView) -> Figure:
     families: dict[str, list[Curve]] = {}
     for name, curve in view.curves.items():
         families.setdefault(METHODS[name].family, []).append(curve)
-    columns = min(COLUMNS, len(families))
-    rows = math.ceil(len(families) / columns)
-    figure, grid = panel_grid(rows, columns, 3.6 if columns > 1 else 6.4, 3.2)
-    for axes, (family, curves) in zip(grid, families.items(), strict=False):
+    figure, grid, _ = panel_grid(len(families), 3.6 if len(families) > 1 else 6.4, 3.2)
+    for axes, (family, curves) in zip(grid, families.items(), strict=True):
         axes.set_title(family, fontsize=10)
         _panel(axes, curves, view)
-    for axes in grid[len(families) :]:
-        axes.set_axis_off()
     if view.ceiling:
         line = grid[0].get_lines()[0]
         figure.legend([line], [CEILING], loc="outside lower center", frameon=False, fontsize=9)
