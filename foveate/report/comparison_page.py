@@ -1,7 +1,7 @@
 """HTML page of a comparison of methods: figures with the ceiling, tables, costs, settings."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from statistics import mean
 
 from matplotlib.axes import Axes
@@ -42,21 +42,6 @@ HOW_TO_READ = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class About:
-    """What the page says about the runs.
-
-    Attributes:
-        split: Split of the test images.
-        missing: Names of the planned runs without a result.
-        facts: Facts for the section Provenance, by name.
-    """
-
-    split: SplitName = "test"
-    missing: Sequence[str] = ()
-    facts: Mapping[str, object] = field(default_factory=dict)
-
-
 def comparison_figure(view: ComparisonView) -> Figure:
     """Draw one panel per family of methods, each with the ceiling."""
     families: dict[str, list[Curve]] = {}
@@ -73,10 +58,23 @@ def comparison_figure(view: ComparisonView) -> Figure:
 
 
 def comparison_page(
-    lines: Sequence[Measurement], drawn: Sequence[tuple[ComparisonView, Figure]], about: About
+    lines: Sequence[Measurement],
+    drawn: Sequence[tuple[ComparisonView, Figure]],
+    facts: Mapping[str, object],
+    *,
+    split: SplitName = "test",
+    missing: Sequence[str] = (),
 ) -> Page:
-    """Build the page from the results and their figures."""
-    images = "test images" if about.split == "test" else "validation images"
+    """Build the page from the results and their figures.
+
+    Args:
+        lines: Results of the runs.
+        drawn: Views of the results with their figures.
+        facts: Facts for the section Provenance, by name.
+        split: Split of the test images.
+        missing: Names of the planned runs without a result.
+    """
+    images = "test images" if split == "test" else "validation images"
     runs = {(m.data, METHODS[m.method].run_name, m.trained, m.seed) for m in lines}
     methods = [name for name in METHODS if name in {line.method for line in lines}]
     sets = [name for name in DATA_SETS if name in {line.data for line in lines}]
@@ -85,7 +83,7 @@ def comparison_page(
         f"accuracies are in percent of the {images}."
     )
     page = Page("Comparison of methods over scale", lead)
-    _missing(page, about.missing)
+    _missing(page, missing)
     page.text(HOW_TO_READ)
     for name in sets:
         page.section(DATA_SETS[name].title)
@@ -96,7 +94,7 @@ def comparison_page(
         _costs(page, [line for line in lines if line.data == name])
     _methods(page, methods, sets)
     _calibrations(page, lines)
-    page.provenance({**about.facts, "foveate version of this page": __version__})
+    page.provenance({**facts, "foveate version of this page": __version__})
     return page
 
 
