@@ -30,10 +30,10 @@ def written(tmp_path, text=GOOD):
 
 
 BAD = [
-    ("epochs = 2", "epoch = 2", "defaults.epoch is not a known key; did you mean 'epochs'?"),
-    ("seeds = 2", "sedes = 2", "sedes is not a known key; did you mean 'seeds'?"),
+    ("epochs = 2", "epoch = 2", "defaults.epoch is not a known key; did you mean epochs?"),
+    ("seeds = 2", "sedes = 2", "sedes is not a known key; did you mean seeds?"),
     ("model.size = 12", "model.sise = 12", "defaults.model.sise is not a known key; did you mean"),
-    ("cpus = 1", "cpu = 1", "resources.cpu is not a known key; did you mean 'cpus'?"),
+    ("cpus = 1", "cpu = 1", "resources.cpu is not a known key; did you mean cpus?"),
     ("batch = 16", "seed = 16", "defaults.seed is not a known key; set seeds at the top level"),
     (
         'preset = "fovavg"',

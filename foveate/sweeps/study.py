@@ -4,12 +4,12 @@ The keys are `name`, `seeds` and `test_scales`, the tables `resources`, `default
 the list of tables `runs`; `examples/study.toml` explains each of them.
 """
 
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from foveate.checks import check_type, is_number
+from foveate.checks import check_range, check_type, is_number, suggest
 from foveate.data.recipes import MAX_BASE, Recipe
 from foveate.data.shards import Shards
 from foveate.data.sources import Source, load_source, open_source
@@ -185,10 +185,8 @@ def _resources(table: dict[str, Any]) -> tuple[int, float | None]:
     cpus, gpus = table.get("cpus", 1), table.get("gpus", 0)
     check_type("resources.cpus", cpus, int)
     check_type("resources.gpus", gpus, float)
-    if cpus < 1:
-        raise ConfigError(f"resources.cpus must be at least 1, got {cpus}")
-    if not 0 <= gpus <= 1:
-        raise ConfigError(f"resources.gpus must be a fraction of a GPU from 0 to 1, got {gpus:g}")
+    check_range("resources.cpus", cpus, 1, math.inf, "at least 1")
+    check_range("resources.gpus", gpus, 0, 1, "a fraction of a GPU from 0 to 1")
     return cpus if "cpus" in table else 0, table.get("gpus")
 
 
@@ -372,9 +370,7 @@ def _check_keys(where: str, keys: Iterable[str], known: tuple[str, ...]) -> None
     """Raise an error for unknown keys."""
     for key in keys:
         if key not in known:
-            near = get_close_matches(key, known, n=1)
-            other = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
-            hint = HINTS.get(key, other)
+            hint = HINTS.get(key) or suggest(key, known, f"use one of {', '.join(known)}")
             raise ConfigError(f"{where}{'.' if where else ''}{key} is not a known key; {hint}")
 
 
