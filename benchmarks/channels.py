@@ -53,19 +53,6 @@ def fovavg(device: str | torch.device) -> ScaleChannels:
     return net
 
 
-def milliseconds(work: Callable[[], object], repeats: int = 100) -> float:
-    """Return the mean time of `work` on the GPU, in milliseconds."""
-    for _ in range(10):
-        work()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(repeats):
-        work()
-    end.record()
-    torch.cuda.synchronize()
-    return float(start.elapsed_time(end)) / repeats
-
-
 def captured(step: Step) -> Step:
     """Capture a step as a CUDA graph and return its replay."""
     stream = torch.cuda.Stream()

@@ -84,7 +84,7 @@ def candidates(
 
 def draw(growth: dict[str, Panel], device: str) -> Figure:
     """Plot one panel per quantity, on logarithmic axes; whiskers are the range of the rounds."""
-    figure, panels = panel_grid(1, len(LABELS), 3.1, 2.9)
+    figure, panels, _ = panel_grid(len(LABELS), 3.1, 2.9, columns=len(LABELS))
     ways = {"ours": "foveate", "loop": "loop over channels"}
     for axes, (name, label) in zip(panels, LABELS.items(), strict=True):
         for index, (way, title) in enumerate(ways.items()):

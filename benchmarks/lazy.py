@@ -187,9 +187,8 @@ def main() -> None:
         "digits per scale": counts if options.tolerance is None else {"test": options.count},
         "photographs per split": options.pictures if options.photos else 0,
     }
-    options.out.write_text(
-        json.dumps({**about, "networks": found}, indent=1) + "\n", encoding="utf-8"
-    )
+    text = json.dumps([{**about, "networks": found}], indent=1)  # the list that table.py reads
+    options.out.write_text(text + "\n", encoding="utf-8")
 
 
 def print_row(row: dict[str, Any]) -> None:

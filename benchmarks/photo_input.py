@@ -20,7 +20,6 @@ random weights in seven channels, over epochs of all images, and on one batch th
 
 import argparse
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from multiprocessing import active_children
@@ -28,10 +27,11 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from backbones import SIZE, WINDOWS
 from torch import nn
 from torch.utils.data import DataLoader, Subset
 
-from foveate import ScaleChannels, ScaleGrid
+from foveate import ScaleChannels
 from foveate.data.pictures import PictureFolder
 from foveate.data.recipes import Recipe
 from foveate.data.shards import Shards
@@ -40,15 +40,9 @@ from foveate.training.photo_reader import PhotoDataset, PhotoReader
 from foveate.training.photos import PhotoBatches, default_workers
 from foveate.training.state import keep_freed_memory
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-import torchvision_ops  # type: ignore[import-not-found]
-
-torchvision_ops.declare_missing()
-
 BATCH, WORKERS = 32, 2
 RECIPE = Recipe(name="photo", base=224)
 CPU = torch.device("cpu")
-WINDOWS = ScaleGrid.windows(smallest=56, largest=448, size=160, per_octave=2)
 Pass = Callable[[], int]
 """Reads every image once and returns their number."""
 
@@ -76,7 +70,7 @@ def resized_pass(images: Shards, order: torch.Tensor) -> Pass:
 
 def patch_pass(images: Shards, order: torch.Tensor) -> Pass:
     """Read images as patches, as a run on a CPU does."""
-    net = ScaleChannels(nn.Identity(), WINDOWS, 160, padding="border", antialias=True)
+    net = ScaleChannels(nn.Identity(), WINDOWS, SIZE, padding="border", antialias=True)
     batches = PhotoBatches(
         images, "train", len(order), net, CPU, "float32", recipe=RECIPE, workers=WORKERS
     )
@@ -105,7 +99,7 @@ def measure_waiting(images: Shards, epochs: int) -> None:
 
     device = torch.device("cuda")
     backbone = timm.create_model("tf_efficientnet_lite0", num_classes=10)
-    net = ScaleChannels(backbone, WINDOWS, 160, "avg", padding="border", antialias=True)
+    net = ScaleChannels(backbone, WINDOWS, SIZE, "avg", padding="border", antialias=True)
     net.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     optimiser = torch.optim.AdamW(net.parameters(), 1e-4, fused=True, capturable=True)
     count = len(images.labels("train")) // BATCH * BATCH

@@ -3,7 +3,7 @@
 python benchmarks/photo_table.py run FOLDER --weights FILE --out DIR   train and test, or resume
 python benchmarks/photo_table.py run cifar10 --suite cifar --out DIR   the same on CIFAR-10
 python benchmarks/photo_table.py collect DIR [--suite cifar] > FILE.csv
-                            one line per network, seed and scale, for tools/photo_results.py
+                            one line per network, seed and scale, for tools/update_docs.py
 
 The script calls only `foveate train` and `foveate evaluate`. Each process takes one row at a time
 with all its seeds, which share the imports and the plans of cuDNN. FOLDER has the subfolders train,

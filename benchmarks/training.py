@@ -2,7 +2,6 @@
 
 python benchmarks/training.py                 all parts; requires MNIST in the cache
 python benchmarks/training.py --only swmax    one network
-python benchmarks/training.py --only epoch    an epoch on 2 CPU threads
 """
 # ruff: noqa: E402
 
@@ -20,18 +19,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from channels import (
-    captured,
-    fovavg,
-    loop_over_channels,
-    milliseconds,
-    training_step,
-)
+from channels import captured, fovavg, loop_over_channels, training_step
+from timing import Step, duration
 
-from foveate.data.large_scale import rescale
-from foveate.data.sources import load_source
-from foveate.execution.captured import Batch, CapturedStep, plain_step
+from foveate.execution.captured import Batch, CapturedStep
 from foveate.execution.plan import prepare
 from foveate.training.adam import PiecewiseAdam
 from foveate.training.checkpoint import Progress, RunFolder
@@ -52,39 +43,16 @@ def one_step() -> dict[str, float]:
         batch = Batch(prepare(net, images, "bf16"), labels)
     step = CapturedStep(net, adam, "bf16", batch=128, compiled=True)
     slow = training_step(lambda: loop_over_channels(loop, images), loop, labels)
+
+    def milliseconds(work: Step) -> float:
+        duration(work, 10, labels.device)  # a warm-up
+        return 1e3 * duration(work, 100, labels.device)
+
     return {
         "step, ms": milliseconds(lambda: step(batch)),
-        "obvious loop, ms": milliseconds(slow, 20),
-        "obvious loop captured, ms": milliseconds(captured(slow), 20),
+        "obvious loop, ms": milliseconds(slow),
+        "obvious loop captured, ms": milliseconds(captured(slow)),
     }
-
-
-def one_epoch() -> dict[str, float]:
-    """Measure an epoch of FovAvg on the 5,000 embedded digits, batch 32, 2 CPU threads.
-
-    The time includes the preparation of the patches.
-    """
-    torch.set_num_threads(2)
-    digits = load_source("mnist-5k")
-    splits = (digits.train, digits.val, digits.test)
-    shown = torch.cat([rescale(split.images, 2.0) for split in splits])
-    labels = torch.cat([split.labels for split in splits])
-    net, loop = fovavg("cpu"), fovavg("cpu")
-    adam, other = (torch.optim.Adam(n.parameters(), 3e-3) for n in (net, loop))
-    order = torch.split(torch.randperm(len(labels)), 32)
-    start = time.perf_counter()
-    for chosen in order:
-        other.zero_grad()
-        F.cross_entropy(loop_over_channels(loop, shown[chosen]), labels[chosen]).backward()
-        other.step()
-    middle = time.perf_counter()
-    with torch.no_grad():
-        ready = prepare(net, shown)
-    step = plain_step(net, adam, "float32")
-    for chosen in order:
-        step(Batch(ready, labels, chosen))
-    ours, slow = time.perf_counter() - middle, middle - start
-    return {"ours, s": ours, "obvious loop, s": slow, "ratio": slow / ours}
 
 
 def whole_runs(name: str, batch: int, seeds: int = 3) -> dict[str, float]:
@@ -129,13 +97,12 @@ def cold(name: str) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--only", choices=["step", "epoch", *EPOCHS], help="measure one part")
+    parser.add_argument("--only", choices=["step", *EPOCHS], help="measure one part")
     parser.add_argument("--batch", type=int, default=0, help="of whole runs; as published if 0")
     only, batch = (given := parser.parse_args()).only, given.batch
-    special = {"step": one_step, "epoch": one_epoch}
     if only is None:
         for name in ["step", *EPOCHS]:
             cold(name)
     else:
-        found = special[only]() if only in special else whole_runs(only, batch)
+        found = one_step() if only == "step" else whole_runs(only, batch)
         print(only, json.dumps({key: round(value, 3) for key, value in found.items()}), flush=True)

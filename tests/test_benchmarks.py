@@ -141,3 +141,9 @@ def test_the_command_measures_one_row(tmp_path):
     assert len(row["columns"]["ours"]["ms"]) == len(row["columns"]["loop"]["ms"]) == 2
     assert "--quick" in row["columns"]["compiled"]["missing"]
     assert row["title"] in (tmp_path / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_page_reads_what_the_lazy_benchmark_writes(tmp_path):
+    command = [sys.executable, ROOT / "benchmarks" / "lazy.py", "none", "--out"]
+    subprocess.run([*map(str, command), str(tmp_path / "lazy.json")], check=True)
+    assert "1 thread of " in table.page(tmp_path)

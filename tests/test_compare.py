@@ -35,7 +35,7 @@ from foveate.data.recipes import find_recipe
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
 from foveate.models.channels import PAPER_SCALES
-from foveate.report.comparison_page import About, comparison_figure, comparison_page
+from foveate.report.comparison_page import comparison_figure, comparison_page
 from foveate.resampling import foveate
 from foveate.scales import ScaleGrid
 from foveate.sweeps import runner
@@ -425,7 +425,7 @@ def test_every_combination_of_results_makes_a_page():
     for kind, lines in kinds.items():
         drawn = [(view, comparison_figure(view)) for view in comparison_views(lines)]
         counts[kind] = len(drawn)
-        html = comparison_page(lines, drawn, About()).html()
+        html = comparison_page(lines, drawn, {}).html()
         assert all(f">{m.method}<" in html for m in lines)
     assert list(counts.values()) == [0, 1, 1, 2, 0]
     (view,) = comparison_views(few)
@@ -446,7 +446,7 @@ def test_costs_are_those_of_the_fastest_run():
             line(data=data, trained=size, seed=seed, training_seconds=cost, images_per_second=speed)
             for seed, (size, (cost, speed)) in enumerate(zip(sizes, costs, strict=True))
         ]
-        html = comparison_page(lines, [], About()).html()
+        html = comparison_page(lines, [], {}).html()
         cells = re.findall(r'<td class="number">([^<]*)</td>', html)
         assert cells[1:3] == expected  # the first one has the parameters
         assert ("With 1,000 samples." in html) == (data == "mnist-few")
@@ -454,10 +454,10 @@ def test_costs_are_those_of_the_fastest_run():
 
 def test_the_page_shows_the_settings_of_its_data_sets():
     lines = [line(method="gaussian", data=name) for name in ("mnist", "fashion-mnist", "cifar10")]
-    html = comparison_page(lines, [], About()).html()
+    html = comparison_page(lines, [], {}).html()
     assert "mnist, fashion-mnist<" in html and "0.003<" in html  # one row for both
     assert "0.01<" in html and "photographs<" not in html
-    html = comparison_page([line(method="fovplus", data="mnist-few")], [], About()).html()
+    html = comparison_page([line(method="fovplus", data="mnist-few")], [], {}).html()
     assert "presets fovplus-few..." in html
 
 
@@ -473,7 +473,7 @@ def test_a_method_is_calibrated_on_the_scales_of_its_reference():
         lines = [*riesz(5 * [value - 1]), *riesz(5 * [value + 1], seed=1), *others]
         (found,) = check_references(lines)
         assert found.mean == pytest.approx(value) and found.holds is holds
-        html = comparison_page(lines, [], About()).html()
+        html = comparison_page(lines, [], {}).html()
         assert "Calibration" in html and f">{'holds' if holds else 'fails'}<" in html
     assert not list(check_references(riesz(5 * [99.0])[:4]))  # a scale is missing
     assert not list(
@@ -482,7 +482,7 @@ def test_a_method_is_calibrated_on_the_scales_of_its_reference():
     (sesn,) = check_references([line(method="sesn", scale=scale) for scale in PAPER_SCALES])
     assert (
         sesn.mean == pytest.approx(90)
-        and "Calibration" not in comparison_page([line()], [], About()).html()
+        and "Calibration" not in comparison_page([line()], [], {}).html()
     )
 
 

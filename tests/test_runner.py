@@ -12,7 +12,7 @@ from foveate.cli.app import app, run
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.evaluation.curve import accuracy_over_scale
-from foveate.sweeps import runner
+from foveate.sweeps import records, runner
 from foveate.sweeps.jobs import Job, Outcome, find_outcome, perform
 from foveate.sweeps.records import (
     Record,
@@ -86,6 +86,26 @@ def test_a_finished_run_that_is_not_in_the_table_is_taken_up(done, tmp_path):
     assert read_records(tmp_path) == [r for r in read_records(done.folder) if r.seed != 1]
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_kill_while_the_tables_are_written_loses_nothing(done, tmp_path, monkeypatch, kept):
+    for seed in range(3):
+        shutil.copytree(done.folder / f"row-s{seed}", tmp_path / f"row-s{seed}")
+    written, write = [], records.write_lines
+
+    def killed(path, kind, lines):
+        if len(written) == kept:
+            raise KeyboardInterrupt
+        written.append(write(path, kind, lines))
+
+    monkeypatch.setattr(records, "write_lines", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Study(jobs(), tmp_path)
+    monkeypatch.undo()
+    Study(jobs(), tmp_path)
+    for name in ("results.csv", "winners.csv"):
+        assert (tmp_path / name).read_text() == (done.folder / name).read_text()
+
+
 def test_runs_side_by_side_give_the_same_results(done, tmp_path):
     found = perform(jobs(), tmp_path)
     for job, outcome in zip(jobs(), found, strict=True):
@@ -121,6 +141,13 @@ def test_an_interruption_keeps_what_is_done(tmp_path):
 def test_another_run_of_the_same_name_is_refused(done):
     with pytest.raises(ConfigError, match="choose another --out"):
         find_outcome(jobs(1, epochs=7)[0], done.folder)
+
+
+def test_results_with_other_settings_are_refused_before_a_run_is_trained(done, tmp_path):
+    shutil.copy(done.folder / "results.csv", tmp_path)  # without the run folders
+    assert Study(jobs(), tmp_path).remaining == []
+    with pytest.raises(ConfigError, match=r"results\.csv has results of row with other settings"):
+        Study(jobs(1, epochs=7), tmp_path)
 
 
 def test_a_damaged_outcome_is_named(done, tmp_path):

@@ -1,6 +1,7 @@
 """Studies in TOML: read right, refused with the key of a mistake, run, and told of."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -29,10 +30,10 @@ def written(tmp_path, text=GOOD):
 
 
 BAD = [
-    ("epochs = 2", "epoch = 2", "defaults.epoch is not a known key; did you mean 'epochs'?"),
-    ("seeds = 2", "sedes = 2", "sedes is not a known key; did you mean 'seeds'?"),
+    ("epochs = 2", "epoch = 2", "defaults.epoch is not a known key; did you mean epochs?"),
+    ("seeds = 2", "sedes = 2", "sedes is not a known key; did you mean seeds?"),
     ("model.size = 12", "model.sise = 12", "defaults.model.sise is not a known key; did you mean"),
-    ("cpus = 1", "cpu = 1", "resources.cpu is not a known key; did you mean 'cpus'?"),
+    ("cpus = 1", "cpu = 1", "resources.cpu is not a known key; did you mean cpus?"),
     ("batch = 16", "seed = 16", "defaults.seed is not a known key; set seeds at the top level"),
     (
         'preset = "fovavg"',
@@ -210,6 +211,12 @@ def test_settings_mean_what_they_mean_for_train(tmp_path):
             "model.scales": "1:2:1", "learning_rate": "0.001", "model.dropout": "0.15", "seed": "1",
         }
     )  # fmt: skip
+
+
+def test_whole_numbers_are_the_fractions_that_they_are_for_train(tmp_path):
+    text = GOOD.replace("epochs = 2", "epochs = 2\nzooms = [1, 2]")
+    config = read_study(written(tmp_path, text)).jobs[0].config
+    assert config.digest() == replace(config, zooms=(1.0, 2.0)).digest()
 
 
 def test_a_grid_alone_is_a_study(tmp_path):

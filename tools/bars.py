@@ -101,29 +101,16 @@ def machine_time(records: Iterable[Record]) -> Claim:
     records = list(records)
     spent = effort(records)
     judged = not spent.missing and all("H200" in name for name in spent.hardware)
-    untimed = len({(r.row, r.seed) for r in records if not r.seconds > 0})
+    minutes = spent.seconds / 60 if judged else nan
+    untimed = nan if spent.missing else len({(r.row, r.seed) for r in records if not r.seconds > 0})
     location = f"{spent.runs} runs on {', '.join(spent.hardware)}"
     return Claim(
         "time",
         f"all runs in at most {MAX_MINUTES} minutes on one H200, with the time of each run "
         "recorded",
         (
-            Check(
-                "all runs",
-                "≤",
-                MAX_MINUTES,
-                spent.seconds / 60 if judged else nan,
-                location,
-                "minutes",
-            ),
-            Check(
-                "without a recorded time",
-                "≤",
-                0,
-                nan if spent.missing else untimed,
-                "",
-                "runs",
-            ),
+            Check("all runs", "≤", MAX_MINUTES, minutes, location, "minutes"),
+            Check("without a recorded time", "≤", 0, untimed, unit="runs"),
         ),
     )
 

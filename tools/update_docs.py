@@ -5,20 +5,23 @@ The tables replace the text between the markers ``results:begin NAME`` and ``res
 python tools/update_docs.py
 """
 
+import csv
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import mean
 
-import photo_results
 from bars import bars
 from illustration import foveated
+from matplotlib.figure import Figure
 
 from foveate.errors import ConfigError
 from foveate.evaluation.results import Curve
 from foveate.files import write_text
 from foveate.paper.claims import Claim
 from foveate.paper.tables import SCALES, Point, Row, published_folder
-from foveate.report.plots import save
+from foveate.report.plots import accuracy_curves, save
 from foveate.report.reproduction import (
     NO_RESULTS,
     Reproduction,
@@ -38,7 +41,14 @@ BLOCK = re.compile(r"(<!-- results:begin (\S+) -->\n)(.*?)(<!-- results:end -->)
 HEADLINE = ("cnn-tr2", "fovconc-tr2", "swmax-tr2", "fovmax-tr2", "fovavg-tr2")
 NETWORKS = ("CNN", "FovAvg", "FovMax", "FovConc", "SWMax")
 FIGURES = ("generalisation", "spacing", "few-samples", "winning-scale", "foveated", "photographs")
-PHOTOGRAPHS = ROOT / "results" / "photographs" / "test.csv"
+PHOTOGRAPHS = ROOT / "results" / "photographs"
+SHOWN = (
+    "whole frame of 448, one size",
+    "whole frame of 448, all sizes",
+    "whole frame, all sizes, logits averaged over 5 windows",
+    "scale channels of 160 pixels, avg, one size",
+)
+"""Networks on photographs in the README and in the figure; results/photographs has all of them."""
 CELLS = "Accuracy in percent (difference from the paper in points); every second of the 17 scales."
 
 
@@ -74,16 +84,8 @@ def update_docs(found: Reproduction, root: Path) -> list[Path]:
         return having
     drawn = {name: each.figure for name, each in captioned_figures(found).items()}
     drawn["foveated"] = foveated()
-    drawn["photographs"] = photo_results.figure(_shown_photographs())
+    drawn["photographs"] = _photo_figure(photo_curves("test.csv", SHOWN))
     return having + [save(drawn[name], folder / f"{name}.png") for name in FIGURES]
-
-
-def _claims(found: Reproduction) -> str:
-    return verdict_table("claim", found.claims)
-
-
-def _bars(found: Reproduction) -> str:
-    return verdict_table("bar", bars(found.results, found.records))
 
 
 def verdict_table(what: str, claims: Sequence[Claim]) -> str:
@@ -104,21 +106,39 @@ def _headline(found: Reproduction) -> str:
     return _partial_notice(rows) + _over_scale(rows, 4)
 
 
-def _photographs(found: Reproduction) -> str:
-    return photo_results.table(_shown_photographs())
+def photo_curves(name: str, networks: Sequence[str] = ()) -> list[Curve]:
+    """Read the accuracy over size of all or some networks in a file of results/photographs.
+
+    The columns are network, seed, scale and accuracy. A seed that was not tested at every scale is
+    left out.
+    """
+    found: dict[str, dict[str, dict[float, float]]] = defaultdict(lambda: defaultdict(dict))
+    with (PHOTOGRAPHS / name).open(encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            found[line["network"]][line["seed"]][float(line["scale"])] = float(line["accuracy"])
+    scales = sorted({scale for runs in found.values() for run in runs.values() for scale in run})
+    curves = []
+    for network in [name for name in found if name in (networks or found)]:
+        whole = [run for run in found[network].values() if len(run) == len(scales)]
+        values = [[run[scale] for run in whole] for scale in scales]
+        curves.append(Curve.of(network, "1", scales, values))
+    return curves
 
 
-def _all_photographs(found: Reproduction) -> str:
-    return photo_results.table(photo_results.read_curves(PHOTOGRAPHS))
+def _photo_table(curves: Sequence[Curve]) -> str:
+    """Return the accuracy in percent at each scale, and its mean over scale."""
+    lines = []
+    for curve in curves:
+        cells = [f"{100 * value:.1f}" for value in (*curve.mean, mean(curve.mean))]
+        lines.append([curve.label, *cells, str(curve.runs)])
+    head = [f"{scale:.2g}" for scale in curves[0].scales]
+    return markdown_table(["network", *head, "mean", "runs"], lines)
 
 
-def _cifar(found: Reproduction) -> str:
-    return photo_results.table(photo_results.read_curves(PHOTOGRAPHS.with_name("cifar.csv")))
-
-
-def _shown_photographs() -> list[Curve]:
-    curves = photo_results.read_curves(PHOTOGRAPHS)
-    return [curve for curve in curves if curve.label in photo_results.SHOWN]
+def _photo_figure(curves: Sequence[Curve]) -> Figure:
+    figure = accuracy_curves(curves)
+    figure.axes[0].set_xlabel("size of the photograph relative to training")
+    return figure
 
 
 def _over_scale_of(table: str) -> Callable[[Reproduction], str]:
@@ -187,11 +207,11 @@ def markdown_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str
 
 BLOCKS: dict[str, Callable[[Reproduction], str]] = {
     "headline": _headline,
-    "photographs": _photographs,
-    "all-photographs": _all_photographs,
-    "cifar": _cifar,
-    "claims": _claims,
-    "bars": _bars,
+    "photographs": lambda found: _photo_table(photo_curves("test.csv", SHOWN)),
+    "all-photographs": lambda found: _photo_table(photo_curves("test.csv")),
+    "cifar": lambda found: _photo_table(photo_curves("cifar.csv")),
+    "claims": lambda found: verdict_table("claim", found.claims),
+    "bars": lambda found: verdict_table("bar", bars(found.results, found.records)),
     "spread": _spread,
     "table1": _over_scale_of("table1"),
     "table2": _over_scale_of("table2"),

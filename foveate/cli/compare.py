@@ -80,7 +80,7 @@ def _write(study: "Study", split: "SplitName", changes: Sequence[str]) -> None:
     """Write the table, the page and the figures of all results in the folder."""
     from foveate.baselines.comparison import Measurement, measurements, table_name
     from foveate.baselines.summary import comparison_views
-    from foveate.report.comparison_page import About, comparison_figure, comparison_page
+    from foveate.report.comparison_page import comparison_figure, comparison_page
     from foveate.report.plots import save_figure
     from foveate.sweeps.records import write_lines
 
@@ -93,10 +93,11 @@ def _write(study: "Study", split: "SplitName", changes: Sequence[str]) -> None:
         "hardware": "; ".join(sorted({record.hardware for record in study.records})),
         "foveate version of the runs": ", ".join(sorted(made)),
     }
-    about = About(split=split, missing=[job.folder for job in study.remaining], facts=facts)
+    missing = [job.folder for job in study.remaining]
     table = out / table_name(split)
     write_lines(table, Measurement, lines)
-    page = comparison_page(lines, drawn, about).save(table.with_suffix(".html"))
+    built = comparison_page(lines, drawn, facts, split=split, missing=missing)
+    page = built.save(table.with_suffix(".html"))
     with progress("figures", len(drawn)) as advance:
         for view, figure in drawn:
             name = view.name if split == "test" else f"{view.name}-{split}"

@@ -242,10 +242,7 @@ def between(results: Summaries) -> Claim:
     """
 
     def above(one: str, other: str, trained: str, label: str = "") -> Measured:
-        gain = (
-            results.row(f"{one}-{trained}").mean_over()
-            - results.row(f"{other}-{trained}").mean_over()
-        )
+        gain = _gain(results, f"{other}-{trained}", f"{one}-{trained}")
         return Measured(gain, f"{label}trained on {TRAINED[trained]:g}")
 
     gain = smallest(above("swmax", "cnn", trained) for trained in TRAINED)
@@ -303,9 +300,7 @@ def multiscale(results: Summaries) -> Claim:
     """
 
     def gain(network: str) -> float:
-        return (
-            results.row(f"{network}-tr14").mean_over() - results.row(f"{network}-tr2").mean_over()
-        )
+        return _gain(results, f"{network}-tr2", f"{network}-tr14")
 
     return Claim(
         "f",
@@ -370,6 +365,11 @@ def selection(winners: Iterable[Winners]) -> Claim:
         "true scale increases from 1 to 4",
         (Check("largest deviation", "≤", 0.25, *most, unit="octaves"),),
     )
+
+
+def _gain(results: Summaries, before: str, after: str) -> float:
+    """Return the difference of the means of two rows of Table I over [1, 4]."""
+    return results.row(after).mean_over() - results.row(before).mean_over()
 
 
 def _mean_octave(lines: list[Winners]) -> float:

@@ -162,8 +162,7 @@ def paper_rows() -> tuple[Row, ...]:
         >>> [row.name for row in paper_rows() if row.network == "CNN"][:4]
         ['cnn-tr1', 'cnn-tr2', 'cnn-tr4', 'cnn-tr14']
     """
-    lines = ((table, line) for table in TABLES for line in _lines(table))
-    return tuple(row for table, line in lines for row in _rows(table, line))
+    return tuple(_row(table, line) for table in TABLES for line in _lines(table))
 
 
 def network_title(name: str) -> str:
@@ -306,24 +305,12 @@ def find_precision(record: Record) -> Precision | None:
     return None
 
 
-def _rows(table: str, line: dict[str, str]) -> Iterator[Row]:
-    """Yield the rows of one CSV line: one row, or in Table III one per sample size."""
-    name, channels = line["network"].lower(), int(line["channels"] or 0)
-    figures = {key: float(value) for key, value in line.items() if key[0].isdigit()}
-    named: dict[str, tuple[str, tuple[float, ...]]]
-    if table == "table3":
-        named = {f"{name}-few{size}": (size, (figure,)) for size, figure in figures.items()}
-    elif table == "table2":
-        few = "" if channels == 17 else f"-{channels}ch"
-        named = {f"{name}-tr2{few}": ("tr2", tuple(figures.values()))}
-    else:
-        five = "5" if (name, channels) == ("fovconc", 5) else ""
-        named = {f"{name}{five}-{line['train']}": (line["train"], tuple(figures.values()))}
-    for preset_name, (trained, paper) in named.items():
-        yield Row(
-            table=table, name=preset_name, network=line["network"], channels=channels,
-            trained=trained, points=tuple(Point(paper=figure) for figure in paper),
-        )  # fmt: skip
+def _row(table: str, line: dict[str, str]) -> Row:
+    figures = (value for key, value in line.items() if key[0].isdigit())  # scales, or their range
+    return Row(
+        table=table, name=line["name"], network=line["network"], channels=int(line["channels"]),
+        trained=line["trained"], points=tuple(Point(paper=float(figure)) for figure in figures),
+    )  # fmt: skip
 
 
 def _lines(table: str) -> list[dict[str, str]]:

@@ -1,7 +1,7 @@
 """HTML page of a scale audit: curves, tables per scale and class, and sample images."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -113,12 +113,7 @@ def audit_page(
         alt="accuracy, agreement and confidence over scale",
     )
     page.text(READ)
-    header, rows = scale_table(report)
-    page.table(
-        header,
-        cast(list[list[Cell]], rows),
-        caption="Values in percent; 95 % intervals in brackets.",
-    )
+    page.table(*scale_table(report), caption="Values in percent; 95 % intervals in brackets.")
     _per_class(page, report.plain)
     _gallery(page, report, changed)
     page.section("Model input")

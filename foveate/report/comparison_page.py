@@ -1,8 +1,7 @@
 """HTML page of a comparison of methods: figures with the ceiling, tables, costs, settings."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from statistics import mean
 
 from matplotlib.axes import Axes
@@ -34,7 +33,6 @@ from foveate.report.plots import (
 SHOWN = 5  # scales in the short table; the full table has all
 DEEP = 50.0  # points below the ceiling that get the strongest colour
 COLUMN_KEYS = ("learning_rate", "epochs", "batch")
-COLUMNS = 3  # panels side by side
 CEILING = "trained on the test scale"
 HOW_TO_READ = (
     "Curves are means over seeds, with one standard deviation as a band. The dashed line is the "
@@ -44,34 +42,15 @@ HOW_TO_READ = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class About:
-    """What the page says about the runs.
-
-    Attributes:
-        split: Split of the test images.
-        missing: Names of the planned runs without a result.
-        facts: Facts for the section Provenance, by name.
-    """
-
-    split: SplitName = "test"
-    missing: Sequence[str] = ()
-    facts: Mapping[str, object] = field(default_factory=dict)
-
-
 def comparison_figure(view: ComparisonView) -> Figure:
     """Draw one panel per family of methods, each with the ceiling."""
     families: dict[str, list[Curve]] = {}
     for name, curve in view.curves.items():
         families.setdefault(METHODS[name].family, []).append(curve)
-    columns = min(COLUMNS, len(families))
-    rows = math.ceil(len(families) / columns)
-    figure, grid = panel_grid(rows, columns, 3.6 if columns > 1 else 6.4, 3.2)
-    for axes, (family, curves) in zip(grid, families.items(), strict=False):
+    figure, grid, _ = panel_grid(len(families), 3.6 if len(families) > 1 else 6.4, 3.2)
+    for axes, (family, curves) in zip(grid, families.items(), strict=True):
         axes.set_title(family, fontsize=10)
         _panel(axes, curves, view)
-    for axes in grid[len(families) :]:
-        axes.set_axis_off()
     if view.ceiling:
         line = grid[0].get_lines()[0]
         figure.legend([line], [CEILING], loc="outside lower center", frameon=False, fontsize=9)
@@ -79,10 +58,23 @@ def comparison_figure(view: ComparisonView) -> Figure:
 
 
 def comparison_page(
-    lines: Sequence[Measurement], drawn: Sequence[tuple[ComparisonView, Figure]], about: About
+    lines: Sequence[Measurement],
+    drawn: Sequence[tuple[ComparisonView, Figure]],
+    facts: Mapping[str, object],
+    *,
+    split: SplitName = "test",
+    missing: Sequence[str] = (),
 ) -> Page:
-    """Build the page from the results and their figures."""
-    images = "test images" if about.split == "test" else "validation images"
+    """Build the page from the results and their figures.
+
+    Args:
+        lines: Results of the runs.
+        drawn: Views of the results with their figures.
+        facts: Facts for the section Provenance, by name.
+        split: Split of the test images.
+        missing: Names of the planned runs without a result.
+    """
+    images = "test images" if split == "test" else "validation images"
     runs = {(m.data, METHODS[m.method].run_name, m.trained, m.seed) for m in lines}
     methods = [name for name in METHODS if name in {line.method for line in lines}]
     sets = [name for name in DATA_SETS if name in {line.data for line in lines}]
@@ -91,7 +83,7 @@ def comparison_page(
         f"accuracies are in percent of the {images}."
     )
     page = Page("Comparison of methods over scale", lead)
-    _missing(page, about.missing)
+    _missing(page, missing)
     page.text(HOW_TO_READ)
     for name in sets:
         page.section(DATA_SETS[name].title)
@@ -102,7 +94,7 @@ def comparison_page(
         _costs(page, [line for line in lines if line.data == name])
     _methods(page, methods, sets)
     _calibrations(page, lines)
-    page.provenance({**about.facts, "foveate version of this page": __version__})
+    page.provenance({**facts, "foveate version of this page": __version__})
     return page
 
 

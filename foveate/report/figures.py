@@ -74,7 +74,7 @@ def multiscale(results: Summaries) -> Figure:
 
 def few_samples(results: Summaries) -> Figure:
     """Plot mean accuracy over [1, 4] against the training set size, one curve per network."""
-    figure, (axes,) = panel_grid(1, 1, 6.8, 4.6)
+    figure, (axes,), _ = panel_grid(1, 6.8, 4.6)
     styles = _styles(NETWORKS)
     for style in styles:
         rows = results.table("table3", style.label)
@@ -94,7 +94,7 @@ def winning_scales(winners: Iterable[Winners]) -> Figure:
     at the training scale.
     """
     counted = list(winners)
-    figure, panels = panel_grid(3, 3, 2.87, 2.73, share=True)
+    figure, panels, _ = panel_grid(9, 2.87, 2.73, share=True)
     grid = [(network, trained) for network in NETWORKS[:3] for trained in TRAINED]
     for (network, trained), axes in zip(grid, panels, strict=True):
         own = [w for w in counted if w.row == f"{network.lower()}-{trained}"]
@@ -112,19 +112,17 @@ def _over_scale(
     labels: Iterable[str],
     limits: tuple[float, float] | None = None,
 ) -> Figure:
-    """Plot one panel per title and one curve per row; an unused panel holds the legend."""
-    columns = min(3, len(panels))
-    lines = math.ceil(len(panels) / columns)
-    figure, grid = panel_grid(lines, columns, 3.6, 3.0 if lines > 1 else 3.9)
+    """Plot one panel per title and one curve per row; a blank panel holds the legend."""
+    figure, grid, blank = panel_grid(len(panels), 3.6, 3.0 if len(panels) > 3 else 3.9)
     styles = _styles(labels)
-    for (title, rows), axes in zip(panels.items(), grid, strict=False):
+    for (title, rows), axes in zip(panels.items(), grid, strict=True):
         for row, style in zip(rows, styles, strict=True):
             _curve(axes, row.scales, row.points, style)
         axes.set_title(title, fontsize=10)
         scale_axis(axes, SCALES)
         percent_axis(axes, 0)
         axes.set_ylim(limits)
-    _legend(figure, grid[len(panels) :], [row for rows in panels.values() for row in rows], styles)
+    _legend(figure, blank, [row for rows in panels.values() for row in rows], styles)
     return figure
 
 
@@ -147,9 +145,9 @@ def _curve(axes: Axes, at: Sequence[float], points: Sequence[Point], style: Styl
 
 
 def _legend(
-    figure: Figure, free: Sequence[Axes], rows: Sequence[Row], styles: Sequence[Style]
+    figure: Figure, blank: Sequence[Axes], rows: Sequence[Row], styles: Sequence[Style]
 ) -> None:
-    """Draw the legend in the unused panels, or below the figure if there are none."""
+    """Draw the legend in the blank panels, or below the figure if there are none."""
     handles = [
         Line2D([], [], color=style.colour, marker=style.marker, ms=4, lw=1.6, label=style.label)
         for style in styles
@@ -158,10 +156,9 @@ def _legend(
     if not all(row.complete for row in rows):
         words = f"partial: fewer than {SEEDS} seeds"
         handles.append(Line2D([], [], color=GREY, ls="", marker="o", ms=4, mfc="none", label=words))
-    for axes in free:
-        axes.set_axis_off()
+    for axes in blank:
         axes.legend(handles=handles, frameon=False, fontsize=10, loc="center left")
-    if not free:
+    if not blank:
         lines = math.ceil(len(handles) / 4)  # 5 labels in one line are wider than the figure
         columns = math.ceil(len(handles) / lines)
         below: Any = {"loc": "outside lower center", "frameon": False, "fontsize": 9}

@@ -98,13 +98,21 @@ def accuracy_curves(*groups: Sequence[Curve], titles: Sequence[str] = ("",)) -> 
 
 
 def panel_grid(
-    rows: int, columns: int, width: float, height: float, share: bool = False
-) -> tuple[Figure, list[Axes]]:
-    """Return a figure of panels, each `width` by `height` inches, and the panels row by row."""
+    count: int, width: float, height: float, *, columns: int = 3, share: bool = False
+) -> tuple[Figure, list[Axes], list[Axes]]:
+    """Return a figure, its panels row by row, and the blank rest of the last row.
+
+    Each panel is `width` by `height` inches.
+    """
+    columns = min(columns, count)
+    rows = math.ceil(count / columns)
     figure = Figure(figsize=(width * columns, height * rows))
     figure.set_layout_engine("constrained", w_pad=0.1, h_pad=0.08)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=share, sharey=share)
-    return figure, list(grid.flat)
+    panels, blank = list(grid.flat[:count]), list(grid.flat[count:])
+    for axes in blank:
+        axes.set_axis_off()
+    return figure, panels, blank
 
 
 def draw_curves(axes: Axes, curves: Sequence[Curve], labels: Sequence[str], **style: Any) -> None:

@@ -34,7 +34,11 @@ def quick_page(results: Sequence[RunResult], full: Sequence[Curve], folder: Path
     """Build the page of the quickstart runs in `folder`."""
     page = Page("Quickstart: trained on one scale, tested on many", quick_summary(results))
     page.section("Accuracy over scale")
-    caption = f"This run: {_size(results)}, tested on {results[0].scales[0].count:,} test digits."
+    config, count = results[0].config, results[0].scales[0].count
+    caption = (
+        f"This run: trained on {len(load_source(config.source).train):,} digits of scale "
+        f"{config.scales} for {config.epochs} epochs, tested on {count:,} test digits."
+    )
     page.figure(
         quick_figure(results, full),
         caption=f"{caption} {FULL_SIZE if full else NO_FULL_SIZE}",
@@ -61,16 +65,6 @@ def quick_summary(results: Sequence[RunResult]) -> str:
     )
 
 
-def _size(results: Sequence[RunResult]) -> str:
-    config = results[0].config
-    count = config.samples or len(load_source(config.source).train)
-    return f"trained on {count:,} digits of scale {config.scales} for {_epochs(config.epochs)}"
-
-
-def _epochs(count: float) -> str:
-    return f"{count:g} epoch" if count == 1 else f"{count:g} epochs"
-
-
 def _table(page: Page, results: Sequence[RunResult], full: Sequence[Curve]) -> None:
     own = summarise(results)
     curves = {network_title(r.model): curve for r, curve in zip(results, own, strict=True)}
@@ -78,7 +72,7 @@ def _table(page: Page, results: Sequence[RunResult], full: Sequence[Curve]) -> N
     rows: list[list[Cell]] = []
     tints: list[list[float | None]] = []
     for scale in own[0].scales:
-        cells = [_at(curve, scale) for curve in curves.values()]
+        cells = [curve.mean[curve.scales.index(scale)] for curve in curves.values()]
         best = [max(curve.mean) for curve in curves.values()]
         rows.append([f"{scale:.3f}", *(f"{100 * share:.1f}" for share in cells)])
         tints.append([None, *((c - b) / STRONG for c, b in zip(cells, best, strict=True))])
@@ -90,12 +84,6 @@ def _table(page: Page, results: Sequence[RunResult], full: Sequence[Curve]) -> N
         caption="Test accuracy in percent. The stronger the colour, the larger the drop from "
         "the best accuracy of the column.",
     )
-
-
-def _at(curve: Curve, scale: float) -> float:
-    """Return the accuracy at the nearest scale; full-size scales are rounded to four digits."""
-    nearest = min(range(len(curve.scales)), key=lambda k: abs(curve.scales[k] - scale))
-    return curve.mean[nearest]
 
 
 def _seen(page: Page, results: Sequence[RunResult]) -> None:
@@ -133,9 +121,9 @@ def _provenance(page: Page, results: Sequence[RunResult]) -> None:
             "images": f"{first.config.source}, the digits in the package (part of the MNIST "
             "training set); training, validation and test splits are disjoint",
             "networks": ", ".join(network_title(result.model) for result in results),
-            "schedule": f"{_epochs(first.config.epochs)}, batch size {first.config.batch}, "
+            "schedule": f"{first.config.epochs} epochs, batch size {first.config.batch}, "
             f"learning rate {first.config.learning_rate:g} divided by e every "
-            f"{_epochs(first.config.epochs_per_decay)}",
+            f"{first.config.epochs_per_decay:g} epochs",
             "seed": first.config.seed,
             "foveate": f"{__version__} {first.made_with.get('commit', '')}",
             "hardware": first.made_with.get("hardware", ""),

@@ -5,7 +5,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -178,14 +177,13 @@ def perform(
             rounding errors.
         at_once: Number of processes that share the GPU, including this one.
         callback: Function called after every training step.
-        load: Function that loads a source by name.
+        load: Function that loads a source by name; several jobs should pass a cached one.
         bad: "stop" to stop at a photograph that cannot be read, or "skip" to leave it out of
             training and test and list it in skipped.csv of the run.
 
     Returns:
         The outcomes, in the order of `jobs`.
     """
-    load = lru_cache(maxsize=1)(load)
     with cpu_threads(threads):
         if device.startswith("cuda"):
             torch.cuda.reset_peak_memory_stats()

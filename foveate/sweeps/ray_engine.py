@@ -23,7 +23,7 @@ from uuid import uuid4
 
 import torch
 
-from foveate.data.sources import Source, load_source
+from foveate.data.sources import load_source
 from foveate.errors import ConfigError, FoveateError
 from foveate.files import reason_of as first_line
 from foveate.files import write_bytes, write_text
@@ -39,6 +39,7 @@ CONNECT = 10.0  # timeout of the connection to the cluster in seconds
 GRACE = 20.0  # seconds for cancelled runs to save a checkpoint
 # The files of a run, in the order in which they are stored.
 FILES = ("config.json", "metrics.jsonl", TABLE, "weights.safetensors", *OUTCOMES.values())
+_load = lru_cache(maxsize=2)(load_source)  # for the next runs of a worker
 
 
 class TaskFolder(NamedTuple):
@@ -201,12 +202,6 @@ def run_task(
             return Done(job, outcome), files
     except Exception as error:  # a custom backbone can raise anything
         return Failure(job, describe_failure(error)), {}
-
-
-@lru_cache(maxsize=2)
-def _load(name: str) -> Source:
-    """Load a source, cached for the next runs of the worker."""
-    return load_source(name)
 
 
 def _wait_for(run: RunFolder, lock_timeout: float) -> None:

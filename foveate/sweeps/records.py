@@ -89,12 +89,13 @@ def read_winners(folder: Path) -> list[Winners]:
 
 
 def write_results(folder: Path, records: Iterable[Record], winners: Iterable[Winners]) -> None:
-    """Write results.csv and winners.csv atomically.
+    """Write winners.csv and results.csv, each atomically.
 
-    The lines are sorted, so that equal results give equal files.
+    The lines are sorted, so that equal results give equal files. results.csv comes last: a run
+    that is in it counts as recorded, also after a kill between the two files.
     """
-    write_lines(folder / RESULTS, Record, sorted(records, key=lambda line: line.key))
     write_lines(folder / WINNERS, Winners, sorted(winners, key=lambda line: line.key))
+    write_lines(folder / RESULTS, Record, sorted(records, key=lambda line: line.key))
 
 
 def merge_records(parts: Sequence[Sequence[Record]]) -> list[Record]:

@@ -16,6 +16,7 @@ from foveate.data.sources import load_source
 from foveate.errors import ConfigError, FoveateError
 from foveate.sweeps.jobs import Job, Outcome, find_outcome, make_records, make_winners, perform
 from foveate.sweeps.records import (
+    RESULTS,
     Record,
     Winners,
     merge_records,
@@ -251,7 +252,7 @@ class Study:
         winners: Number of test images per winning scale channel.
 
     Raises:
-        ConfigError: If a run folder contains a run with another configuration.
+        ConfigError: If a run folder or results.csv has a run with another configuration.
         DataError: If a file of results is damaged.
 
     Examples:
@@ -268,6 +269,7 @@ class Study:
         self.records: list[Record] = read_records(folder)
         self.winners: list[Winners] = read_winners(folder)
         self._unwritten, self._due = False, 0.0
+        self._check_records()
         self._collect()
 
     @property
@@ -298,6 +300,17 @@ class Study:
         finally:
             if self._unwritten:
                 self._write()
+
+    def _check_records(self) -> None:
+        """Refuse a table with results of another configuration, before a run is trained."""
+        made = {(r.table, r.row, r.seed): r.config for r in self.records}
+        keys = (key for job in self.jobs for key in self._keys(job))
+        for table, row, seed, digest, _ in keys:
+            if made.get((table, row, seed), digest) != digest:
+                raise ConfigError(
+                    f"{self.folder / RESULTS} has results of {row} with other settings; "
+                    "choose another --out"
+                )
 
     def _collect(self) -> None:
         """Add finished runs that an interrupted process did not record in the table."""

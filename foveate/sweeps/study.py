@@ -4,12 +4,12 @@ The keys are `name`, `seeds` and `test_scales`, the tables `resources`, `default
 the list of tables `runs`; `examples/study.toml` explains each of them.
 """
 
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from foveate.checks import check_type, is_number
+from foveate.checks import check_range, check_type, is_number, suggest
 from foveate.data.recipes import MAX_BASE, Recipe
 from foveate.data.shards import Shards
 from foveate.data.sources import Source, load_source, open_source
@@ -184,10 +184,8 @@ def _resources(table: dict[str, Any]) -> tuple[int, float | None]:
     cpus, gpus = table.get("cpus", 1), table.get("gpus", 0)
     check_type("resources.cpus", cpus, int)
     check_type("resources.gpus", gpus, float)
-    if cpus < 1:
-        raise ConfigError(f"resources.cpus must be at least 1, got {cpus}")
-    if not 0 <= gpus <= 1:
-        raise ConfigError(f"resources.gpus must be a fraction of a GPU from 0 to 1, got {gpus:g}")
+    check_range("resources.cpus", cpus, 1, math.inf, "at least 1")
+    check_range("resources.gpus", gpus, 0, 1, "a fraction of a GPU from 0 to 1")
     return cpus if "cpus" in table else 0, table.get("gpus")
 
 
@@ -311,10 +309,10 @@ def _set(config: TrainConfig, key: str, value: Any) -> TrainConfig:
         if not (isinstance(value, list) and len(value) == 3):
             raise ConfigError(f"scales must be [low, high, per_octave], got {value!r}")
         value = ScaleGrid(*value)
-    kind = type(getattr(owner, name))
-    if kind is float and is_number(value):
+    now = getattr(owner, name)
+    if isinstance(now, float) and is_number(value):
         value = float(value)
-    if part == "recipe" and kind is tuple and isinstance(value, list):
+    if isinstance(now, tuple) and isinstance(now[0], float) and isinstance(value, list):
         value = tuple(float(v) if is_number(v) else v for v in value)
     changed: Any = replace(owner, **{name: value})
     return replace(config, **{part: changed}) if part else changed
@@ -367,9 +365,7 @@ def _check_keys(where: str, keys: Iterable[str], known: tuple[str, ...]) -> None
     """Raise an error for unknown keys."""
     for key in keys:
         if key not in known:
-            near = get_close_matches(key, known, n=1)
-            other = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(known)}"
-            hint = HINTS.get(key, other)
+            hint = HINTS.get(key) or suggest(key, known, f"use one of {', '.join(known)}")
             raise ConfigError(f"{where}{'.' if where else ''}{key} is not a known key; {hint}")
 
 
