@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -38,7 +38,7 @@ RUNS_PER_GPU, MORE_RUNS, MUCH_MEMORY = 3, 6, 40e9
 WRITE_INTERVAL_FACTOR = 20
 TABLE_LOCK = ".results.lock"  # held to write the table
 CLAIMS = ".claims"  # folder of the locks on runs that a local process works on
-LOOK_EVERY = 1.0  # seconds between looks at the runs that other processes work on
+LOOK_EVERY = 1.0  # seconds between looks at the runs of other processes
 
 
 class Failure(NamedTuple):
@@ -109,22 +109,21 @@ class LocalEngine:
     def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[JobResult]:
         """Perform the jobs in groups; the runs of a failed group are retried one by one."""
         engine = replace(self, load=lru_cache(maxsize=1)(self.load))  # groups use the same images
-        left, place = dict(enumerate(jobs)), 0
+        left, place, due = dict(enumerate(jobs)), 0, 0.0
         while left:
-            for number, job in list(left.items()):
-                if outcome := find_outcome(job, folder):  # of another process
-                    yield Done(left.pop(number), outcome)
-            free = [number for number, job in left.items() if not _is_claimed(job, folder)]
-            if not free:
-                time.sleep(LOOK_EVERY if left else 0)
-                continue
-            place = place if place in free else _middle_of_gap(free)
+            if time.monotonic() >= due:
+                for number, job in list(left.items()):
+                    if outcome := find_outcome(job, folder):  # of another process
+                        yield Done(left.pop(number), outcome)
+                due = time.monotonic() + LOOK_EVERY
             together = self.together or _runs_at_once(self.device, jobs[place : place + MORE_RUNS])
             with ExitStack() as claims:
                 numbers = range(place, place + together)
-                group = [n for n in numbers if n in free and _claim(jobs[n], folder, claims)]
+                group = [n for n in numbers if n in left and _claim(jobs[n], folder, claims)]
                 yield from engine._perform_group([left.pop(n) for n in group], folder)
             place += together
+            if not group and left:
+                place, due = _free_place(left, folder), 0.0
 
     def _perform_group(self, group: Sequence[Job], folder: Path) -> Iterator[JobResult]:
         ended = self._perform(group, folder) if group else ()
@@ -159,6 +158,18 @@ def _is_claimed(job: Job, folder: Path) -> bool:
             return False
     except BusyError:
         return True
+
+
+def _free_place(left: Mapping[int, Job], folder: Path) -> int:
+    """Return the number of a job that no process has, or 0 after a while if there is none."""
+    free = [
+        number
+        for number, job in left.items()
+        if not _is_claimed(job, folder) and find_outcome(job, folder) is None
+    ]
+    if not free:
+        time.sleep(LOOK_EVERY)
+    return _middle_of_gap(free) if free else 0
 
 
 def _middle_of_gap(free: Collection[int]) -> int:
