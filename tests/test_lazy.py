@@ -365,6 +365,8 @@ def test_calibration_refuses_what_it_cannot_use():
         calibrate(net, [])
     with pytest.raises(ConfigError, match="depends on all channels"):
         calibrate(small_net(pool="avg").eval(), [images()])
+    with pytest.raises(ConfigError, match="requires ScaleChannels, got ConvNet"):
+        calibrate(net.backbone, [images()])
 
 
 def test_calibration_keeps_the_setting_of_the_network():

@@ -115,6 +115,14 @@ def test_the_plans_that_fit_are_those_expected(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_an_empty_batch_has_no_logits(name):
+    net, images = made(name).eval(), new_images(SHAPES.get(name, [(61, 90)])[0], count=0)
+    assert predict(net, images).logits.shape == net(images).shape == (0, 10)
+    whole = new_images(SHAPES.get(name, [(61, 90)])[0])
+    assert logits(net, prepare(net, whole)[torch.arange(0)]).shape == (0, 10)
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_plan_depends_on_the_device(name):
     net, images = made(name), new_images(SHAPES.get(name, [(61, 90)])[0])
     assert choose(net.eval(), images) is convnet

@@ -50,7 +50,7 @@ def calibrate(net: ScaleChannels, batches: Iterable[Tensor], disagreement: float
         Tolerance in logits, for ``net.lazy``.
 
     Raises:
-        ConfigError: If the pool depends on all channels, the network is in training mode, or
+        ConfigError: If the network has no channels, its pool depends on all of them, it is in training mode, or
             ``disagreement`` is not from 0 to 1.
         DataError: If there are no images.
 
@@ -63,6 +63,8 @@ def calibrate(net: ScaleChannels, batches: Iterable[Tensor], disagreement: float
         >>> 0 <= net.lazy < 20
         True
     """
+    if not isinstance(net, ScaleChannels):
+        raise ConfigError(f"lazy evaluation requires ScaleChannels, got {type(net).__name__}")
     if net.training:
         raise ConfigError("the network is in training mode; call net.eval() before calibrate")
     if not 0 <= disagreement <= 1:

@@ -77,10 +77,11 @@ class Prepared:
 def choose(net: nn.Module, images: Tensor) -> Plan:
     """Return the first plan that reproduces `net(images)`.
 
-    The plan is `definition` for images that require a gradient, and under tracers and transforms.
+    The plan is `definition` for images that require a gradient, for empty batches, and under tracers
+    and transforms.
     """
     wanted = images.requires_grad and torch.is_grad_enabled()
-    if wanted or is_traced(images) or images.ndim != 4:
+    if wanted or is_traced(images) or images.ndim != 4 or not len(images):
         return definition
     found = (plan for plan in PLANS.get(images.device.type, ()) if plan.fits(net, images))
     return next(found, definition)

@@ -53,7 +53,7 @@ def two_blocks(cut: Tensor, weight: Tensor, shift: Tensor, second: Tensor, bias:
 def _grid(active: Tensor, cut: Tensor) -> Tensor:
     """View activations (R, 4 O) of windows (N, m, m, 16 C) as images (N, 4 O, m, m)."""
     count, tall, wide, _ = cut.shape
-    return active.view(count, tall, wide, -1).permute(0, 3, 1, 2)
+    return active.view(count, tall, wide, active.shape[1]).permute(0, 3, 1, 2)
 
 
 def convolved(images: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

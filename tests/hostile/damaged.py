@@ -46,7 +46,7 @@ NETWORK = "weights/fovmax-mnist-tr2.safetensors"
 OUTCOME = "swept/fovmax_model.size=8_model.features=2x2_model.scales=1x2x1_model.hidden=4"
 OUTCOME += "_model.dropout=0.1-s0/outcome.json"
 SWEEP = "sweep study.toml --dry-run --device cpu --out swept"
-TABLES = (SWEEP, "reproduce table1 --dry-run --device cpu --out paper")
+TABLES = (SWEEP, "reproduce table1 --dry-run --device cpu --precision bf16 --out paper")
 RUN = (EVALUATE, PREDICT, AUDIT, f"{AGAIN} run", EXPORT, "demo --model run --port 0")
 GROUPS = {
     "config": Group(SOURCES, ("run/config.json",), RUN, (*WORSE, "truncated", "mistyped")),

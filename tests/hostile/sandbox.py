@@ -156,7 +156,7 @@ FIRST = (
     "predict digit.png --model run --device cpu",
     "evaluate run --scales 1 --device cpu --out warm",
     "sweep study.toml --dry-run --device cpu",
-    "reproduce table1 --dry-run --device cpu --out table1",
+    "reproduce table1 --dry-run --device cpu --precision bf16 --out paper",
 )
 WARM = str.split(
     "foveate.cli.app foveate.data.store foveate.evaluation.audit.report "
