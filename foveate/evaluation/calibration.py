@@ -50,8 +50,8 @@ def calibrate(net: ScaleChannels, batches: Iterable[Tensor], disagreement: float
         Tolerance in logits, for ``net.lazy``.
 
     Raises:
-        ConfigError: If the network has no channels, its pool depends on all of them, it is in training mode, or
-            ``disagreement`` is not from 0 to 1.
+        ConfigError: If the network is not `ScaleChannels` or is in training mode, its pool depends
+            on all channels, or ``disagreement`` is not from 0 to 1.
         DataError: If there are no images.
 
     Examples:

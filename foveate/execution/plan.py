@@ -77,8 +77,8 @@ class Prepared:
 def choose(net: nn.Module, images: Tensor) -> Plan:
     """Return the first plan that reproduces `net(images)`.
 
-    The plan is `definition` for images that require a gradient, for empty batches, and under tracers
-    and transforms.
+    The plan is `definition` for images that require a gradient, for empty batches, and under
+    tracers and transforms.
     """
     wanted = images.requires_grad and torch.is_grad_enabled()
     if wanted or is_traced(images) or images.ndim != 4 or not len(images):
