@@ -175,6 +175,17 @@ def test_a_run_of_many_epochs_is_validated_and_saved_now_and_then(
     assert len(metrics) == 45
 
 
+@pytest.mark.parametrize("changes", [{}, {"ema": 0.9}, {"zooms": (0.5, 2.0)}])
+def test_the_number_of_validations_does_not_change_the_weights(tmp_path, changes):
+    usual, rare = (
+        train(tiny(epochs=4, validations=count, **changes), tmp_path / str(count))
+        for count in (20, 1)
+    )
+    assert same_bits(weights(usual.path), weights(rare.path))
+    assert ["validation" in entry for entry in rare.metrics()] == [False, False, False, True]
+    assert rare.validation() == usual.validation()
+
+
 def test_the_last_good_state_is_kept(tmp_path, monkeypatch):
     whole = trained(tmp_path / "whole")
     rate = TrainConfig.rate

@@ -21,6 +21,7 @@ RIESZ = "Barisin, Schladitz and Redenbach, JMIV 2024"
 PYRAMID, STEERABLE = "Image pyramid", "Steerable filters"  # families
 DERIVATIVES, CEILING = "Gaussian derivatives", "Ceiling"
 ONE = ScaleGrid(1, 1)  # one window, the frame itself
+VALIDATIONS = 1  # at the end: no method keeps the weights of an earlier epoch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +161,8 @@ class Method:
         """
         images = data.images(trained)
         if data.name in self.presets:
-            return replace(preset(self.presets[data.name] + trained), source=data.source)
+            found = preset(self.presets[data.name] + trained)
+            return replace(found, source=data.source, validations=VALIDATIONS)
         values: dict[str, Any] = asdict(self.settings_by_data.get(data.name, self.settings))
         objects = values.pop("objects")
         if objects and data.recipe == "photo":
@@ -169,7 +171,7 @@ class Method:
             values["zooms"] = tuple(scale / float(trained) for scale in objects)
         values["epochs"] *= data.repeats(trained)
         values["epochs_per_decay"] = values["epochs"] / 10
-        values |= images
+        values |= {**images, "validations": VALIDATIONS}
         backbone = self.backbone_by_data.get(data.name, self.backbone)
         return TrainConfig(model=self.model(data), backbone=backbone, **values)
 

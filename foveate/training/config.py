@@ -27,8 +27,15 @@ from foveate.training.tensors import read_tensors
 MAX_EPOCHS = 1_000_000
 MAX_BATCH = 65_536
 NO_ZOOMS = (1.0, 1.0)
-LATER = {"recipe": None, "zooms": list(NO_ZOOMS), "distortions": 0.0, "ema": 0.0}
-"""Fields that earlier versions do not have, and their values if they are off."""
+VALIDATIONS = 20  # with 20 epochs, after each
+LATER = {
+    "recipe": None,
+    "zooms": list(NO_ZOOMS),
+    "distortions": 0.0,
+    "ema": 0.0,
+    "validations": VALIDATIONS,
+}
+"""Fields that earlier versions do not have, and the values that stand for their behaviour."""
 PARTS = ("model", "recipe")  # fields that have fields
 
 
@@ -88,6 +95,8 @@ class TrainConfig:
         ema: Decay per step of an exponential moving average of the weights and batch norm
             statistics; 0 turns it off. The run validates and saves the average, and trains with
             the weights themselves. In step t the decay is at most (1 + t) / (10 + t), from t = 0.
+        validations: Approximate number of validations; 1 validates at the end of the run only. A
+            validation set that is large beside the training set is used less often.
 
     Raises:
         ConfigError: If a field is out of range, or fields contradict each other.
@@ -128,13 +137,15 @@ class TrainConfig:
     zooms: tuple[float, ...] = NO_ZOOMS
     distortions: float = 0.0
     ema: float = 0.0
+    validations: int = VALIDATIONS
 
     def __post_init__(self) -> None:
         if isinstance(self.zooms, list):
             object.__setattr__(self, "zooms", tuple(self.zooms))
         check_fields(self)
         check_size(self.size)
-        for name, most in (("epochs", MAX_EPOCHS), ("batch", MAX_BATCH)):
+        limits = {"epochs": MAX_EPOCHS, "batch": MAX_BATCH, "validations": MAX_EPOCHS}
+        for name, most in limits.items():
             check_range(name, getattr(self, name), 1, most, f"1 to {most:,}")
         for name in ("samples", "seed", "data_seed"):
             check_range(name, getattr(self, name), 0, MAX_SEED, "0 to 2^32 - 1")
@@ -143,8 +154,8 @@ class TrainConfig:
                 raise ConfigError(f"{name} must be above 0, got {getattr(self, name):g}")
         for name in ("warmup", "weight_decay", "label_smoothing", "clip", "ema"):
             if not 0 <= getattr(self, name) < (math.inf if name == "clip" else 1):
-                limits = "0 or more" if name == "clip" else "at least 0 and below 1"
-                raise ConfigError(f"{name} must be {limits}, got {getattr(self, name):g}")
+                allowed = "0 or more" if name == "clip" else "at least 0 and below 1"
+                raise ConfigError(f"{name} must be {allowed}, got {getattr(self, name):g}")
         if (self.pretrained or self.weights) and not self.backbone:
             raise ConfigError("pretrained and weights need a backbone; set backbone=timm:NAME")
         if self.pretrained and self.weights:
@@ -202,9 +213,9 @@ class TrainConfig:
         """Return all fields as values that JSON can store.
 
         Returns:
-            A dictionary of the fields. ``recipe`` is absent if it is ``None``, and ``zooms``,
-            ``distortions`` and ``ema`` if they are off, so that digests equal those of versions
-            without them.
+            A dictionary of the fields. ``recipe`` is absent if it is ``None``, ``zooms``,
+            ``distortions`` and ``ema`` if they are off, and ``validations`` if it is the default,
+            so that digests equal those of versions without them.
         """
         values = {**asdict(self), "model": self.model.to_dict(), "zooms": list(self.zooms)}
         values["recipe"] = self.recipe and self.recipe.to_dict()

@@ -38,9 +38,8 @@ from foveate.training.unchanged import record_data
 from foveate.trust import is_own
 
 SAVE_EVERY = 30.0  # seconds between checkpoints within an epoch
-VALIDATIONS = 20  # approximate number of validations per run; with 20 epochs, after each
 # A large validation set is used less often, so that validation processes at most a quarter as many
-# images as training. This is the least number of validations.
+# images as training. It is used at least so many times, unless the configuration has fewer.
 FEWEST = 4
 READ_LOSSES_EVERY = 1.0  # seconds between reads of the losses, each of which synchronises a GPU
 TIME_SLICE = 0.005  # seconds for which one of several concurrent runs takes steps at a time
@@ -334,7 +333,7 @@ class Session:
         """Return the number of epochs between validations."""
         total = self.config.epochs
         fair = min(total // FEWEST, 4 * len(self.valid) // len(self.train))
-        return max(1, total // VALIDATIONS, fair)
+        return max(1, total // self.config.validations, fair)
 
     @torch.no_grad()
     def _accuracy(self) -> Generator[None, None, float]:
