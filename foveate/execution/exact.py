@@ -18,9 +18,9 @@ from foveate.models.sliding import SlidingChannels
 
 Block: TypeAlias = tuple[nn.Conv2d, nn.BatchNorm2d | None]
 METHODS = (
-    "forward patches channels forward_patches draw_mask combine maps grids pool_space "
-    "classify dense covered"
-).split()
+    *("forward", "patches", "channels", "forward_patches", "draw_mask", "combine"),
+    *("maps", "grids", "pool_space", "classify", "dense", "covered"),
+)
 """The methods that faster implementations leave out; none can be replaced on a module."""
 
 

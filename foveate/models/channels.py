@@ -370,12 +370,17 @@ def _shape_refused(backbone: nn.Module, given: tuple[Tensor, ...]) -> bool:
     """Whether a zero-weight copy of the backbone on the CPU also rejects two zero patches."""
     if any(isinstance(module, torch.jit.ScriptModule) for module in backbone.modules()):
         return False
-    tensors = [*backbone.named_parameters(), *backbone.named_buffers()]
-    zeros = {name: _zeros(tensor, tensor.shape) for name, tensor in tensors}
+    # One name for each module: with two, `functional_call` would leave the zeros in the module.
+    zeros = {
+        name: _zeros(tensor, tensor.shape)
+        for path, module in backbone.named_modules()
+        for kind in (module.named_parameters, module.named_buffers)
+        for name, tensor in kind(path, False, False)
+    }
     two = tuple(_zeros(tensor, (2, *tensor.shape[1:])) for tensor in given)
     try:
         with torch.no_grad(), torch.random.fork_rng([]):
-            functional_call(backbone, zeros, two)
+            functional_call(backbone, zeros, two, tie_weights=False)
     except (RuntimeError, ValueError, AssertionError):
         return True
     return False
