@@ -12,7 +12,14 @@ from torch.func import functional_call
 from foveate.checks import check_choice
 from foveate.errors import ConfigError
 from foveate.models.chunks import evaluate_groups
-from foveate.models.lazy import all_patches, check_lazy, is_separable, lazy_inputs, lazy_logits
+from foveate.models.lazy import (
+    all_patches,
+    check_lazy,
+    is_lazy,
+    is_separable,
+    lazy_inputs,
+    lazy_logits,
+)
 from foveate.models.pooling import Mixing, Pool, class_logits, pool_scales
 from foveate.models.recompute import forward_in_groups
 from foveate.models.search import SearchResult, search
@@ -127,7 +134,8 @@ class ScaleChannels(nn.Module):
         differs; the logits are pooled over the evaluated channels. Choose the tolerance with
         [`calibrate`][foveate.evaluation.calibration.calibrate]. Lazy evaluation requires
         ``pool="max"`` or ``pool="logsumexp"``, evaluation mode and ``torch.no_grad()``. Training,
-        tracing, `channels`, `select_scale` and `search` use all channels.
+        tracing, `channels`, `select_scale` and `search` use all channels, and so do subclasses that
+        override ``channels``, ``forward_patches`` or ``combine``.
         """
         return self._lazy
 
@@ -249,7 +257,7 @@ class ScaleChannels(nn.Module):
         Returns:
             Logits, shape ``(B, K)``.
         """
-        if self.lazy is None:
+        if not is_lazy(self):
             return self.combine(self.channels(images))
         inputs = lazy_inputs(self, images)
         if (logits := lazy_logits(self, inputs)) is not None:
