@@ -403,3 +403,23 @@ def test_a_method_replaced_on_a_backbone_is_called(name):
         setattr(net.backbone, method, lambda *a, values=values: 2 * values(*a))
     with torch.no_grad():
         torch.testing.assert_close(predict(net, images).logits, net(images))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_networks_in_half_precision(name, training, dtype):
+    net = made(name, dtype, dropout=0.0).train(training)
+    plain, exact = copy.deepcopy(net), copy.deepcopy(net).double()
+    images = new_images(SHAPES.get(name, [(61, 90)])[0], dtype)
+    right = exact(images.double()).detach()
+
+    def distance(found):
+        return float((found.detach().double() - right).norm())
+
+    found = logits(net, prepare(net, images))
+    rounding = torch.finfo(dtype).eps * float(right.norm())
+    assert distance(found) <= 2 * distance(plain(images)) + rounding
+    for key, value in net.state_dict().items():
+        atol = 8 * torch.finfo(dtype).eps * float(value.double().abs().max())
+        torch.testing.assert_close(value, plain.state_dict()[key], atol=atol, rtol=0, msg=key)
