@@ -201,7 +201,7 @@ class ScaleChannels(nn.Module):
                 outputs = evaluate_groups(self.backbone, run_part, flat)
             else:
                 parts = flat.split(max(1, len(patches) * self.recompute or len(flat)))
-                outputs = torch.cat([run_part(part) for part in parts])
+                outputs = torch.cat([run_part(part).clone() for part in parts])
         elif self.recompute and not torch.compiler.is_compiling():
             return forward_in_groups(self.backbone, run_backbone, patches, self.recompute)
         else:
