@@ -423,3 +423,11 @@ def test_networks_in_half_precision(name, training, dtype):
     for key, value in net.state_dict().items():
         atol = 8 * torch.finfo(dtype).eps * float(value.double().abs().max())
         torch.testing.assert_close(value, plain.state_dict()[key], atol=atol, rtol=0, msg=key)
+
+
+def test_scales_that_changed_after_the_canvas_was_filled_are_refused():
+    net, images = made("swmax").train(), new_images((61, 90))
+    prepared = prepare(net, images)
+    net.scales = (1.0, 1.5, 2.0)
+    with pytest.raises(ConfigError, match="call prepare again"):
+        logits(net, prepared)

@@ -100,7 +100,7 @@ def prepare(net: nn.Module, images: Tensor, precision: Precision = "float32") ->
 
     Returns:
         The prepared images. They stay valid while the weights change, but not if modules of the
-        network are replaced.
+        network are replaced or its scales are set.
 
     Examples:
         >>> import torch
