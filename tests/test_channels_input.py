@@ -156,3 +156,15 @@ def test_a_nan_stays_with_its_image(pool):
     spoiled = net(images)
     assert spoiled[1].isnan().all()
     torch.testing.assert_close(spoiled[[0, 2]], clean[[0, 2]], rtol=0, atol=0)
+
+
+def test_refused_images_leave_a_module_with_two_names_alone():
+    conv = nn.Conv2d(1, 4, 3)
+    backbone = nn.Sequential(conv, nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
+    backbone.register_module("first", conv)
+    net = ScaleChannels(backbone, FEW, 8)
+    before = {key: (value, value.clone()) for key, value in net.state_dict(keep_vars=True).items()}
+    with pytest.raises(ConfigError, match="rejected"):
+        net(torch.zeros(1, 2, 20, 20))
+    for key, value in net.state_dict(keep_vars=True).items():
+        assert value is before[key][0] and torch.equal(value, before[key][1])

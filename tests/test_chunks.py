@@ -204,3 +204,46 @@ def test_otherwise_the_format_is_the_default(change):
         for _ in range(2):
             evaluate_groups(backbone, backbone, patches)
     assert sum(formatted for _, formatted in backbone.given) == (change == "nan")
+
+
+def test_a_hook_or_forward_that_comes_later_can_need_the_default_format():
+    backbone, seen = Convolutions(), []
+    evaluated(backbone)
+    with backbone.convs.register_forward_hook(lambda m, i, o: seen.append(o.view(len(o), -1))):
+        evaluated(backbone)
+    assert len(seen) > 0
+    first = backbone.convs[0].forward
+    backbone.convs[0].forward = lambda patches: first(patches.view(-1).view(patches.shape))
+    _, _, given, _ = evaluated(backbone)
+    assert given == [(15, False), (15, True), *3 * [(15, False)]]
+
+
+def test_patches_of_one_colour_do_not_decide_about_the_format():
+    class InMemory(Convolutions):
+        def forward(self, patches):
+            strides = (3 * 64 * 64, 64 * 64, 64, 1)
+            offset = patches.storage_offset()
+            return super().forward(patches.as_strided(patches.shape, strides, offset))
+
+    backbone = InMemory()
+    for patches in (torch.zeros(30, 3, 64, 64), torch.rand(30, 3, 64, 64)):
+        with torch.no_grad():
+            found = evaluate_groups(backbone, backbone, patches)
+        torch.testing.assert_close(found, backbone(patches).detach())
+
+
+class Reusing(Convolutions):
+    """A backbone that returns a part of one tensor, as an engine with its own memory does."""
+
+    def forward(self, patches):
+        self.kept = getattr(self, "kept", torch.zeros(30, 12))
+        return self.kept[: len(patches)].copy_(super().forward(patches))
+
+
+def test_a_backbone_can_reuse_the_memory_of_its_results():
+    patches = torch.rand(30, 3, 64, 64)
+    backbone = Reusing()
+    for _ in range(2):
+        with torch.no_grad():
+            found = evaluate_groups(backbone, backbone, patches)
+            torch.testing.assert_close(found, Convolutions.forward(backbone, patches))

@@ -308,3 +308,11 @@ def test_the_frame_of_a_photo_run_holds_all_it_sees(tmp_path):
     narrow[..., left + 1] = narrow[..., left + frame - 2] = 0
     assert (model.net(seen * narrow) - model.net(seen)).abs().max() > 0
     assert run(["export", str(folder.path), "--out", str(tmp_path / "a.onnx"), "--size", "80"]) == 0
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 0, 28), (1, -1, 28), (None, 28, 28), (28, 28), (1, 28.0, 28)]
+)
+def test_shapes_that_images_cannot_have_are_refused(shape, tmp_path):
+    with pytest.raises(ConfigError, match=r"shape must be \(C, H, W\)"):
+        export(create_model("fovmax"), tmp_path / "net.pt2", shape=shape)

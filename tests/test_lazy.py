@@ -220,6 +220,32 @@ def test_a_network_with_its_own_patches_uses_them():
     torch.testing.assert_close(net(given), evaluated_on(net, net.patches(given)))
 
 
+class Pooling(ScaleChannels):
+    def combine(self, outputs):
+        return outputs.mean(1)
+
+
+class Normalising(ScaleChannels):
+    def channels(self, images, centres=None):
+        return super().channels(2 * images - 1, centres)
+
+
+class Weighted(ScaleChannels):
+    def forward_patches(self, patches):
+        return super().forward_patches(patches) * torch.arange(1, len(MANY) + 1)[:, None]
+
+
+@pytest.mark.parametrize("kind", [Pooling, Normalising, Weighted])
+@torch.no_grad()
+def test_subclasses_that_compute_or_pool_channels_otherwise_use_all(kind):
+    net = kind(nn.Sequential(nn.Flatten(), nn.Linear(256, 3)), MANY, 16).eval()
+    given = images(3)
+    expected = net(given)
+    net.lazy = 0.0
+    for found in (net(given), predict(net, given).logits):
+        torch.testing.assert_close(found, expected)
+
+
 def evaluated_on(net, patches):
     """The logits of lazy evaluation of patches that are all cut."""
     found = evaluate(patches, net.backbone, net.pool, net.lazy)

@@ -359,3 +359,75 @@ def test_a_subclass_of_batch_norm_runs_as_it_is(name):
     before = predict(net.eval(), images).logits
     trunk_of(net)[1].__class__ = Doubled
     assert not torch.allclose(predict(net, images).logits, before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pruned_network_has_the_filters_of_its_weights(name):
+    """Pruning can replace the weights of a layer and not the numbers of filters it states."""
+    net = made(name, torch.float32, dropout=0.0).eval()
+    trunk = trunk_of(net)
+    second = next(at for at, layer in enumerate(trunk) if isinstance(layer, nn.Conv2d) and at)
+    for layer in trunk[:second]:
+        for key, tensor in [*layer.named_parameters(), *layer.named_buffers()]:
+            kept = tensor[:8].detach().clone() if tensor.ndim else tensor
+            setattr(layer, key, nn.Parameter(kept) if key in ("weight", "bias") else kept)
+    trunk[second].weight = nn.Parameter(trunk[second].weight[:, :8].detach().clone())
+    images = new_images(SHAPES.get(name, [(61, 90)])[0])
+    assert choose(net, images) in (definition, patches)
+    with torch.no_grad():
+        assert torch.equal(predict(net, images).logits, net(images))
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "shape"),
+    [
+        ("fovmax", "channels", (3, 3, 10)),
+        ("fovmax", "forward_patches", (3, 3, 10)),
+        ("swmax", "channels", (3, 3, 10)),
+        ("swmax", "maps", (3, 10, 1, 1)),
+    ],
+)
+def test_a_method_replaced_on_a_network_is_called(name, method, shape):
+    net, images = made(name).eval(), new_images((61, 90))
+    values = torch.randn(shape)
+    setattr(net, method, lambda *_: [values] if method == "maps" else values)
+    with torch.no_grad():
+        assert torch.equal(predict(net, images).logits, net(images))
+
+
+@pytest.mark.parametrize("name", ["fovmax", "swmax"])
+def test_a_method_replaced_on_a_backbone_is_called(name):
+    net, images = made(name).eval(), new_images((61, 90))
+    for method in ("dense", "forward"):
+        values = getattr(net.backbone, method)
+        setattr(net.backbone, method, lambda *a, values=values: 2 * values(*a))
+    with torch.no_grad():
+        torch.testing.assert_close(predict(net, images).logits, net(images))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_networks_in_half_precision(name, training, dtype):
+    net = made(name, dtype, dropout=0.0).train(training)
+    plain, exact = copy.deepcopy(net), copy.deepcopy(net).double()
+    images = new_images(SHAPES.get(name, [(61, 90)])[0], dtype)
+    right = exact(images.double()).detach()
+
+    def distance(found):
+        return float((found.detach().double() - right).norm())
+
+    found = logits(net, prepare(net, images))
+    rounding = torch.finfo(dtype).eps * float(right.norm())
+    assert distance(found) <= 2 * distance(plain(images)) + rounding
+    for key, value in net.state_dict().items():
+        atol = 8 * torch.finfo(dtype).eps * float(value.double().abs().max())
+        torch.testing.assert_close(value, plain.state_dict()[key], atol=atol, rtol=0, msg=key)
+
+
+def test_scales_that_changed_after_the_canvas_was_filled_are_refused():
+    net, images = made("swmax").train(), new_images((61, 90))
+    prepared = prepare(net, images)
+    net.scales = (1.0, 1.5, 2.0)
+    with pytest.raises(ConfigError, match="call prepare again"):
+        logits(net, prepared)

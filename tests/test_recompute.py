@@ -64,6 +64,30 @@ class Extended(nn.Sequential):
         head.register_forward_hook(Doubling())
 
 
+class InPlace(ConvNet):
+    """A backbone that changes its patches in place."""
+
+    def forward(self, patches, mask=None):
+        patches -= 0.5
+        return super().forward(patches, mask)
+
+
+class Averaging(nn.Module):
+    """A backbone that assigns its buffers instead of changing them in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.BatchNorm2d(4)
+        self.net = nn.Sequential(nn.Conv2d(1, 4, 3), self.inner, nn.Flatten(), nn.Linear(400, 3))
+        self.register_buffer("steps", torch.zeros(()))
+        self.inner.register_buffer("history", torch.zeros(0))
+
+    def forward(self, patches):
+        self.steps = self.steps + 1
+        self.inner.history = torch.cat([self.inner.history, self.steps.view(1)])
+        return self.net(patches) * self.steps
+
+
 class Doubling:
     """A hook that changes the output."""
 
@@ -76,6 +100,8 @@ BACKBONES = {
     "without norm": conv_net(batch_norm=False),
     "odd": Odd,
     "extended": Extended,
+    "in place": lambda: InPlace((4, 8), SIZE, classes=3, hidden=8, dropout=0.0),
+    "assigning": Averaging,
     "group norm": lambda: nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4), nn.ReLU(), nn.Flatten(), nn.Linear(400, 3)
     ),
@@ -353,3 +379,17 @@ def test_torchscript_is_refused():
     net = ScaleChannels(script, SCALES, SIZE, recompute=1)
     with pytest.raises(ConfigError, match="recompute does not support TorchScript"):
         net(data(torch.float32)[0])
+
+
+def test_buffers_that_are_one_tensor_stay_so():
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4))
+            self.net[2].running_mean = self.net[1].running_mean
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, patches):
+            return self.head(self.net(patches).mean((2, 3)) + self.net[1].running_mean)
+
+    assert_same_step(shaken(Tied))

@@ -13,6 +13,7 @@ from foveate import ScaleChannels, ScaleGrid, local_maps, wrap
 from foveate.errors import ConfigError
 from foveate.execution import plan
 from foveate.models import search as module
+from foveate.models.backbone import ConvNet
 
 SIZE = 16
 SCALES = ScaleGrid(0.5, 4, per_octave=2)
@@ -262,3 +263,33 @@ def test_the_network_must_be_in_evaluation_and_get_images():
         with pytest.raises(ConfigError) as error:
             small_net().eval().search(wrong)
         assert says in one_line(error)
+
+
+@torch.no_grad()
+def test_a_network_with_its_own_channels_is_searched_with_them():
+    class Normalising(ScaleChannels):
+        def channels(self, images, centres=None):
+            return super().channels(2 * images - 1, centres)
+
+    net = Normalising(small_net().float().backbone, (0.5, 1.0), 16).eval()
+    images = torch.rand(2, 1, 40, 40)
+    found = net.search(images, 100, refine=0, maps=True).logits[..., 0, 0]
+    torch.testing.assert_close(found, net(images))
+
+
+@torch.no_grad()
+def test_local_maps_call_the_dense_of_a_subclass():
+    class Doubled(ConvNet):
+        def dense(self, images, mask=None):
+            return 2 * super().dense(images, mask)
+
+    net, images = small_net().float().eval(), torch.rand(1, 1, 40, 40)
+    expected = 2 * local_maps(net, images, 20).logits
+    net.backbone.__class__ = Doubled
+    for maps in (local_maps, plan.local_maps):
+        torch.testing.assert_close(maps(net, images, 20).logits, expected)
+
+
+def test_images_without_a_batch_are_refused_by_the_fast_search():
+    with pytest.raises(ConfigError, match="shape"):
+        plan.search(small_net().eval(), torch.zeros(40))

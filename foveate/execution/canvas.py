@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from foveate.errors import ConfigError
 from foveate.execution import canvas_search, convnet
 from foveate.execution.canvas_search import Place, needed_windows
 from foveate.execution.exact import exact_convnet, require_convnet
@@ -57,7 +58,10 @@ def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
     """Run the network over the canvas."""
     assert isinstance(net, SlidingChannels)
     backbone, (canvas, size, needed) = require_convnet(net), inputs
-    layout, mask = layout_of(net, *size.shape[2:]), backbone.draw_mask(canvas)
+    layout = layout_of(net, *size.shape[2:])
+    if tuple(canvas.shape[2:]) != layout[:2]:
+        raise ConfigError("the scales changed after the inputs were prepared; call prepare again")
+    mask = backbone.draw_mask(canvas)
     if net.pool == "max" and torch.is_grad_enabled():
         return Outputs(_max_logits(net, canvas, layout, mask, needed))
     windows = (backbone.size, backbone.stride)

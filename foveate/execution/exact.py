@@ -17,6 +17,11 @@ from foveate.models.channels import ScaleChannels
 from foveate.models.sliding import SlidingChannels
 
 Block: TypeAlias = tuple[nn.Conv2d, nn.BatchNorm2d | None]
+METHODS = (
+    *("forward", "patches", "channels", "forward_patches", "draw_mask", "combine"),
+    *("maps", "grids", "pool_space", "classify", "dense", "covered"),
+)
+"""The methods that faster implementations leave out; none can be replaced on a module."""
 
 
 def all_unmodified(modules: Iterable[nn.Module]) -> bool:
@@ -28,9 +33,10 @@ def all_unmodified(modules: Iterable[nn.Module]) -> bool:
 
 def _is_unmodified(module: nn.Module) -> bool:
     before = module._forward_pre_hooks or module._backward_pre_hooks
-    hooked = before or module._forward_hooks or module._backward_hooks or "forward" in vars(module)
+    hooked = before or module._forward_hooks or module._backward_hooks
+    replaced = any(name in vars(module) for name in METHODS)
     parameters = module.parameters(recurse=False)
-    return not hooked and all(type(p) in (Tensor, nn.Parameter) for p in parameters)
+    return not (hooked or replaced) and all(type(p) in (Tensor, nn.Parameter) for p in parameters)
 
 
 def exact_convnet(net: nn.Module) -> ConvNet | None:
@@ -42,6 +48,7 @@ def exact_convnet(net: nn.Module) -> ConvNet | None:
         return None
     head = (backbone.hidden, backbone.dropout, backbone.head)
     usual = [*map(type, head)] == [nn.Linear, nn.Dropout, nn.Linear] and all_unmodified(head)
+    usual = usual and all(map(_has_stated_shape, (backbone.hidden, backbone.head)))
     return backbone if usual and len(plain_blocks(backbone.trunk)) > 0 else None
 
 
@@ -91,7 +98,8 @@ def plain_blocks(trunk: nn.Module) -> tuple[Block, ...]:
         if (
             type(conv) is not nn.Conv2d
             or not _is_supported_conv(conv)
-            or not _has_running_stats(norm)
+            or not _has_running_stats(norm, conv.out_channels)
+            or (found and found[-1][0].out_channels != conv.in_channels)
         ):
             return ()
         found.append((conv, norm))
@@ -101,12 +109,21 @@ def plain_blocks(trunk: nn.Module) -> tuple[Block, ...]:
 def _is_supported_conv(conv: nn.Conv2d) -> bool:
     shape = (conv.kernel_size, conv.padding, conv.dilation, conv.groups)
     usual = shape == ((3, 3), (0, 0), (1, 1), 1) and conv.stride in ((1, 1), (2, 2))
-    return usual and conv.bias is not None
+    filters = (conv.out_channels, conv.in_channels, 3, 3)  # pruning can replace the weights alone
+    usual = usual and conv.bias is not None and conv.weight.shape == filters
+    return usual and conv.bias.shape == filters[:1]  # type: ignore[union-attr]
 
 
-def _has_running_stats(norm: nn.BatchNorm2d | None) -> bool:
+def _has_stated_shape(layer: nn.Linear) -> bool:
+    return layer.weight.shape == (layer.out_features, layer.in_features)
+
+
+def _has_running_stats(norm: nn.BatchNorm2d | None, filters: int) -> bool:
     if norm is None:
         return True
     own = (norm.momentum, norm.weight, norm.bias)
     tracked = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
-    return norm.track_running_stats and all(value is not None for value in (*own, *tracked))
+    if not norm.track_running_stats or any(value is None for value in (*own, *tracked)):
+        return False
+    vectors = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    return all(value.shape == (filters,) for value in vectors)  # type: ignore[union-attr]

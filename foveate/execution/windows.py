@@ -150,7 +150,7 @@ def fold_norm(trunk: nn.Sequential, cut: Tensor, moments: Moments | None) -> tup
 
 def _output_moments(first: nn.Conv2d, moments: Moments) -> tuple[Tensor, Tensor]:
     """Return the mean and variance (O,) of the convolution's outputs from its input moments."""
-    weight = first.weight.flatten(1)
+    weight = first.weight.flatten(1).to(moments.mean.dtype)  # wider than bf16 and half
     variance = ((weight @ moments.covariance) * weight).sum(1)
     assert first.bias is not None
     return weight @ moments.mean + first.bias, variance

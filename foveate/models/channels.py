@@ -12,7 +12,14 @@ from torch.func import functional_call
 from foveate.checks import check_choice
 from foveate.errors import ConfigError
 from foveate.models.chunks import evaluate_groups
-from foveate.models.lazy import all_patches, check_lazy, is_separable, lazy_inputs, lazy_logits
+from foveate.models.lazy import (
+    all_patches,
+    check_lazy,
+    is_lazy,
+    is_separable,
+    lazy_inputs,
+    lazy_logits,
+)
 from foveate.models.pooling import Mixing, Pool, class_logits, pool_scales
 from foveate.models.recompute import forward_in_groups
 from foveate.models.search import SearchResult, search
@@ -127,7 +134,8 @@ class ScaleChannels(nn.Module):
         differs; the logits are pooled over the evaluated channels. Choose the tolerance with
         [`calibrate`][foveate.evaluation.calibration.calibrate]. Lazy evaluation requires
         ``pool="max"`` or ``pool="logsumexp"``, evaluation mode and ``torch.no_grad()``. Training,
-        tracing, `channels`, `select_scale` and `search` use all channels.
+        tracing, `channels`, `select_scale` and `search` use all channels, and so do subclasses that
+        override ``channels``, ``forward_patches`` or ``combine``.
         """
         return self._lazy
 
@@ -193,7 +201,7 @@ class ScaleChannels(nn.Module):
                 outputs = evaluate_groups(self.backbone, run_part, flat)
             else:
                 parts = flat.split(max(1, len(patches) * self.recompute or len(flat)))
-                outputs = torch.cat([run_part(part) for part in parts])
+                outputs = torch.cat([run_part(part).clone() for part in parts])
         elif self.recompute and not torch.compiler.is_compiling():
             return forward_in_groups(self.backbone, run_backbone, patches, self.recompute)
         else:
@@ -249,7 +257,7 @@ class ScaleChannels(nn.Module):
         Returns:
             Logits, shape ``(B, K)``.
         """
-        if self.lazy is None:
+        if not is_lazy(self):
             return self.combine(self.channels(images))
         inputs = lazy_inputs(self, images)
         if (logits := lazy_logits(self, inputs)) is not None:
@@ -370,12 +378,17 @@ def _shape_refused(backbone: nn.Module, given: tuple[Tensor, ...]) -> bool:
     """Whether a zero-weight copy of the backbone on the CPU also rejects two zero patches."""
     if any(isinstance(module, torch.jit.ScriptModule) for module in backbone.modules()):
         return False
-    tensors = [*backbone.named_parameters(), *backbone.named_buffers()]
-    zeros = {name: _zeros(tensor, tensor.shape) for name, tensor in tensors}
+    # One name for each module: with two, `functional_call` would leave the zeros in the module.
+    zeros = {
+        name: _zeros(tensor, tensor.shape)
+        for path, module in backbone.named_modules()
+        for kind in (module.named_parameters, module.named_buffers)
+        for name, tensor in kind(path, False, False)
+    }
     two = tuple(_zeros(tensor, (2, *tensor.shape[1:])) for tensor in given)
     try:
         with torch.no_grad(), torch.random.fork_rng([]):
-            functional_call(backbone, zeros, two)
+            functional_call(backbone, zeros, two, tie_weights=False)
     except (RuntimeError, ValueError, AssertionError):
         return True
     return False

@@ -4,7 +4,7 @@
 import copy
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -47,18 +47,29 @@ def evaluate_groups(
     """
     groups = patches.split(patches_at_once(backbone, patches))
     trial = _try_once(backbone, patches) if len(patches) > _usual(patches) else _Trial()
-    if not trial.channels_last:
-        return torch.cat([evaluate(group) for group in groups])
+    run = partial(_run, evaluate)
+    if not trial.channels_last or (not trial.checked and _are_blank(groups[0])):
+        return torch.cat([run(group) for group in groups])
     formatted = (group.contiguous(memory_format=torch.channels_last) for group in groups)
     if trial.checked:
-        return torch.cat([evaluate(group) for group in formatted])
-    expected = evaluate(groups[0])
-    first = _try_channels_last(evaluate, next(formatted), expected)
+        return torch.cat([run(group) for group in formatted])
+    expected = run(groups[0])
+    first = _try_channels_last(run, next(formatted), expected)
     trial = trial._replace(channels_last=first is not None, checked=True)
     _trials[backbone][_key(backbone, patches)] = trial
     if first is None:
-        return torch.cat([expected, *(evaluate(group) for group in groups[1:])])
-    return torch.cat([first, *(evaluate(group) for group in formatted)])
+        return torch.cat([expected, *(run(group) for group in groups[1:])])
+    return torch.cat([first, *(run(group) for group in formatted)])
+
+
+def _run(evaluate: Callable[[Tensor], Tensor], patches: Tensor) -> Tensor:
+    """Return a copy of the results: a backbone can write them all into one tensor."""
+    return evaluate(patches).clone()
+
+
+def _are_blank(patches: Tensor) -> bool:
+    """Whether each patch has one colour, so that the order of its pixels has no effect."""
+    return torch.equal(patches[..., :1, :1].expand_as(patches), patches)
 
 
 def _try_channels_last(
@@ -121,15 +132,17 @@ def _keep_freed_blocks() -> None:
 
 
 def _key(backbone: nn.Module, patches: Tensor) -> tuple[object, ...]:
-    """Return what a trial depends on; a replaced module can need another format."""
-    modules = tuple((id(module), type(module)) for module in backbone.modules())
+    """Return what a trial depends on; a replaced module or a hook can need another format."""
+    modules = tuple(
+        (id(m), type(m), id(vars(m).get("forward")), _is_hooked(m)) for m in backbone.modules()
+    )
     return modules, patches.shape[1:], patches.dtype
 
 
 def _try_out(backbone: nn.Module, patches: Tensor) -> _Trial:
     """Run a copy of the backbone on the device meta, which computes shapes only."""
     modules = list(backbone.modules())
-    if _has_any_global_hook() or any(m._forward_hooks or m._forward_pre_hooks for m in modules):
+    if _has_any_global_hook() or any(map(_is_hooked, modules)):
         return _Trial()  # hooks would see the trial
     tensors = [*backbone.parameters(), *backbone.buffers()]
     try:
@@ -142,6 +155,10 @@ def _try_out(backbone: nn.Module, patches: Tensor) -> _Trial:
     convolutions = sum(isinstance(module, nn.Conv2d) for module in modules)
     largest = found.size // TRIED
     return _Trial(largest, largest > 0 and convolutions > 1 and patches.shape[1] > 1)
+
+
+def _is_hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 class _LargestOutput(TorchDispatchMode):

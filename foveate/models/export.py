@@ -106,6 +106,7 @@ def export(
         ('logits', 'channels')
     """
     kind = _format(check_regular(path), format)
+    _check_shape(shape)
     if kind == "onnx":
         _check_packages()
     plain = _PlainOutputs(net).eval()
@@ -141,6 +142,16 @@ def _format(path: Path, format: str | None) -> Format:
     if path.suffix not in FORMATS:
         raise ConfigError(f"{path.name!r} must end in .onnx or .pt2; rename it or pass a format")
     return FORMATS[path.suffix]
+
+
+def _check_shape(shape: Shape) -> None:
+    lengths = tuple(shape)
+    sizes = [length for length in lengths if length is not None]
+    whole = all(type(size) is int and size >= 1 for size in sizes)
+    if len(lengths) != 3 or lengths[0] is None or not whole:
+        raise ConfigError(
+            f"shape must be (C, H, W) in whole numbers from 1, or (C, None, None), got {lengths}"
+        )
 
 
 def _check_packages() -> None:

@@ -54,6 +54,19 @@ def check_lazy(tolerance: float | None, pool: Pool) -> None:
         )
 
 
+def is_lazy(net: ScaleChannels) -> bool:
+    """Whether `forward` can leave out channels.
+
+    Subclasses can define channels that depend on each other, or another pool.
+    """
+    from foveate.models.channels import ScaleChannels
+
+    own = ("channels", "forward_patches", "combine")
+    functions = ((getattr(net, n), getattr(ScaleChannels, n)) for n in own)
+    usual = all(getattr(method, "__func__", None) is function for method, function in functions)
+    return net.lazy is not None and usual
+
+
 def is_separable(backbone: nn.Module, patches: Tensor) -> bool:
     """Whether patches can be evaluated separately: no gradient and no batch statistics."""
     if torch.is_grad_enabled() or is_traced(patches):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from foveate.models.channels import ScaleChannels, refine_scale
-from foveate.models.lazy import all_patches, lazy_inputs, lazy_logits
+from foveate.models.lazy import all_patches, is_lazy, lazy_inputs, lazy_logits
 from foveate.models.pooling import class_logits
 from foveate.models.sliding import SlidingChannels
 
@@ -41,7 +41,7 @@ def plain_outputs(net: nn.Module, images: Tensor) -> Outputs:
     known = (ScaleChannels.forward, SlidingChannels.forward)
     if not isinstance(net, ScaleChannels | SlidingChannels) or type(net).forward not in known:
         return Outputs(net(images))
-    if isinstance(net, ScaleChannels) and net.lazy is not None:
+    if isinstance(net, ScaleChannels) and is_lazy(net):
         return patch_outputs(net, lazy_inputs(net, images))
     channels = net.channels(images)
     return Outputs(net.combine(channels), channels)

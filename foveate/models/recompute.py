@@ -189,7 +189,7 @@ class _Passes(TorchFunctionMode):
         super().__init__()
         self.backbone, self.run_backbone = backbone, run_backbone
         self.size, self.seeds = size, seeds
-        self.buffers_before = {name: buffer.clone() for name, buffer in backbone.named_buffers()}
+        self.buffers_before = _cloned(_buffers(backbone))
         self.known: list[Statistics] = []
         self.sums: list[Sum] = []
         self.calls = self.end = 0
@@ -205,9 +205,12 @@ class _Passes(TorchFunctionMode):
                 known = statistics(self.sums[-1](torch.stack(found).sum(0)))
                 mean, variance = (t.requires_grad_() for t in known[:2])
                 self.known.append(Statistics(mean, variance, known.number))
-        for name, buffer in self.backbone.named_buffers():
+        for name, buffer in _buffers(self.backbone).items():
             clone = self.buffers_after[name]
-            if clone.is_inference() or clone._version > 0:  # inference tensors have no version
+            if clone is not self.buffers_given[name]:  # the module has assigned another tensor
+                path, _, own = name.rpartition(".")
+                setattr(self.backbone.get_submodule(path), own, clone)
+            elif clone.is_inference() or clone._version > 0:  # inference tensors have no version
                 buffer.copy_(clone)
         return torch.cat(found, 1)
 
@@ -259,11 +262,12 @@ class _Passes(TorchFunctionMode):
 
     def _run(self, patches: Tensor, group: int, end: int) -> Tensor:
         """Run a group up to norm call `end`; return the input of that norm, or the logits."""
-        part = patches.split(self.size, 1)[group].flatten(0, 1)
+        # A copy: a backbone can change its input in place, and the patches are used several times.
+        part = patches.split(self.size, 1)[group].clone().flatten(0, 1)
         self.calls, self.end = 0, end
-        buffers = {name: value.clone() for name, value in self.buffers_before.items()}
+        buffers = _cloned(self.buffers_before)
         if group == 0:
-            self.buffers_after = buffers
+            self.buffers_given, self.buffers_after = dict(buffers), buffers
         with (
             _seeded(self.seeds[group], part.device) as drew,
             torch.compiler.set_stance("force_eager"),
@@ -271,7 +275,8 @@ class _Passes(TorchFunctionMode):
             try:
                 with self:
                     return self.run_backbone(
-                        lambda *a: functional_call(self.backbone, buffers, a), part
+                        lambda *a: functional_call(self.backbone, buffers, a, tie_weights=False),
+                        part,
                     )
             except _StopAtNorm as stop:
                 self.sums += [stop.all_reduce_sum] if len(self.sums) == end else []
@@ -294,6 +299,21 @@ class _Passes(TorchFunctionMode):
         of_mean, of_variance = self.sums[end](both) / number
         shift = of_mean - 2 * of_variance * mean.detach()
         return lambda values: _affine(values, 2 * of_variance, shift)
+
+
+def _buffers(backbone: nn.Module) -> dict[str, Tensor]:
+    """Return the buffers by name, once for each module that has them.
+
+    With two names for one module, `functional_call` would not restore its tensors.
+    """
+    modules = backbone.named_modules()
+    return dict(pair for path, m in modules for pair in m.named_buffers(path, False, False))
+
+
+def _cloned(buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return a copy in which buffers that are one tensor still are."""
+    clones = {id(buffer): buffer.clone() for buffer in buffers.values()}
+    return {name: clones[id(buffer)] for name, buffer in buffers.items()}
 
 
 @contextmanager

@@ -71,7 +71,7 @@ class _Search(NamedTuple):
     """A network on one image (1, C, H, W), at positions in units of `unit` pixels."""
 
     net: ScaleChannels
-    forward: Callable[[Tensor], Tensor]
+    channels: Callable[[Tensor, Tensor], Tensor]
     image: Tensor
     unit: float
     at_once: int
@@ -83,7 +83,7 @@ class _Search(NamedTuple):
     def _run(self, places: Tensor, maps: list[Tensor] | None) -> _Responses:
         centres = _centres(places, self.image, self.unit)
         images = self.image.expand(len(places), -1, -1, -1)
-        channels = self.forward(self.net.patches(images, centres))
+        channels = self.channels(images, centres)
         pooled = self.net.combine(channels)
         if maps is not None:
             maps.append(pooled)
@@ -122,6 +122,11 @@ def search(
 
     `forward` replaces `net.forward_patches`, for example by a faster function with equal results.
     """
+
+    def fast_channels(images: Tensor, centres: Tensor) -> Tensor:
+        assert forward is not None
+        return forward(net.patches(images, centres))
+
     step = net.size * net.scales[0] if step is None else step
     _check(net, images, step, refine, beam, batch_size)
     unit, held = step / 2**refine, images[0].numel()
@@ -131,9 +136,8 @@ def search(
     found, logits = [], []
     with torch.no_grad():
         for image in images.split(1):
-            job = _Search(
-                net, forward or net.forward_patches, image, unit, batch_size or AT_ONCE // held or 1
-            )
+            channels = net.channels if forward is None else fast_channels
+            job = _Search(net, channels, image, unit, batch_size or AT_ONCE // held or 1)
             own: list[Tensor] | None = [] if maps else None
             found.append(job.coarse_to_fine(torch.cartesian_prod(*sides), refine, beam, own))
             logits += [torch.cat(own).T.unflatten(1, [2 * k + 1 for k in reach])] if own else []

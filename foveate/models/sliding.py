@@ -201,7 +201,7 @@ def local_maps(
         >>> maps.logits.shape, maps.scales.shape
         (torch.Size([2, 10, 4, 4]), torch.Size([2, 4, 4]))
     """
-    backbone, dense = net.backbone, dense or ConvNet.dense
+    backbone = net.backbone
     if not isinstance(backbone, ConvNet):
         kind = type(backbone).__name__
         raise ConfigError(f"local_maps requires a ConvNet as backbone, got {kind}")
@@ -211,7 +211,8 @@ def local_maps(
     best, chosen = torch.tensor(-torch.inf).to(images), torch.tensor(0.0).to(images)
     for scale in net.scales:
         grid = _rescaled(net, images, scale)
-        logits = _at_places(dense(backbone, grid), images, scale * backbone.stride, step)
+        windows = backbone.dense(grid) if dense is None else dense(backbone, grid)
+        logits = _at_places(windows, images, scale * backbone.stride, step)
         chosen = torch.where(logits > best, scale, chosen)
         best = torch.maximum(best, logits)
     winner = best.argmax(1, keepdim=True)
