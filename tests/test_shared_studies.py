@@ -9,7 +9,7 @@ from tiny_runs import python, same_bits, tiny, weights
 
 from foveate.sweeps.jobs import Job
 from foveate.sweeps.records import read_records, read_winners
-from foveate.sweeps.runner import Done, LocalEngine, Study, _middle_of_gap
+from foveate.sweeps.runner import Done, Failure, LocalEngine, Study, _middle_of_gap
 
 RUNS = 6
 # Trains the runs, and appends the number of its process to a file of each run after every step.
@@ -107,3 +107,13 @@ def test_studies_with_other_runs_add_to_the_same_table(tmp_path, alone):
 )
 def test_a_process_starts_in_the_middle_of_the_longest_gap(free, start):
     assert _middle_of_gap(free) == start
+
+
+def test_a_run_whose_metrics_were_removed_names_the_remedy(tmp_path):
+    """The error of a damaged metrics.jsonl asks for its removal."""
+    list(Study(jobs(1), tmp_path).run(LocalEngine(cpus=1)))
+    for path in ("row-s0/metrics.jsonl", "row-s0/outcome.json", "results.csv"):
+        (tmp_path / path).unlink()
+    (ended,) = Study(jobs(1), tmp_path).run(LocalEngine(cpus=1))
+    assert isinstance(ended, Failure)
+    assert "row-s0 has no validation accuracy; remove the folder" in ended.reason
