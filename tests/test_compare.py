@@ -504,6 +504,19 @@ def test_intervals_are_those_of_student():
     assert mean_interval([3.0]) == (3.0, None)
 
 
+def test_an_interval_counts_the_seeds_of_its_own_number_of_samples():
+    lines = [
+        line(data="mnist-few", trained=trained, seed=seed, accuracy=0.9 + seed / 100)
+        for trained, seeds in (("100", 3), ("1000", 2), ("10000", 1))
+        for seed in range(seeds)
+    ]
+    (view,) = comparison_views(lines)
+    html = comparison_page(lines, [(view, comparison_figure(view))], {}).html()
+    assert "91.00 ±2.48" in html  # 4.303 / sqrt(3)
+    assert "90.50 ±6.35" in html  # 12.706 / 2
+    assert "90.00<" in html
+
+
 def test_results_of_other_splits_and_studies_are_left_out():
     values = {"seed": 0, "scale": 1.0, "accuracy": 0.5, "validation": 0.5, "seconds": 2.0}
     values |= {"memory": 1, "config": "c", "version": "1", "commit": "", "hardware": ""}
