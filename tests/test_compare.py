@@ -318,6 +318,12 @@ def folder(tiny_set, tmp_path_factory):
     return out
 
 
+def test_the_page_attributes_changed_settings_to_the_last_command(folder):
+    """Runs of earlier commands can have other settings."""
+    html = (folder / "compare.html").read_text()
+    assert "settings changed by the last command" in html and ">changed settings<" not in html
+
+
 def test_the_table_is_tidy(folder):
     with (folder / "compare.csv").open() as file:
         lines = list(csv.DictReader(file))
