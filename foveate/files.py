@@ -81,7 +81,8 @@ def replacing(path: Path) -> Iterator[Path]:
         _flush_folder(path.parent)
     except OSError as error:
         if error.errno and error.filename in (None, str(temporary)):
-            error.filename, error.filename2 = str(path), None
+            error.filename = str(path)
+            del error.filename2  # the message of an error with None ends with "-> None"
         raise
     finally:
         temporary.unlink(missing_ok=True)

@@ -318,6 +318,12 @@ def folder(tiny_set, tmp_path_factory):
     return out
 
 
+def test_the_page_attributes_changed_settings_to_the_last_command(folder):
+    """Runs of earlier commands can have other settings."""
+    html = (folder / "compare.html").read_text()
+    assert "settings changed by the last command" in html and ">changed settings<" not in html
+
+
 def test_the_table_is_tidy(folder):
     with (folder / "compare.csv").open() as file:
         lines = list(csv.DictReader(file))
@@ -502,6 +508,19 @@ def test_intervals_are_those_of_student():
         expected = stats.t.ppf(0.975, count - 1) * stats.sem(values)
         assert half == pytest.approx(expected, rel=0.003 / 1.96)
     assert mean_interval([3.0]) == (3.0, None)
+
+
+def test_an_interval_counts_the_seeds_of_its_own_number_of_samples():
+    lines = [
+        line(data="mnist-few", trained=trained, seed=seed, accuracy=0.9 + seed / 100)
+        for trained, seeds in (("100", 3), ("1000", 2), ("10000", 1))
+        for seed in range(seeds)
+    ]
+    (view,) = comparison_views(lines)
+    html = comparison_page(lines, [(view, comparison_figure(view))], {}).html()
+    assert "91.00 ±2.48" in html  # 4.303 / sqrt(3)
+    assert "90.50 ±6.35" in html  # 12.706 / 2
+    assert "90.00<" in html
 
 
 def test_results_of_other_splits_and_studies_are_left_out():

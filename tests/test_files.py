@@ -1,5 +1,6 @@
 """A file is whole and in place, or not there."""
 
+import errno
 import os
 import signal
 import socket
@@ -34,6 +35,19 @@ def test_a_failure_keeps_the_old_file_and_leaves_nothing(tmp_path):
         fail_half_way()
     assert target.read_text() == "old"
     assert os.listdir(tmp_path) == ["note.txt"]
+
+
+def test_the_error_of_a_full_disk_names_the_file_alone(tmp_path):
+    target = tmp_path / "note.txt"
+
+    def fail_half_way():
+        with replacing(target) as temporary:
+            temporary.touch()
+            raise OSError(errno.ENOSPC, "No space left on device", str(temporary))
+
+    with pytest.raises(OSError) as caught:
+        fail_half_way()
+    assert str(caught.value).endswith(f"No space left on device: {str(target)!r}")
 
 
 def test_what_a_killed_writer_left_is_swept_by_the_next(tmp_path):

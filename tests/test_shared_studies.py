@@ -9,7 +9,7 @@ from tiny_runs import python, same_bits, tiny, weights
 
 from foveate.sweeps.jobs import Job
 from foveate.sweeps.records import read_records, read_winners
-from foveate.sweeps.runner import Done, LocalEngine, Study, _middle_of_gap
+from foveate.sweeps.runner import Done, Failure, LocalEngine, Study, _middle_of_gap
 
 RUNS = 6
 # Trains the runs, and appends the number of its process to a file of each run after every step.
@@ -107,3 +107,31 @@ def test_studies_with_other_runs_add_to_the_same_table(tmp_path, alone):
 )
 def test_a_process_starts_in_the_middle_of_the_longest_gap(free, start):
     assert _middle_of_gap(free) == start
+
+
+def test_a_run_whose_metrics_were_removed_names_the_remedy(tmp_path):
+    """The error of a damaged metrics.jsonl asks for its removal."""
+    list(Study(jobs(1), tmp_path).run(LocalEngine(cpus=1)))
+    for path in ("row-s0/metrics.jsonl", "row-s0/outcome.json", "results.csv"):
+        (tmp_path / path).unlink()
+    (ended,) = Study(jobs(1), tmp_path).run(LocalEngine(cpus=1))
+    assert isinstance(ended, Failure)
+    assert "row-s0 has no validation accuracy; remove the folder" in ended.reason
+
+
+def test_a_run_that_a_process_without_claims_trains_is_waited_for(tmp_path, alone):
+    """Such as a worker of Ray."""
+    code = """
+import sys, time
+from pathlib import Path
+from foveate.sweeps.jobs import perform
+from test_shared_studies import jobs
+perform(jobs()[2:3], Path(sys.argv[1]), threads=1, callback=lambda *now: time.sleep(0.3))
+"""
+    with python("-c", code, tmp_path) as worker:
+        while not (tmp_path / "row-s2" / "config.json").exists():
+            time.sleep(0.05)
+        ended = list(Study(jobs(), tmp_path).run(LocalEngine(cpus=1)))
+        assert worker.wait() == 0
+    assert len(ended) == RUNS and all(isinstance(one, Done) for one in ended)
+    assert_same_results(tmp_path, alone)

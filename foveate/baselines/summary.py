@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist, mean, stdev
 
 from foveate.baselines.comparison import Measurement
@@ -25,6 +25,8 @@ class ComparisonView:
         curves: Accuracy by method: over scale, or over the number of samples as a mean over scales.
         averages: Mean accuracy over all scales by method, one value per seed.
         ceiling: Accuracy of the best expert by test scale.
+        halves: Half the width of the interval at each point of a curve with several seeds, by
+            method; only for a data set of few samples.
     """
 
     data: DataSet
@@ -32,6 +34,7 @@ class ComparisonView:
     curves: dict[str, Curve]
     averages: dict[str, list[float]]
     ceiling: dict[float, float]
+    halves: dict[str, dict[float, float]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -55,8 +58,10 @@ def comparison_views(lines: Sequence[Measurement]) -> Iterator[ComparisonView]:
     for name, data in DATA_SETS.items():
         own = [line for line in lines if line.data == name]
         if data.few and own:
-            curves = _curves(own, few=True)
-            yield ComparisonView(data=data, trained="", curves=curves, averages={}, ceiling={})
+            curves, halves = _curves(own, few=True), _halves(own)
+            yield ComparisonView(
+                data=data, trained="", curves=curves, averages={}, ceiling={}, halves=halves
+            )
             continue
         methods = [line for line in own if not _is_expert(line)]
         there = {line.trained for line in methods}
@@ -185,4 +190,19 @@ def _curves(lines: Iterable[Measurement], *, few: bool = False) -> dict[str, Cur
             groups.setdefault(int(line.trained) if few else line.scale, []).append(line)
         places = sorted(groups)
         found[name] = Curve.of(name, "", places, [_averages(groups[place]) for place in places])
+    return found
+
+
+def _halves(lines: Iterable[Measurement]) -> dict[str, dict[float, float]]:
+    """Return half the width of the interval of each method for each number of samples.
+
+    While runs are missing, the numbers of samples have different numbers of seeds.
+    """
+    found: dict[str, dict[float, float]] = {}
+    for name, own in _by_method(lines).items():
+        found[name] = {}
+        for trained in {line.trained for line in own}:
+            half = mean_interval(_averages([line for line in own if line.trained == trained]))[1]
+            if half is not None:
+                found[name][int(trained)] = half
     return found

@@ -89,7 +89,7 @@ def _write(study: "Study", split: "SplitName", changes: Sequence[str]) -> None:
     made = {f"{record.version} {record.commit}".strip() for record in study.records}
     facts = {
         "split": split,
-        "changed settings": ", ".join(changes) or "none",
+        "settings changed by the last command": ", ".join(changes) or "none",
         "hardware": "; ".join(sorted({record.hardware for record in study.records})),
         "foveate version of the runs": ", ".join(sorted(made)),
     }

@@ -15,7 +15,6 @@ from foveate.baselines.summary import (
     CALIBRATED,
     ComparisonView,
     check_references,
-    half_width,
     mean_interval,
 )
 from foveate.data.splits import SplitName
@@ -125,7 +124,10 @@ def _accuracies(page: Page, view: ComparisonView) -> None:
     """Add the accuracy at some scales with the mean over all, and a collapsed table of all."""
     places = sorted({place for curve in view.curves.values() for place in curve.scales})
     if view.data.few:
-        rows = [[name, *_intervals(curve, places)] for name, curve in view.curves.items()]
+        rows = [
+            [name, *_intervals(curve, places, view.halves[name])]
+            for name, curve in view.curves.items()
+        ]
         headers = ["method", *(f"{place:,}" for place in places)]
         page.table(headers, rows, caption="Accuracy by number of training samples.")
         return
@@ -154,13 +156,9 @@ def _table(page: Page, view: ComparisonView, scales: Sequence[float], caption: s
     page.table(headers, rows, colour=tints, caption=caption)
 
 
-def _intervals(curve: Curve, places: Sequence[float]) -> list[Cell]:
+def _intervals(curve: Curve, places: Sequence[float], halves: Mapping[float, float]) -> list[Cell]:
     """Return the cells of a curve with the interval over seeds."""
     means = dict(zip(curve.scales, curve.mean, strict=True))
-    halves = {
-        place: half_width(spread, curve.runs)
-        for place, spread in zip(curve.scales, curve.spread, strict=False)
-    }
     return [_percent(means.get(place), halves.get(place)) for place in places]
 
 

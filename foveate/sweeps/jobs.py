@@ -197,7 +197,7 @@ def perform(
 
 def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad: Bad) -> Outcome:
     """Test a trained run and write its outcome."""
-    begun, last = time.perf_counter(), run.metrics()[-1]
+    begun = time.perf_counter()
     if (accuracy := run.validation()) is None:
         raise DataError(f"{run.path} has no validation accuracy; remove the folder and train again")
     # Trusted: training has checked that config.json is the configuration of this job.
@@ -206,6 +206,7 @@ def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad
     for variant in job.variants:
         nets[variant.key] = with_channels(net, job.config, variant.windows, variant.pool)[0]
     results = _test(job, nets, run, load, bad)
+    last = run.metrics()[-1]
     seconds = (last["share"] + time.perf_counter() - begun) / at_once
     speeds = {key: round(images_per_second(n, job.config), 1) for key, n in nets.items()}
     outcome = Outcome(

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -144,17 +144,29 @@ def _claims_of(job: Job, folder: Path) -> RunFolder:
 
 
 def _claim(job: Job, folder: Path, claims: ExitStack) -> bool:
-    """Claim a job until `claims` is closed; False if another process has it or has finished it."""
+    """Claim a job until `claims` is closed; False if another process has it or has finished it.
+
+    Workers of Ray and `foveate train` make no claim, but they lock the run that they train.
+    """
     try:
         claims.enter_context(_claims_of(job, folder).locked())
     except BusyError:
         return False
-    return find_outcome(job, folder) is None
+    return not _is_in_training(job, folder) and find_outcome(job, folder) is None
 
 
 def _is_claimed(job: Job, folder: Path) -> bool:
     try:
         with _claims_of(job, folder).locked():
+            return _is_in_training(job, folder)
+    except BusyError:
+        return True
+
+
+def _is_in_training(job: Job, folder: Path) -> bool:
+    run = RunFolder(folder / job.folder)
+    try:
+        with run.locked() if run.path.exists() else nullcontext():
             return False
     except BusyError:
         return True
