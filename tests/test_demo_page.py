@@ -217,8 +217,19 @@ def test_nothing_is_wider_than_the_screen_and_text_can_be_read(open_page, width,
         for part in page.locator(parts).filter(visible=True).all():
             box = part.bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= width
-    for what in (".lead", ".card h3", ".quiet", ".prediction output"):
-        assert contrast(page.locator(what).first) >= 4.5, what  # what the W3C asks for (WCAG 2, AA)
+    for what in (".lead", ".card h3", ".quiet", ".prediction output", ".right, .wrong", ".values b"):
+        for part in page.locator(what).filter(visible=True).all():
+            assert contrast(part) >= 4.5, what  # what the W3C asks for (WCAG 2, AA)
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+def test_long_names_of_networks_stay_inside_the_screen(open_page, width):
+    """Two networks of one kind are named by their folders."""
+    page = open_page(viewport={"width": width, "height": 800})
+    for tab in ("Single digit", "Scene"):
+        page.get_by_role("tab", name=tab).click()
+        page.evaluate(LONG)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_the_answer_to_a_zoom_takes_at_most_five_forward_passes(page, specs):
