@@ -33,6 +33,10 @@ AT_ONCE = """async (count) => {
   }).then((reply) => reply.json());
   return Promise.all(Array.from({ length: count }, (_, k) => ask(k)));
 }"""
+LONG = """() => {
+  const titles = document.querySelectorAll(".card h3, .values b, .channels .quiet, fieldset label");
+  for (const title of titles) title.append(" (/home/me/" + "experiments_of_a_year/".repeat(9) + ")");
+}"""
 REFUSED = "the server responded with a status of 400"  # what Chromium logs of a refused file
 
 
