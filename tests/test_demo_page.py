@@ -115,6 +115,42 @@ def test_a_digit_can_be_picked_and_others_offered(page):
     )
 
 
+def test_a_drawing_that_the_server_missed_is_sent_with_the_next_zoom(page):
+    page.context.route("**/upload", lambda route: route.abort())
+    box = page.locator(".pad").bounding_box()
+    page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
+    page.wait_for_selector("#digit .notice:not([hidden])")
+    assert "No response" in page.locator("#digit .notice").inner_text()
+    page.context.unroute("**/upload")
+    page.troubles.clear()  # Chromium logs the aborted request
+    before = reply_count(page)
+    page.locator(".zoom input").fill("2")
+    wait_for_reply(page, before)
+    assert page.locator(".right, .wrong").count() == 0  # the prediction is that of the drawing
+    assert page.locator("#digit .notice").is_hidden()
+
+
+def test_an_example_picked_while_a_drawing_is_sent_is_the_one_predicted(page):
+    held = []
+    page.context.route("**/upload", lambda route: held.append(route))
+    box = page.locator(".pad").bounding_box()
+    page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
+    page.wait_for_timeout(50)
+    picked = page.locator(".picks button").nth(7)
+    picked.click()
+    with page.expect_request("**/predict") as sent:
+        held[0].continue_()
+    assert sent.value.post_data_json["digit"] == picked.get_attribute("data-digit")
+    assert sent.value.post_data_json["label"] == 7
+    page.wait_for_selector(".right, .wrong")
+
+
+def test_the_right_button_does_not_draw(page):
+    drawn = page.locator(".pad").evaluate("pad => pad.toDataURL()")
+    page.locator(".pad").click(button="right")
+    assert page.locator(".pad").evaluate("pad => pad.toDataURL()") == drawn
+
+
 def upload(page, name, data):
     page.locator(".file input").set_input_files(
         {"name": name, "mimeType": "image/png", "buffer": data}

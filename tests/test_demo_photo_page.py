@@ -132,6 +132,16 @@ def test_the_photograph_is_dragged_and_moved_by_keys(page):
     assert patches.get_attribute("src") == first
 
 
+def test_the_right_button_does_not_hold_the_photograph(page):
+    upload(page)
+    resize(page, -1)
+    box, drawn = page.locator("canvas").bounding_box(), page.locator("canvas").evaluate(DOT)
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.down(button="right")  # its release goes to the menu
+    page.mouse.move(box["x"] + box["width"] / 4, box["y"] + box["height"] / 4)
+    assert page.locator("canvas").evaluate(DOT) == drawn
+
+
 def test_the_border_is_repeated_around_the_photograph(page, tmp_path):
     from PIL import Image
 

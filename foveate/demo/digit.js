@@ -62,6 +62,7 @@ pad.addEventListener("pointerdown", (event) => {
   stroke(event);
 });
 pad.addEventListener("pointermove", stroke);
+  if (event.button) return;  // the menu of the right button swallows the release
 for (const end of ["pointerup", "pointercancel"]) {
   pad.addEventListener(end, () => { drawing = false; });
 }
