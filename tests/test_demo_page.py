@@ -34,8 +34,9 @@ AT_ONCE = """async (count) => {
   return Promise.all(Array.from({ length: count }, (_, k) => ask(k)));
 }"""
 LONG = """() => {
-  const titles = document.querySelectorAll(".card h3, .values b, .channels .quiet, fieldset label");
-  for (const title of titles) title.append(" (/home/me/" + "experiments_of_a_year/".repeat(9) + ")");
+  const titles = ".card h3, .values b, .channels .quiet, fieldset label";
+  const folder = " (/home/me/" + "experiments_of_a_year/".repeat(9) + ")";
+  for (const title of document.querySelectorAll(titles)) title.append(folder);
 }"""
 REFUSED = "the server responded with a status of 400"  # what Chromium logs of a refused file
 
@@ -257,7 +258,8 @@ def test_nothing_is_wider_than_the_screen_and_text_can_be_read(open_page, width,
         for part in page.locator(parts).filter(visible=True).all():
             box = part.bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= width
-    for what in (".lead", ".card h3", ".quiet", ".prediction output", ".right, .wrong", ".values b"):
+    parts = (".lead", ".card h3", ".quiet", ".prediction output", ".right, .wrong", ".values b")
+    for what in parts:
         for part in page.locator(what).filter(visible=True).all():
             assert contrast(part) >= 4.5, what  # what the W3C asks for (WCAG 2, AA)
 
