@@ -272,6 +272,9 @@ def test_long_names_of_networks_stay_inside_the_screen(open_page, width):
         page.get_by_role("tab", name=tab).click()
         page.evaluate(LONG)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+    first, second = (label.bounding_box() for label in page.locator("fieldset label").all())
+    assert second["x"] >= first["x"] + first["width"] or second["y"] >= first["y"] + first["height"]
+    assert first["height"] > 34  # the name takes more than one line
 
 
 def test_the_answer_to_a_zoom_takes_at_most_five_forward_passes(page, specs):
