@@ -43,3 +43,12 @@ def test_a_terminal_gets_a_bar(monkeypatch):
     with console.progress("images", 10) as advance:
         advance(10)
     assert "10/10" in shown.getvalue() and "about" not in shown.getvalue()
+
+
+def test_a_narrow_table_keeps_the_ends_of_long_names(monkeypatch, capsys):
+    """Runs often differ in the end of their names only."""
+    monkeypatch.setattr(console.OUTPUT, "width", 40)
+    names = [f"/home/me/experiments/of_a_year/run_number_{k}" for k in range(2)]
+    console.print_table(["scale", *names], [["0.500", "25.00", "26.00"]])
+    columns = zip(*(line[7:].split() for line in capsys.readouterr().out.splitlines()), strict=True)
+    assert ["".join(column[:-1]) for column in columns] == names

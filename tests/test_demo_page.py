@@ -33,6 +33,11 @@ AT_ONCE = """async (count) => {
   }).then((reply) => reply.json());
   return Promise.all(Array.from({ length: count }, (_, k) => ask(k)));
 }"""
+LONG = """() => {
+  const titles = ".card h3, .values b, .channels .quiet, fieldset label";
+  const folder = " (/home/me/" + "experiments_of_a_year/".repeat(9) + ")";
+  for (const title of document.querySelectorAll(titles)) title.append(folder);
+}"""
 REFUSED = "the server responded with a status of 400"  # what Chromium logs of a refused file
 
 
@@ -109,6 +114,42 @@ def test_a_digit_can_be_picked_and_others_offered(page):
     page.wait_for_function(
         "first => document.querySelectorAll('.picks button')[7].dataset.digit !== first", arg=first
     )
+
+
+def test_a_drawing_that_the_server_missed_is_sent_with_the_next_zoom(page):
+    page.context.route("**/upload", lambda route: route.abort())
+    box = page.locator(".pad").bounding_box()
+    page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
+    page.wait_for_selector("#digit .notice:not([hidden])")
+    assert "No response" in page.locator("#digit .notice").inner_text()
+    page.context.unroute("**/upload")
+    page.troubles.clear()  # Chromium logs the aborted request
+    before = reply_count(page)
+    page.locator(".zoom input").fill("2")
+    wait_for_reply(page, before)
+    assert page.locator(".right, .wrong").count() == 0  # the prediction is that of the drawing
+    assert page.locator("#digit .notice").is_hidden()
+
+
+def test_an_example_picked_while_a_drawing_is_sent_is_the_one_predicted(page):
+    held = []
+    page.context.route("**/upload", lambda route: held.append(route))
+    box = page.locator(".pad").bounding_box()
+    page.mouse.click(box["x"] + 0.5 * box["width"], box["y"] + 0.5 * box["height"])
+    page.wait_for_timeout(50)
+    picked = page.locator(".picks button").nth(7)
+    picked.click()
+    with page.expect_request("**/predict") as sent:
+        held[0].continue_()
+    assert sent.value.post_data_json["digit"] == picked.get_attribute("data-digit")
+    assert sent.value.post_data_json["label"] == 7
+    page.wait_for_selector(".right, .wrong")
+
+
+def test_the_right_button_does_not_draw(page):
+    drawn = page.locator(".pad").evaluate("pad => pad.toDataURL()")
+    page.locator(".pad").click(button="right")
+    assert page.locator(".pad").evaluate("pad => pad.toDataURL()") == drawn
 
 
 def upload(page, name, data):
@@ -217,8 +258,23 @@ def test_nothing_is_wider_than_the_screen_and_text_can_be_read(open_page, width,
         for part in page.locator(parts).filter(visible=True).all():
             box = part.bounding_box()
             assert box["x"] >= 0 and box["x"] + box["width"] <= width
-    for what in (".lead", ".card h3", ".quiet", ".prediction output"):
-        assert contrast(page.locator(what).first) >= 4.5, what  # what the W3C asks for (WCAG 2, AA)
+    parts = (".lead", ".card h3", ".quiet", ".prediction output", ".right, .wrong", ".values b")
+    for what in parts:
+        for part in page.locator(what).filter(visible=True).all():
+            assert contrast(part) >= 4.5, what  # what the W3C asks for (WCAG 2, AA)
+
+
+@pytest.mark.parametrize("width", [1280, 375])
+def test_long_names_of_networks_stay_inside_the_screen(open_page, width):
+    """Two networks of one kind are named by their folders."""
+    page = open_page(viewport={"width": width, "height": 800})
+    for tab in ("Single digit", "Scene"):
+        page.get_by_role("tab", name=tab).click()
+        page.evaluate(LONG)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    first, second = (label.bounding_box() for label in page.locator("fieldset label").all())
+    assert second["x"] >= first["x"] + first["width"] or second["y"] >= first["y"] + first["height"]
+    assert first["height"] > 34  # the name takes more than one line
 
 
 def test_the_answer_to_a_zoom_takes_at_most_five_forward_passes(page, specs):

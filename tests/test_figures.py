@@ -6,13 +6,14 @@ import pytest
 import torch
 from illustration import foveated as draw_foveated
 from made_results import made_records, made_winners
+from matplotlib.figure import Figure
 
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.models.channels import PAPER_SCALES
 from foveate.paper.tables import SCALES, Summaries, paper_rows
 from foveate.report import figures
-from foveate.report.plots import save
+from foveate.report.plots import save, scale_axis
 from foveate.resampling import foveate
 
 DRAWN = (
@@ -83,6 +84,20 @@ def test_scale_axes_are_logarithmic_with_whole_octaves(panels):
             assert axes.get_xscale() == "log"
             names = [label.get_text() for label in axes.get_xticklabels()]
             assert names == ["1/2", "1", "2", "4", "8"]
+
+
+@pytest.mark.parametrize(
+    ("scales", "names"),
+    [
+        ([0.7, 1, 1.4], ["0.7", "1", "1.4"]),
+        ([0.75 * 2 ** (k / 8) for k in range(9)], ["0.75", "0.892", "1.06", "1.26", "1.5"]),
+        ([0.25, 0.7, 1], ["1/4", "1/2", "1"]),
+    ],
+)
+def test_the_axis_of_few_octaves_names_scales_that_do_not_overlap(scales, names):
+    axes = Figure().subplots()
+    scale_axis(axes, scales)
+    assert [label.get_text() for label in axes.get_xticklabels()] == names
 
 
 def test_few_samples_go_over_the_size_of_the_training_set(panels, results):

@@ -251,3 +251,18 @@ def test_save_writes_the_page(tmp_path):
     assert path.read_text(encoding="utf-8") == full_page().html()
     with pytest.raises(DataError, match=r"cannot write .*page\.html"):
         full_page().save(path / "page.html")
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_a_long_name_leaves_room_for_the_numbers_of_its_row(browser, width):
+    page = Page("Results")
+    long = "pneumonoultramicroscopicsilicovolcanoconiosis_of_the_left_lower_lobe_with_a_remark"
+    page.table(["class", *"abcdefghi"], [[long, *["99.3"] * 9], ["a dog", *["7.1"] * 9]])
+    shown = browser.new_page(viewport={"width": width, "height": 800})
+    shown.set_content(page.html())
+    head, last = shown.locator("tbody tr:first-child > *").all()[::9]
+    last.scroll_into_view_if_needed()
+    held, number = head.bounding_box(), last.bounding_box()
+    assert held["x"] + held["width"] <= number["x"] < width
+    assert held["width"] <= max(0.4 * width, 384)
+    shown.close()

@@ -3,15 +3,19 @@
 import json
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from rich.cells import cell_len
 from ship import ship
 from tiny_runs import MODEL, tiny
 
 from foveate.cli.app import run
+from foveate.cli.predict import _print_table
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
@@ -19,7 +23,7 @@ from foveate.evaluation import models, runs
 from foveate.evaluation import predict as module
 from foveate.evaluation.audit.images import zoom
 from foveate.evaluation.models import Model, load_model
-from foveate.evaluation.predict import predict, prepare
+from foveate.evaluation.predict import Prediction, predict, prepare
 from foveate.models.pretrained import from_pretrained, pretrained_info, pretrained_names
 from foveate.models.zoo import ModelConfig
 from foveate.training.checkpoint import RunFolder
@@ -376,3 +380,15 @@ def test_a_run_among_the_images_is_a_mistake(folder, digit, tmp_path, capsys):
         "",
         f"error: {folder} is a run, not an image; pass it as --model {folder}\n",
     )
+
+
+def test_wide_characters_keep_the_columns_aligned(capsys):
+    model = SimpleNamespace(scales=(1.0, 2.0))
+    seen = {"confidence": 0.5, "probabilities": (0.5,), "inverted": False, "scale": 1.5}
+    found = [
+        (Path("a.png"), Prediction(label=label, channel=1, **seen))
+        for label in ("犬と猫と鳥", "dog")
+    ]
+    _print_table(model, found, search=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert len({cell_len(line.rpartition("  ")[0]) for line in lines}) == 1

@@ -1,12 +1,16 @@
 """The first experiment: the same numbers for the same seed, done once, from the package alone."""
 
 import gc
+import html
 import os
+import re
+import shlex
 import signal
 import socket
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -198,6 +202,15 @@ def test_the_page_says_what_it_found_and_that_no_full_size_is_there(first):
     assert "This version contains no full-size results" in page
     assert page.count("<svg") == 2  # curves and samples
     assert len(quick_figure(results, []).axes) == 1
+
+
+def test_the_commands_of_the_page_can_be_pasted_if_the_folder_has_spaces(first):
+    _, results = first
+    page = html.unescape(quick_page(results, [], Path("my runs")).html())
+    command = re.search(r"foveate demo (.*)</code>", page)[1]
+    paths = [str(Path("my runs", Path(result.run).name)) for result in results]
+    assert shlex.split(command)[1::2] == paths
+    assert f"--model '{paths[-1]}'" in page
 
 
 def published_as(monkeypatch, folder, made):

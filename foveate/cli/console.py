@@ -40,7 +40,7 @@ def print_table(
     """Print a table on stdout; the columns named in `left` are aligned to the left."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for header in headers:
-        table.add_column(header, justify="left" if header in left else "right")
+        table.add_column(header, justify="left" if header in left else "right", overflow="fold")
     for row in rows:
         table.add_row(*row)
     OUTPUT.print(table)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.cells import cell_len, set_cell_size
 
 from foveate.cli import options
 from foveate.cli.console import OUTPUT, print_error
@@ -123,7 +124,7 @@ def _draw(model: "Model", path: Path, prediction: "Prediction", out: Path) -> No
 
 def _print_table(model: "Model", found: "list[tuple[Path, Prediction]]", search: bool) -> None:
     """Print one line per image, with the path last so that it is never truncated."""
-    width = max(len("class"), *(len(prediction.label) for _, prediction in found))
+    width = max(cell_len(label) for label in ("class", *(one.label for _, one in found)))
     names: tuple[str, ...] = ("y", "x", "window") if search else ("scale", "channel")
     lines = [("class", "confidence", names, "image")]
     for path, p in found:
@@ -135,4 +136,4 @@ def _print_table(model: "Model", found: "list[tuple[Path, Prediction]]", search:
         lines.append((p.label, f"{100 * p.confidence:.1f} %", cells, str(path)))
     for label, confidence, cells, image in lines:
         shown = "  ".join(f"{cell:>{room}}" for cell, room in zip(cells, (5, 7, 6), strict=False))
-        OUTPUT.print(f"{label:<{width}}  {confidence:>10}  {shown}  {image}")
+        OUTPUT.print(f"{set_cell_size(label, width)}  {confidence:>10}  {shown}  {image}")

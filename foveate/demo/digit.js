@@ -9,15 +9,20 @@ const { request, notify } = connect(root);
 let digit = root.dataset.digit;
 let label = Number(root.dataset.label);
 let drawing = false, fresh = true;
+let unsent = null;  // sends the drawing, until the server has converted it to a digit
 
 const zoom = () => 2 ** Number(slider.value);
-const predict = () => request("predict", () => ({ digit, zoom: zoom(), label }), show);
+const send = () => request("predict", () => ({ digit, zoom: zoom(), label }), show);
+const predict = () => (unsent || send)();
 
 function show(reply) {
   for (const part of ["frame", "cards", "channels", "accuracy"]) {
     find("." + part).innerHTML = reply[part];
   }
-  if (reply.digit) [digit, label] = [reply.digit, null];
+}
+
+function use(chosen, known) {
+  [digit, label, unsent] = [chosen, known, null];
 }
 
 function clear() {
@@ -47,10 +52,17 @@ function stroke(event) {
   ink.lineTo(...place(event));
   ink.stroke();
   const data = () => pad.toDataURL("image/png").split(",")[1];
-  request("upload", () => ({ data: data(), name: "The drawing", zoom: zoom() }), show);
+  const fields = () => ({ data: data(), name: "The drawing", zoom: zoom() });
+  const submit = () => request("upload", fields, (reply) => {
+    if (unsent === submit) use(reply.digit, null);
+    show(reply);
+  });
+  unsent = submit;
+  submit();
 }
 
 pad.addEventListener("pointerdown", (event) => {
+  if (event.button) return;  // the menu of the right button swallows the release
   if (fresh) clear();
   fresh = false;
   drawing = true;
@@ -75,7 +87,8 @@ function upload(chosen) {
   reader.onload = () => {
     const data = reader.result.split(",")[1] || "";
     request("upload", () => ({ data, name: chosen.name, zoom: zoom() }), (reply) => {
-      paint(reply.digit);
+      use(reply.digit, null);
+      paint(digit);
       show(reply);
     });
   };
@@ -87,9 +100,13 @@ slider.addEventListener("input", () => {
   find(".zoom output").textContent = "× " + zoom().toFixed(2);
   predict();
 });
-find(".clear").addEventListener("click", () => { clear(); notify(""); });
+find(".clear").addEventListener("click", () => {
+  unsent = null;
+  clear();
+  notify("");
+});
 offerExamples(root, (picked) => {
-  [digit, label] = [picked.dataset.digit, Number(picked.dataset.label)];
+  use(picked.dataset.digit, Number(picked.dataset.label));
   paint(digit);
   predict();
 });

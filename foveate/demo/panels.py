@@ -91,7 +91,7 @@ def digit_detail(view: View) -> str:
         f'style="--h:{bar_height(share)}%" title="{n}: {100 * share:.1f} %"><b>{n}</b></i>'
         for n, share in enumerate(view.prediction.probabilities)
     )
-    seen_at = "input: whole frame" if scale is None else f"strongest at channel scale {scale:.2f}"
+    seen_at = "input: whole frame" if scale is None else f"estimated scale {scale:.2f}"
     return f'<div class="classes">{bars}</div><p class="quiet">{seen_at}</p>'
 
 

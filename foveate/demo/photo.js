@@ -78,6 +78,7 @@ function move(across, down) {
 }
 
 canvas.addEventListener("pointerdown", (event) => {
+  if (event.button) return;  // the menu of the right button swallows the release
   canvas.setPointerCapture(event.pointerId);
   held = event;
 });

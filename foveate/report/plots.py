@@ -135,11 +135,16 @@ def band(
 
 
 def scale_axis(axes: Axes, scales: Sequence[float]) -> None:
-    """Set a log2 x-axis with ticks at octaves, or at all scales of a range below two octaves."""
+    """Set a log2 x-axis with ticks at octaves, or at up to 8 scales below two octaves."""
     low, high = min(scales), max(scales)
     octaves = range(math.ceil(math.log2(low) - 1e-6), math.floor(math.log2(high) + 1e-6) + 1)
-    ticks = [2.0**k for k in octaves] if len(octaves) > 1 else sorted(set(scales))
-    names = [f"1/{1 / tick:g}" if tick < 1 else f"{tick:.3g}" for tick in ticks]
+    if len(octaves) > 1:
+        ticks = [2.0**k for k in octaves]
+        names = [f"1/{1 / tick:g}" if tick < 1 else f"{tick:.3g}" for tick in ticks]
+    else:
+        ticks = sorted(set(scales))
+        ticks = ticks[:: math.ceil(len(ticks) / 8)]
+        names = [f"{tick:.3g}" for tick in ticks]
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, names)
     axes.set_xticks([], minor=True)

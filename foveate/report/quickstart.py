@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from shlex import quote
 
 from matplotlib.figure import Figure
 
@@ -106,12 +107,12 @@ def _seen(page: Page, results: Sequence[RunResult]) -> None:
 
 def _next(page: Page, results: Sequence[RunResult], folder: Path) -> None:
     page.section("Next steps")
-    models = " ".join(f"--model {folder / Path(result.run).name}" for result in results)
-    run = folder / Path(results[-1].run).name
+    runs = [quote(str(folder / Path(result.run).name)) for result in results]
+    models = " ".join(f"--model {run}" for run in runs)
     page.text("Draw digits, change their size, and compare the predictions of these networks:")
     page.code(f"foveate demo {models}")
     page.text("Classify an image with one of them, or train a network of the paper at full size:")
-    page.code(f"foveate predict digit.png --model {run}\nfoveate train fovavg-tr2")
+    page.code(f"foveate predict digit.png --model {runs[-1]}\nfoveate train fovavg-tr2")
 
 
 def _provenance(page: Page, results: Sequence[RunResult]) -> None:
