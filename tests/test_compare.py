@@ -421,6 +421,21 @@ def test_the_ceiling_is_the_best_expert_at_each_scale():
     assert not find_ceiling([line()])
 
 
+def test_the_ceiling_has_a_mean_over_all_scales_only_with_all_experts():
+    scales = list(DATA_SETS["mnist"].scales)
+    for count, mean in ((len(scales), "77.00"), (len(scales) - 1, "–")):
+        experts = [
+            line(method="cnn-expert", trained=f"{scale:g}", scale=scale, accuracy=0.77)
+            for scale in scales[:count]
+        ]
+        lines = [line(), *experts]
+        drawn = [(view, comparison_figure(view)) for view in comparison_views(lines)]
+        html = comparison_page(lines, drawn, {}).html()
+        row = html[html.index("trained on the test scale</t") :].partition("</tr>")[0]
+        cells = re.findall(r"<td[^>]*>([^<]*)</td>", row)
+        assert cells[-2:] == [mean, "–"]
+
+
 def test_every_combination_of_results_makes_a_page():
     few = [
         line(data="mnist-few", trained=trained, scale=scale, seed=seed, accuracy=0.5 + seed / 10)

@@ -150,7 +150,9 @@ def _table(page: Page, view: ComparisonView, scales: Sequence[float], caption: s
         tints.append([None, *(root_tint(gaps.get(s), DEEP) for s in scales), None, None])
     if view.ceiling:
         best = [_percent(view.ceiling.get(scale)) for scale in scales]
-        rows.append([CEILING, *best, _percent(mean(view.ceiling.values())), "–"])
+        complete = all(scale in view.ceiling for scale in view.data.scales)  # no run is missing
+        overall = _percent(mean(view.ceiling.values()) if complete else None)
+        rows.append([CEILING, *best, overall, "–"])
         tints.append([None] * len(rows[0]))
     headers = ["method", *(f"{scale:.3g}" for scale in scales), "mean", "seeds"]
     page.table(headers, rows, colour=tints, caption=caption)
