@@ -2,6 +2,7 @@
 
 import html
 import re
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -108,6 +109,19 @@ def test_the_page_has_both_forms_and_their_difference():
     assert "ScaleChannels(backbone, scales, size=9, pool='max', antialias=True)" in text
     assert "in scale channels 60.0 80.0 70.0 70.0 difference +30.0 -10.0 +20.0 +13.3" in text
     assert "processes 3 times the pixels" in text and "took 2.5 times as long" in text
+
+
+def test_the_code_of_the_page_loads_a_torchscript_file(tmp_path):
+    """Such a file can run code, so it is loaded with trust only."""
+    program = str(tmp_path / "net.pt")
+    layers = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(81, 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript is deprecated
+        torch.jit.script(layers).save(program)
+    page = html.unescape(audit_page(report(model=program), PICTURES).html())
+    names = {}
+    exec(re.search(r"<pre><code>(.*?)</code>", page, re.DOTALL)[1], names)  # noqa: S102
+    assert names["net"](torch.rand(2, 1, 18, 18)).shape == (2, 2)
 
 
 def test_without_weights_or_channels_the_page_says_so():

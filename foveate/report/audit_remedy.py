@@ -1,6 +1,7 @@
 """Section of the audit page that compares the model with and without scale channels."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import mean
 
 from foveate.evaluation.audit.images import Transform
@@ -80,9 +81,12 @@ def _code(page: Page, report: AuditReport) -> None:
     scales = ", ".join(f"{scale * unit:.6g}" for scale in report.channels)
     weights = report.metadata.get("weights", "")
     start = ", pretrained=True" if weights == "pretrained" else f", weights={weights!r}"
+    file = Path(report.model)
+    script = file.is_file() and file.suffix.lower() != ".safetensors"  # TorchScript can run code
+    options = (start if weights else "") + ", trust=True" * script
     page.code(
         "from foveate import ScaleChannels, load_model\n\n"
-        f"backbone = load_model({report.model!r}{start if weights else ''}).net.train()\n"
+        f"backbone = load_model({report.model!r}{options}).net.train()\n"
         f"scales = [{scales}]\n"
         f"net = ScaleChannels(backbone, scales, size={patch}, pool={report.metadata['pool']!r}, "
         f"antialias={smooth})"
