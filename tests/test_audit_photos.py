@@ -337,3 +337,40 @@ def test_evaluate_and_audit_show_a_run_the_same_background(trained, tmp_path, ca
     assert f"({100 * ends[0]:.1f}–{100 * ends[1]:.1f})" in capsys.readouterr().out
     assert run(["evaluate", str(trained), "--border", "mirror", "--out", str(tmp_path)]) == 2
     assert "border must be replicate, reflect, a number" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["evaluate", "audit"])
+def test_a_source_with_classes_at_other_indices_is_refused(trained, tmp_path, capsys, command):
+    first, second, *_ = classes = RunFolder(trained).classes()
+    for split in ("train", "val", "test"):
+        for name in classes[1:]:
+            (folder := tmp_path / "other" / split / name).mkdir(parents=True)
+            Image.new("RGB", (40, 30), "red").save(folder / "0.png")
+    source = f"folder:{tmp_path / 'other'}"
+    arguments = [command, str(trained), "--source", source, "--scales", "1"]
+    arguments += ["--out", str(tmp_path / "out")]
+    assert run(arguments) == 2
+    error = capsys.readouterr().err
+    assert f"class {second!r} has index 0 in {source}, but 1 in {trained}" in error
+    if command == "audit":
+        assert run([*arguments, "--classes", ",".join(classes)]) == 0
+    for split in ("train", "val", "test"):  # the missing class restores the order
+        shutil.copytree(tmp_path / "other" / split / second, tmp_path / "other" / split / first)
+    assert run(arguments) == 0
+
+
+def test_training_is_not_resumed_with_classes_at_other_indices(tmp_path):
+    folder = tmp_path / "photos"
+    shutil.copytree(SOURCE.removeprefix("folder:"), folder)
+    config = replace(photo_config(epochs="1"), source=f"folder:{folder}")
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", workers=0, callback=stop)
+    first = RunFolder(tmp_path / "run").classes()[0]
+    for path in list(folder.rglob(first)):
+        path.rename(path.with_name("zebra"))
+    with pytest.raises(ConfigError, match="has index 0 in"):
+        train(config, tmp_path / "run", workers=0, changed_data=True)

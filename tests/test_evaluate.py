@@ -121,7 +121,7 @@ def test_the_network_is_left_in_the_mode_it_was_in(runs):
 
 def test_data_that_does_not_fit_is_said(runs):
     net, split = RunFolder(runs[0]).net(), some(20)
-    with pytest.raises(ConfigError, match="have 12 classes, but the network has 10"):
+    with pytest.raises(ConfigError, match="has class index 11, but the network has 10"):
         accuracy_over_scale(net, Split(split.images, split.labels + 2), [1.0], size=24)
     with pytest.raises(DataError, match="no images"):
         accuracy_over_scale(net, Split(split.images[:0], split.labels[:0]), [1.0])

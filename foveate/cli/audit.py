@@ -98,7 +98,7 @@ def audit(
     from foveate.training.checkpoint import RunFolder
     from foveate.training.config import MAX_BATCH
     from foveate.training.loop import find_device
-    from foveate.training.unchanged import check_unchanged
+    from foveate.training.unchanged import check_classes, check_unchanged
 
     check_choice("pool", pool, (*options.POOLS, "none"))
     if recipe is not None:
@@ -125,6 +125,8 @@ def audit(
     if split is None and found.source:
         split = "test"
     images = open_images(source, split, samples, names, load)
+    if run.is_dir():
+        check_classes(RunFolder(run), source, images.classes)
     transform = choose_transform(
         found,
         images,

@@ -190,7 +190,7 @@ def _confusion(logits: Tensor, labels: Tensor) -> Tensor:
     classes = logits.shape[1]
     if int(labels.max()) >= classes:
         raise ConfigError(
-            f"the images have {int(labels.max()) + 1} classes, but the network has {classes}; "
+            f"an image has class index {int(labels.max())}, but the network has {classes} classes; "
             "evaluate on the source it was trained on"
         )
     cells = labels.to(logits.device) * classes + logits.argmax(1)

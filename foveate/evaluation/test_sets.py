@@ -29,7 +29,12 @@ from foveate.training.config import TrainConfig
 from foveate.training.data import generated_from, is_photo, open_pictures
 from foveate.training.photos import open_photos, windows_of
 from foveate.training.skipped import Bad, Skipped, check_bad
-from foveate.training.unchanged import check_unchanged, source_checksum
+from foveate.training.unchanged import (
+    check_classes,
+    check_unchanged,
+    names_of,
+    source_checksum,
+)
 
 BATCH = {"cuda": 256, "cpu": 32}  # images in memory whose classification is timed
 LEAST = 0.1  # seconds to time it
@@ -203,8 +208,8 @@ def open_test_set(
         border: What windows see outside a photograph: "replicate", "reflect", a number or a colour.
 
     Raises:
-        ConfigError: If the source is unknown, its images do not fit the network, or the view is
-            not supported.
+        ConfigError: If the source is unknown, its images or classes do not fit the network, or the
+            view is not supported.
         DataError: If the source changed or is missing.
     """
     config = folder.config()
@@ -233,6 +238,7 @@ def open_test_set(
                 f"{name} has images of {images.shape[0]} channels, but the network takes "
                 f"{config.model.channels}; pass another --source"
             )
+    check_classes(folder, name, names_of(images))
     known: dict[str, Any] = {"config": config, "name": name, "checksum": checksum}
     known |= {"view": view, "border": border}
     return TestSet(images=images, split=split, bad=bad, **known)

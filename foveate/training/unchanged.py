@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 
 from foveate.data.pictures import PictureFolder
 from foveate.data.shards import Shards
 from foveate.data.sources import Load, Source, open_source
 from foveate.data.store import ScaledFile
-from foveate.errors import DataError
+from foveate.errors import ConfigError, DataError
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig, is_photo
 from foveate.training.data import generated_files
@@ -45,7 +46,9 @@ def record_data(
     if before and not changed_data:
         _compare(config.source, before, found, f"{folder.path} was started")
     names = data.get("classes") if before == found else None
-    names = names or class_names(config.source, load, listing)
+    if not names:
+        names = class_names(config.source, load, listing)
+        check_classes(folder, config.source, names)
     new = {"source": config.source, "checksum": found} | ({"classes": names} if names else {})
     if before and before != found:
         new["earlier"] = [*data.get("earlier", []), before]
@@ -55,9 +58,29 @@ def record_data(
 
 def class_names(source: str, load: Load, listing: bool = False) -> list[str]:
     """Return the class names of a source; empty for shards and HDF5 files, which have none."""
-    found = open_source(source, load, stream=listing)
-    named = found.shards[0] if isinstance(found, Shards) else found
+    return names_of(open_source(source, load, stream=listing))
+
+
+def names_of(images: Source | Shards) -> list[str]:
+    """Return the class names of an opened source; empty for shards and HDF5 files."""
+    named = images.shards[0] if isinstance(images, Shards) else images
     return list(named.classes) if isinstance(named, Source | PictureFolder) else []
+
+
+def check_classes(folder: RunFolder, source: str, names: Sequence[str]) -> None:
+    """Raise a ConfigError if a class of the run has another index among the `names` of a source.
+
+    Labels are indices, so its images would count as another class. Other names are accepted, and
+    so are the indices that stand for unknown names.
+    """
+    if list(names) == [str(index) for index in range(len(names))]:
+        return
+    for index, name in enumerate(known := folder.classes()):
+        if name in names and names.index(name) != index:
+            raise ConfigError(
+                f"class {name!r} has index {names.index(name)} in {source}, but {index} in "
+                f"{folder.path}; give {source} the {len(known)} classes of the run"
+            )
 
 
 def check_unchanged(folder: RunFolder, source: str, load: Load) -> None:
