@@ -1,5 +1,7 @@
 """Settings for all tests, and a server of the page that several files of tests attack."""
 
+import signal
+
 import pytest
 from browsed_page import launched, visiting
 from hypothesis import settings
@@ -8,6 +10,8 @@ from torchvision_ops import declare_missing
 settings.register_profile("steady", deadline=None)  # timings here are noisy
 settings.load_profile("steady")
 declare_missing()
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # in the background of a shell script
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

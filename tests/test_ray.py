@@ -41,14 +41,19 @@ def sweeping(cluster, study, out):
 
 @pytest.fixture(scope="module")
 def cluster():
-    """A head and two more nodes, each with one CPU, where torch would take three threads."""
+    """A head and two more nodes, each with one CPU, where torch would take three threads.
+
+    They ignore SIGINT, like all commands that a shell script starts in the background.
+    """
     from ray.cluster_utils import Cluster
 
     size = {"num_cpus": 1, "object_store_memory": 80 << 20}
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OMP_NUM_THREADS", "3")
         made = Cluster(initialize_head=True, head_node_args={**size, "include_dashboard": False})
         made.others = [made.add_node(**size) for _ in range(2)]
+    signal.signal(signal.SIGINT, handler)
     yield made
     made.shutdown()
 

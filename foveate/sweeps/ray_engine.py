@@ -187,6 +187,9 @@ def run_task(
     job: Job, place: TaskFolder, how: dict[str, Any]
 ) -> tuple[JobResult, dict[str, bytes]]:
     """Perform one job in a worker, and return its result and the files for the driver to store."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # Of a cluster that a shell script started in the background; Ray cancels tasks by SIGINT.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if place.current.is_dir():  # for relative paths and custom backbones
             os.chdir(place.current)
