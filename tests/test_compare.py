@@ -349,6 +349,17 @@ def test_the_table_is_tidy(folder):
     assert averaged[0].images_per_second < cnn[0].images_per_second
 
 
+def test_results_that_another_command_has_added_meanwhile_are_kept(folder, monkeypatch):
+    table = (folder / "compare.csv").read_bytes()
+
+    def run_study(study, labels, **how):
+        study.records = study.records[:1]  # those of a command that began before the others
+
+    monkeypatch.setattr("foveate.cli.compare.run_study", run_study)
+    assert compare(folder) == 0
+    assert (folder / "compare.csv").read_bytes() == table
+
+
 def test_logits_are_averaged_over_five_sizes_of_the_frame(folder):
     net = RunFolder(folder / "tiny-cnn-2-s1").net().eval()
     test = load_source("mnist-5k").test

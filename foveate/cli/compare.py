@@ -68,7 +68,8 @@ def compare(
         run_study(study, labels, dry_run=dry_run, name=engine, **how)
     finally:
         if not dry_run and study.records:
-            _write(study, cast("SplitName", split), change or [])
+            with study.locked():  # otherwise two commands can end with older results last
+                _write(study, cast("SplitName", split), change or [])
 
 
 def _split(names: list[str] | None) -> list[str]:

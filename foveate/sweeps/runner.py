@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -324,6 +324,13 @@ class Study:
             if self._unwritten:
                 self._write()
 
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the lock of the tables, with what other processes have added to `records`."""
+        with FileLock(self.folder / TABLE_LOCK):
+            self.records = merge_records([self.records, read_records(self.folder)])
+            yield
+
     def _check_records(self) -> None:
         """Refuse a table with results of another configuration, before a run is trained."""
         made = {(r.table, r.row, r.seed): r.config for r in self.records}
@@ -352,8 +359,7 @@ class Study:
     def _write(self) -> None:
         """Write the tables, together with what other processes have added to them."""
         begun = time.monotonic()
-        with FileLock(self.folder / TABLE_LOCK):
-            self.records = merge_records([self.records, read_records(self.folder)])
+        with self.locked():
             winners = [*self.winners, *read_winners(self.folder)]
             once = {line.key: line for line in reversed(winners)}  # keep the first of duplicates
             self.winners = list(once.values())
