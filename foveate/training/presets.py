@@ -105,7 +105,7 @@ def _fovplus_few(samples: int) -> TrainConfig:
     """Return FovAvg for few samples, with distortions and zooms.
 
     Mean test accuracy of five seeds at scales of 1 to 4: 94.6 % with 100 samples and 98.5 % with
-    1,000; FovAvg as in the paper has 81.5 and 96.6 % (results/few-samples).
+    1,000; FovAvg as in the paper has 81.3 and 96.7 % (results/few-samples).
     """
     return replace(
         PRESETS[f"fovavg-few{samples}"],
