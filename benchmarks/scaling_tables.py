@@ -11,12 +11,12 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results" / "benchmarks" / "scaling.json"
 DOC = ROOT / "docs" / "scaling.md"
 
-# Further inputs of the extrapolation. Measured on one H200 (docs/log.md): three runs of FovAvg with
-# batches of 32 in parallel, and the time to their first step. Assumed, not measured: the duration
-# of an all-reduce over GPUs.
+# Further inputs of the extrapolation. Measured on one H200 (results/benchmarks/training.json):
+# three runs of FovAvg with batches of 16 in parallel, the time to their first step, and one step.
+# Assumed, not measured: the duration of an all-reduce over GPUs.
 GPUS, RUNS_PER_GPU, EPOCHS, IMAGES = 64, 3, 20, 50_000
 RUN, FIRST = 5.8, 11.9  # seconds: one run when three share a GPU, and the time to its first step
-STEP = 0.82  # ms: FovAvg, batch 128, captured
+STEP = 0.431  # ms: FovAvg, batch 128, captured
 LATENCY_IN_NODE, LATENCY_BETWEEN_NODES = 0.02, 0.05  # ms of an all-reduce
 PER_NODE = 8  # GPUs
 LARGE = 100.0  # ms: the step of a network that is large enough for many GPUs
