@@ -19,7 +19,7 @@ from foveate.checks import check_range
 
 KERNEL = 7  # side of the filters; the paper also tries 3, 11 and 15
 WIDTHS = (16, 32)
-LEVELS = 4  # from the resolution of the image to 1/8 of it
+LEVELS = 4  # from the resolution of the image to 1/8; the authors' code has 3, for 64 pixels
 SMALLEST = 32  # side of the smallest image that has 4 pixels along each axis at 1/8
 
 
