@@ -23,10 +23,8 @@ class ComparisonView:
         data: The data set.
         trained: The training set; empty for a data set of few samples, which has one view.
         curves: Accuracy by method: over scale, or over the number of samples as a mean over scales.
-        averages: Mean accuracy over all scales by method, one value per seed.
+        averages: Mean accuracy over all scales, one value per seed, by method and training set.
         ceiling: Accuracy of the best expert by test scale.
-        halves: Half the width of the interval at each point of a curve with several seeds, by
-            method; only for a data set of few samples.
     """
 
     data: DataSet
