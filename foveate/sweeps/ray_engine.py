@@ -11,7 +11,6 @@ import signal
 import socket
 import tempfile
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import chdir, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from foveate.files import reason_of as first_line
 from foveate.files import write_bytes, write_text
 from foveate.sweeps.jobs import OUTCOMES, Job, find_outcome, perform
 from foveate.sweeps.runner import Done, Failure, JobResult, describe_failure
-from foveate.training.checkpoint import BusyError, RunFolder
+from foveate.training.checkpoint import RunFolder
 from foveate.training.skipped import TABLE, Bad
 from foveate.trust import ALONE
 
@@ -194,7 +193,8 @@ def run_task(
         if place.current.is_dir():  # for relative paths and custom backbones
             os.chdir(place.current)
         if place.marker and (place.folder / place.marker).exists():
-            _wait_for(RunFolder(place.folder / job.folder), place.lock_timeout)
+            with RunFolder(place.folder / job.folder).locked(place.lock_timeout):
+                pass  # a process on a lost node may still hold the run
             known = find_outcome(job, place.folder)
             (outcome,) = [known] if known else perform([job], place.folder, load=_load, **how)
             return Done(job, outcome), {}
@@ -205,19 +205,6 @@ def run_task(
             return Done(job, outcome), files
     except Exception as error:  # a custom backbone can raise anything
         return Failure(job, describe_failure(error)), {}
-
-
-def _wait_for(run: RunFolder, lock_timeout: float) -> None:
-    """Wait until no other process holds the run; one on a lost node may still do so."""
-    end = time.monotonic() + lock_timeout
-    while True:
-        try:
-            with run.locked():
-                return
-        except BusyError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.5)
 
 
 @contextmanager
