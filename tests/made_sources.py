@@ -5,7 +5,7 @@ import struct
 from contextlib import contextmanager
 
 import numpy as np
-import pytest
+from raised import one_line
 
 from foveate.data.cifar import BATCHES
 from foveate.data.idx import FILES
@@ -21,10 +21,7 @@ def idx_bytes(array):
 
 def error_of(name):
     """The message of the DataError that loading `name` raises; always one line."""
-    with pytest.raises(DataError) as caught:
-        load_source(name)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return one_line(DataError, lambda: load_source(name))
 
 
 def write_idx_folder(folder, *, train=30, test=5, spell=lambda name: name, pack=lambda data: data):

@@ -152,15 +152,16 @@ def test_classes_come_with_those_first_that_lose_most_and_not_without_end():
     assert "and the remaining 3 classes" in text
 
 
-def test_few_images_of_a_class_give_no_shares():
-    per_class = ((counts(50), counts(4, 9), counts(5, 10)),) * 3
+def test_few_images_of_a_class_give_no_shares_and_a_class_without_any_is_not_shown():
+    names = ("many", "few", "enough", "nowhere")
+    per_class = ((counts(50), counts(4, 9), counts(5, 10), counts(0, 0)),) * 3
     audit = Audit(
-        scales=SCALES, native=1.0, classes=("many", "few", "enough"), overall=(counts(50),) * 3,
-        per_class=per_class,
-    )  # fmt: skip
+        scales=SCALES, native=1.0, classes=names, overall=(counts(50),) * 3, per_class=per_class
+    )
     text = words(report({ORIGINAL: audit}))
     assert "many 100 50.0 50.0 50.0 enough 10 50.0 50.0 50.0 few 9 (too few) – – –" in text
     assert "classes with fewer than 10 images are at the end" in text
+    assert "nowhere" not in text
 
 
 def test_changed_predictions_are_shown_at_both_scales():
@@ -172,13 +173,3 @@ def test_changed_predictions_are_shown_at_both_scales():
     page = audit_page(found, PICTURES, changed=PICTURES).html()
     assert page.count('<img src="data:image/jpeg;base64,') == 2
     assert "Changed predictions" not in words(found)
-
-
-def test_a_class_without_images_is_not_shown():
-    per_class = ((counts(50), counts(0, 0)),) * 3
-    audit = Audit(
-        scales=SCALES, native=1.0, classes=("here", "nowhere"), overall=(counts(50),) * 3,
-        per_class=per_class,
-    )  # fmt: skip
-    text = words(report({ORIGINAL: audit}))
-    assert "here" in text and "nowhere" not in text

@@ -9,12 +9,14 @@ import stat
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from PIL import Image
+from raised import one_line
 from safetensors.torch import save
-from tiny_runs import AS_TINY, MODEL, same_bits, tiny, trained
+from tiny_runs import AS_TINY, MODEL, same_bits, stopped_at_once, tiny, trained
 from torch import nn
 
 import foveate
@@ -43,11 +45,7 @@ def stopped(path, **changes):
     return RunFolder(path)
 
 
-def error_of(action):
-    with pytest.raises(FoveateError) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+error_of = partial(one_line, FoveateError)
 
 
 def test_config_json_says_how_to_repeat_the_run(finished):
@@ -277,14 +275,6 @@ def test_a_resumed_run_records_every_version_commit_and_machine(tmp_path, monkey
     monkeypatch.setenv("FOVEATE_COMMIT", "third")
     train(tiny(), tmp_path)  # finished: nothing was computed by it
     assert len(folder.history()) == 2
-
-
-def stopped_at_once(path):
-    def callback(config, progress, steps):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny(), path, callback=callback)
 
 
 def test_older_files_have_no_history(finished):

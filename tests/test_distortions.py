@@ -1,17 +1,15 @@
 """Random distortions in training: what they do to an image, and which ones a run draws."""
 
 import math
-from dataclasses import replace
 
 import pytest
 import torch
-from tiny_runs import MODEL, STEPS, assert_same_batches, same_bits, tiny, trained, weights
+from tiny_runs import MODEL, assert_same_batches, tiny
 
 from foveate.data.recipes import Recipe
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
 from foveate.models.zoo import model_config
-from foveate.training.config import TrainConfig
 from foveate.training.data import open_batches
 from foveate.training.distortions import (
     ELASTIC,
@@ -22,7 +20,6 @@ from foveate.training.distortions import (
     distort,
     draw_distortions,
 )
-from foveate.training.loop import train, train_together
 from foveate.training.rescaling import rescaling
 
 CPU = torch.device("cpu")
@@ -155,30 +152,6 @@ def test_strength_0_and_validation_leave_every_bit_of_the_images(split):
         for config in (tiny(model=PLAIN), tiny(model=PLAIN, distortions=strength))
     ]
     assert torch.equal(*(batch.images.inputs[0] for batch in shown))
-
-
-def test_a_distorted_run_resumes_and_trains_beside_others_with_the_same_bits(tmp_path):
-    whole = trained(tmp_path / "whole", distortions=1.0)
-    assert not same_bits(whole, trained(tmp_path / "plain"))
-
-    def stop(config, progress, steps):
-        if progress.epoch * steps + progress.step == STEPS + 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny(distortions=1.0), tmp_path / "parts", callback=stop)
-    assert same_bits(weights(train(tiny(distortions=1.0), tmp_path / "parts").path), whole)
-    runs = [(tiny(distortions=1.0, seed=seed), tmp_path / f"seed{seed}") for seed in (0, 1)]
-    beside = train_together(runs)
-    assert same_bits(weights(beside[0].path), whole)
-
-
-def test_a_configuration_keeps_its_distortions_and_its_digest_without_them():
-    config = tiny(distortions=1.5)
-    assert TrainConfig.from_dict(config.to_dict()) == config
-    assert config.changed({"distortions": "2"}).distortions == 2.0
-    assert "distortions" not in tiny().to_dict()
-    assert replace(config, distortions=0.0).digest() == tiny().digest() != config.digest()
 
 
 @pytest.mark.parametrize(

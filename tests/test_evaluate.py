@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from made_sources import idx_bytes
-from tiny_runs import MODEL, tiny
+from tiny_runs import MODEL, stopped_at_once, tiny
 
 import foveate
 from foveate.cli.app import run
@@ -331,16 +331,8 @@ def test_a_folder_takes_precedence_over_a_pretrained_name(runs, tmp_path, monkey
     assert open_run("fovplus-tr2").config() == RunFolder(runs[0]).config()
 
 
-def unfinished(folder):
-    def callback(config, progress, steps):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny(), folder, callback=callback)
-
-
 def test_errors_are_one_line_and_nothing_is_written(runs, tmp_path, capsys):
-    unfinished(tmp_path / "unfinished")
+    stopped_at_once(tmp_path / "unfinished")
     broken = train(tiny(epochs=1), tmp_path / "broken")
     broken.weights.write_bytes(broken.weights.read_bytes()[:200])
     one = str(runs[0])

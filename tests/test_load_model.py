@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import raised
 import torch
 from PIL import Image
 from safetensors.torch import save_file
@@ -28,10 +29,7 @@ def folder(tmp_path_factory):
 
 
 def one_line(action, kind=ConfigError):
-    with pytest.raises(kind) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return raised.one_line(kind, action)
 
 
 @pytest.mark.parametrize("name", sorted(ZOO))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from raised import one_line
 from rich.cells import cell_len
 from ship import ship
 from tiny_runs import MODEL, tiny
@@ -66,13 +67,6 @@ def shown(network, path, **options):
 
 def as_source(digit, scale):
     return rescale(torch.tensor(digit)[None, None], scale, size=SIZE)
-
-
-def one_line(kind, action):
-    with pytest.raises(kind) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def test_a_digit_of_the_source_fills_the_frame_as_the_data_set_would_have_it(

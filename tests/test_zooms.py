@@ -124,8 +124,11 @@ def test_resident_images_are_zoomed_anew_in_each_epoch_and_as_streamed_ones():
     assert torch.equal(batch.images.inputs[0], plain.images.inputs[0])  # validation is not zoomed
 
 
-def test_a_run_with_zooms_resumes_and_trains_beside_others_with_the_same_bits(tmp_path):
-    whole = trained(tmp_path / "whole", zooms=ZOOMS)
+@pytest.mark.parametrize("changes", [{"zooms": ZOOMS}, {"distortions": 1.0}], ids=str)
+def test_a_run_with_random_images_resumes_and_trains_beside_others_with_the_same_bits(
+    changes, tmp_path
+):
+    whole = trained(tmp_path / "whole", **changes)
     assert not same_bits(whole, trained(tmp_path / "plain"))
 
     def stop(config, progress, steps):
@@ -133,19 +136,25 @@ def test_a_run_with_zooms_resumes_and_trains_beside_others_with_the_same_bits(tm
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(tiny(zooms=ZOOMS), tmp_path / "parts", callback=stop)
-    assert same_bits(weights(train(tiny(zooms=ZOOMS), tmp_path / "parts").path), whole)
-    runs = [(tiny(zooms=ZOOMS, seed=seed), tmp_path / f"seed{seed}") for seed in (0, 1)]
+        train(tiny(**changes), tmp_path / "parts", callback=stop)
+    assert same_bits(weights(train(tiny(**changes), tmp_path / "parts").path), whole)
+    runs = [(tiny(**changes, seed=seed), tmp_path / f"seed{seed}") for seed in (0, 1)]
     beside = train_together(runs)
     assert same_bits(weights(beside[0].path), whole)
 
 
-def test_a_configuration_keeps_its_zooms_and_its_digest_without_them():
-    config = tiny(zooms=ZOOMS)
+@pytest.mark.parametrize(
+    ("name", "value", "off", "text", "changed"),
+    [("zooms", ZOOMS, (1.0, 1.0), "[1, 4]", (1.0, 4.0)), ("distortions", 1.5, 0.0, "2", 2.0)],
+)
+def test_a_configuration_keeps_random_changes_and_its_digest_without_them(
+    name, value, off, text, changed
+):
+    config = tiny(**{name: value})
     assert TrainConfig.from_dict(config.to_dict()) == config
-    assert config.changed({"zooms": "[1, 4]"}).zooms == (1.0, 4.0)
-    assert "zooms" not in tiny().to_dict()
-    assert replace(config, zooms=(1.0, 1.0)).digest() == tiny().digest() != config.digest()
+    assert getattr(config.changed({name: text}), name) == changed
+    assert name not in tiny().to_dict()
+    assert replace(config, **{name: off}).digest() == tiny().digest() != config.digest()
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,16 @@ def trained(folder, **changes):
     return weights(train(tiny(**changes), folder).path)
 
 
+def stopped_at_once(folder):
+    """Start a tiny run that is interrupted after its first step."""
+
+    def callback(config, progress, steps):
+        raise KeyboardInterrupt
+
+    with suppress(KeyboardInterrupt):
+        train(tiny(), folder, callback=callback)
+
+
 def same_bits(one, other):
     """Whether two sets of tensors are equal bit for bit."""
     return one.keys() == other.keys() and all(

@@ -186,11 +186,6 @@ def row_label(table: str, row: str) -> str:
     return f"{table.replace(AT, ' ')} {method} {short}"
 
 
-def table_name(split: SplitName) -> str:
-    """Return the file name of the table of results on a split."""
-    return "compare.csv" if split == "test" else f"compare-{split}.csv"
-
-
 def _trainings(pairs: Pairs, scales: Sequence[float]) -> Iterator[tuple[DataSet, Method, str]]:
     for data, method in pairs:
         limited = scales and method.trained == "each" and not data.few

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import NormalDist, mean, stdev
 
 from foveate.baselines.comparison import Measurement
@@ -23,18 +23,15 @@ class ComparisonView:
         data: The data set.
         trained: The training set; empty for a data set of few samples, which has one view.
         curves: Accuracy by method: over scale, or over the number of samples as a mean over scales.
-        averages: Mean accuracy over all scales by method, one value per seed.
+        averages: Mean accuracy over all scales, one value per seed, by method and training set.
         ceiling: Accuracy of the best expert by test scale.
-        halves: Half the width of the interval at each point of a curve with several seeds, by
-            method; only for a data set of few samples.
     """
 
     data: DataSet
     trained: str
     curves: dict[str, Curve]
-    averages: dict[str, list[float]]
+    averages: dict[str, dict[str, list[float]]]
     ceiling: dict[float, float]
-    halves: dict[str, dict[float, float]] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -58,9 +55,9 @@ def comparison_views(lines: Sequence[Measurement]) -> Iterator[ComparisonView]:
     for name, data in DATA_SETS.items():
         own = [line for line in lines if line.data == name]
         if data.few and own:
-            curves, halves = _curves(own, few=True), _halves(own)
+            curves, averages = _curves(own, few=True), _averages_by_set(own)
             yield ComparisonView(
-                data=data, trained="", curves=curves, averages={}, ceiling={}, halves=halves
+                data=data, trained="", curves=curves, averages=averages, ceiling={}
             )
             continue
         methods = [line for line in own if not _is_expert(line)]
@@ -71,7 +68,7 @@ def comparison_views(lines: Sequence[Measurement]) -> Iterator[ComparisonView]:
                 data=data,
                 trained=trained,
                 curves=_curves(shown),
-                averages={m: _averages(found) for m, found in _by_method(shown).items()},
+                averages=_averages_by_set(shown),
                 ceiling=find_ceiling(own),
             )
 
@@ -143,12 +140,7 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
     """
     if len(values) < 2:
         return mean(values), None
-    return mean(values), half_width(stdev(values), len(values))
-
-
-def half_width(spread: float, runs: int) -> float:
-    """Return half the width of the interval of a mean, from the standard deviation of runs."""
-    return _student(runs - 1) * spread / math.sqrt(runs)
+    return mean(values), _student(len(values) - 1) * stdev(values) / math.sqrt(len(values))
 
 
 def _student(freedom: int) -> float:
@@ -193,16 +185,10 @@ def _curves(lines: Iterable[Measurement], *, few: bool = False) -> dict[str, Cur
     return found
 
 
-def _halves(lines: Iterable[Measurement]) -> dict[str, dict[float, float]]:
-    """Return half the width of the interval of each method for each number of samples.
-
-    While runs are missing, the numbers of samples have different numbers of seeds.
-    """
-    found: dict[str, dict[float, float]] = {}
+def _averages_by_set(lines: Iterable[Measurement]) -> dict[str, dict[str, list[float]]]:
+    """Return the mean accuracy over scales of each seed, by method and training set."""
+    found = {}
     for name, own in _by_method(lines).items():
-        found[name] = {}
-        for trained in {line.trained for line in own}:
-            half = mean_interval(_averages([line for line in own if line.trained == trained]))[1]
-            if half is not None:
-                found[name][int(trained)] = half
+        sets = {line.trained for line in own}
+        found[name] = {t: _averages([line for line in own if line.trained == t]) for t in sets}
     return found

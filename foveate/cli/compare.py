@@ -79,7 +79,7 @@ def _split(names: list[str] | None) -> list[str]:
 
 def _write(study: "Study", split: "SplitName", changes: Sequence[str]) -> None:
     """Write the table, the page and the figures of all results in the folder."""
-    from foveate.baselines.comparison import Measurement, measurements, table_name
+    from foveate.baselines.comparison import Measurement, measurements
     from foveate.baselines.summary import comparison_views
     from foveate.report.comparison_page import comparison_figure, comparison_page
     from foveate.report.plots import save_figure
@@ -95,13 +95,13 @@ def _write(study: "Study", split: "SplitName", changes: Sequence[str]) -> None:
         "foveate version of the runs": ", ".join(sorted(made)),
     }
     missing = [job.folder for job in study.remaining]
-    table = out / table_name(split)
+    suffix = "" if split == "test" else f"-{split}"
+    table = out / f"compare{suffix}.csv"
     write_lines(table, Measurement, lines)
     built = comparison_page(lines, drawn, facts, split=split, missing=missing)
     page = built.save(table.with_suffix(".html"))
     with progress("figures", len(drawn)) as advance:
         for view, figure in drawn:
-            name = view.name if split == "test" else f"{view.name}-{split}"
-            save_figure(figure, out / "figures", name)
+            save_figure(figure, out / "figures", f"{view.name}{suffix}")
             advance(1)
     OUTPUT.print(table, page, sep="\n")

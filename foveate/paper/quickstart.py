@@ -133,12 +133,5 @@ def _about(results: Sequence[RunResult]) -> dict[str, object]:
 def _curve(row: Row) -> Curve:
     runs = min(point.seeds for point in row.points)
     partly = "" if row.complete else f", {runs} of {SEEDS} seeds"
-    spread = [point.spread for point in row.points]
-    return Curve(
-        label=f"{row.network}{partly}",
-        trained_on=row.config.scales,
-        runs=runs,
-        scales=row.scales,
-        mean=tuple((point.mean or 0.0) / 100 for point in row.points),
-        spread=tuple(s / 100 for s in spread if s is not None) if None not in spread else (),
-    )
+    values = [[percent / 100 for percent in point.values] for point in row.points]
+    return Curve.of(f"{row.network}{partly}", row.config.scales, row.scales, values)

@@ -124,10 +124,10 @@ def _accuracies(page: Page, view: ComparisonView) -> None:
     """Add the accuracy at some scales with the mean over all, and a collapsed table of all."""
     places = sorted({place for curve in view.curves.values() for place in curve.scales})
     if view.data.few:
-        rows = [
-            [name, *_intervals(curve, places, view.halves[name])]
-            for name, curve in view.curves.items()
-        ]
+        rows: list[list[Cell]] = []
+        for name, sets in view.averages.items():
+            found = [sets.get(str(place)) for place in places]
+            rows.append([name, *(_percent(*mean_interval(s)) if s else "–" for s in found)])
         headers = ["method", *(f"{place:,}" for place in places)]
         page.table(headers, rows, caption="Accuracy by number of training samples.")
         return
@@ -144,7 +144,7 @@ def _table(page: Page, view: ComparisonView, scales: Sequence[float], caption: s
     tints: list[list[float | None]] = []
     for name, curve in view.curves.items():
         at = dict(zip(curve.scales, curve.mean, strict=True))
-        overall = _percent(*mean_interval(view.averages[name]))
+        overall = _percent(*mean_interval(*view.averages[name].values()))
         rows.append([name, *(_percent(at.get(s)) for s in scales), overall, str(curve.runs)])
         gaps = {s: 100 * (at[s] - best) for s, best in view.ceiling.items() if s in at}
         tints.append([None, *(root_tint(gaps.get(s), DEEP) for s in scales), None, None])
@@ -156,12 +156,6 @@ def _table(page: Page, view: ComparisonView, scales: Sequence[float], caption: s
         tints.append([None] * len(rows[0]))
     headers = ["method", *(f"{scale:.3g}" for scale in scales), "mean", "seeds"]
     page.table(headers, rows, colour=tints, caption=caption)
-
-
-def _intervals(curve: Curve, places: Sequence[float], halves: Mapping[float, float]) -> list[Cell]:
-    """Return the cells of a curve with the interval over seeds."""
-    means = dict(zip(curve.scales, curve.mean, strict=True))
-    return [_percent(means.get(place), halves.get(place)) for place in places]
 
 
 def _percent(value: float | None, half: float | None = None) -> str:

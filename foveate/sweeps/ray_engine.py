@@ -9,27 +9,25 @@ import logging
 import os
 import signal
 import socket
-import tempfile
 import threading
-import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import chdir, contextmanager, nullcontext
+from contextlib import chdir
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
-from uuid import uuid4
 
 import torch
 
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, FoveateError
 from foveate.files import reason_of as first_line
-from foveate.files import write_bytes, write_text
+from foveate.files import write_bytes
 from foveate.sweeps.jobs import OUTCOMES, Job, find_outcome, perform
 from foveate.sweeps.runner import Done, Failure, JobResult, describe_failure
-from foveate.training.checkpoint import BusyError, RunFolder
+from foveate.training.checkpoint import RunFolder
 from foveate.training.skipped import TABLE, Bad
 from foveate.trust import ALONE
 
@@ -47,7 +45,7 @@ class TaskFolder(NamedTuple):
 
     Attributes:
         folder: Folder of the study on the driver.
-        marker: Name of a file that exists only in that folder; empty if tasks must not use it.
+        marker: Name of an entry that only that folder has; empty if tasks must not use it.
         current: Working directory of the driver.
         lock_timeout: Seconds to wait for a run that another process may still hold.
     """
@@ -111,8 +109,9 @@ class RayEngine:
         how["bad"] = self.bad
         with (
             RunFolder(folder).locked(),
-            _marked(folder.resolve()) if self.shared else nullcontext("") as marker,
+            TemporaryDirectory("", ".driver-", folder, ignore_cleanup_errors=True) as made,
         ):
+            marker = Path(made).name if self.shared else ""
             place = TaskFolder(folder.resolve(), marker, Path.cwd(), self.lock_timeout)
             try:
                 while True:
@@ -194,41 +193,18 @@ def run_task(
         if place.current.is_dir():  # for relative paths and custom backbones
             os.chdir(place.current)
         if place.marker and (place.folder / place.marker).exists():
-            _wait_for(RunFolder(place.folder / job.folder), place.lock_timeout)
+            with RunFolder(place.folder / job.folder).locked(place.lock_timeout):
+                pass  # a process on a lost node may still hold the run
             known = find_outcome(job, place.folder)
             (outcome,) = [known] if known else perform([job], place.folder, load=_load, **how)
             return Done(job, outcome), {}
-        with tempfile.TemporaryDirectory(prefix="foveate-") as made:
+        with TemporaryDirectory(prefix="foveate-") as made:
             (outcome,) = perform([job], Path(made), load=_load, **how)
             paths = [Path(made) / job.folder / name for name in FILES]
             files = {path.name: path.read_bytes() for path in paths if path.exists()}
             return Done(job, outcome), files
     except Exception as error:  # a custom backbone can raise anything
         return Failure(job, describe_failure(error)), {}
-
-
-def _wait_for(run: RunFolder, lock_timeout: float) -> None:
-    """Wait until no other process holds the run; one on a lost node may still do so."""
-    end = time.monotonic() + lock_timeout
-    while True:
-        try:
-            with run.locked():
-                return
-        except BusyError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.5)
-
-
-@contextmanager
-def _marked(folder: Path) -> Iterator[str]:
-    """Create a marker file while the block runs, and yield its name."""
-    marker = folder / f".driver-{uuid4()}"
-    write_text(marker, "")
-    try:
-        yield marker.name
-    finally:
-        marker.unlink(missing_ok=True)
 
 
 def _store(files: dict[str, bytes], run: RunFolder) -> None:

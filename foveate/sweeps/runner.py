@@ -139,28 +139,16 @@ class LocalEngine:
         return [Done(job, outcome) for job, outcome in zip(group, found, strict=True)]
 
 
-def _claims_of(job: Job, folder: Path) -> RunFolder:
-    return RunFolder(folder / CLAIMS / job.folder)
-
-
 def _claim(job: Job, folder: Path, claims: ExitStack) -> bool:
     """Claim a job until `claims` is closed; False if another process has it or has finished it.
 
     Workers of Ray and `foveate train` make no claim, but they lock the run that they train.
     """
     try:
-        claims.enter_context(_claims_of(job, folder).locked())
+        claims.enter_context(RunFolder(folder / CLAIMS / job.folder).locked())
     except BusyError:
         return False
     return not _is_in_training(job, folder) and find_outcome(job, folder) is None
-
-
-def _is_claimed(job: Job, folder: Path) -> bool:
-    try:
-        with _claims_of(job, folder).locked():
-            return _is_in_training(job, folder)
-    except BusyError:
-        return True
 
 
 def _is_in_training(job: Job, folder: Path) -> bool:
@@ -174,11 +162,10 @@ def _is_in_training(job: Job, folder: Path) -> bool:
 
 def _free_place(left: Mapping[int, Job], folder: Path) -> int:
     """Return the number of a job that no process has, or 0 after a while if there is none."""
-    free = [
-        number
-        for number, job in left.items()
-        if not _is_claimed(job, folder) and find_outcome(job, folder) is None
-    ]
+    free = []
+    for number, job in left.items():
+        with ExitStack() as claims:
+            free += [number] if _claim(job, folder, claims) else []
     if not free:
         time.sleep(LOOK_EVERY)
     return _middle_of_gap(free) if free else 0

@@ -120,10 +120,13 @@ class RunFolder:
         return self.resume.exists()
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, timeout: float = 0.0) -> Iterator[None]:
         """Lock the folder against other processes within a ``with`` block.
 
         The lock is released when the process ends, even if it is killed.
+
+        Args:
+            timeout: Seconds to wait for another process that holds the lock.
 
         Yields:
             Nothing; the folder is locked until the block ends.
@@ -135,7 +138,7 @@ class RunFolder:
         lock = FileLock(self.path / LOCK, thread_local=False)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=0)
+            lock.acquire(timeout, poll_interval=0.5)
             self._lock = os.stat(self.path / LOCK)
         except Timeout:
             raise BusyError(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from bait import Bait
 from served_page import written
+from traps import forget
 
 TESTS = Path(__file__).parents[1]
 
@@ -32,6 +33,14 @@ def problems(tmp_path_factory):
     warm.stdin.close()
     warm.wait(60)
     warm.stdout.close()
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """The current folder; its modules are forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    forget(tmp_path)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from audited_nets import NAMES, export, write_pictures
 from PIL import Image
 from tiny_runs import AS_TINY
 from torch import nn
-from traps import NET, PLANT, forget, sprung
+from traps import NET, PLANT, sprung
 
 import foveate
 from foveate.errors import ConfigError
@@ -39,14 +39,6 @@ def den(tmp_path, monkeypatch):
         (folder / f"{name}.py").write_text(PLANT)
     monkeypatch.chdir(folder)
     return folder
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """The current folder; its modules are forgotten afterwards."""
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    forget(tmp_path)
 
 
 def console(folder):

@@ -33,14 +33,6 @@ from foveate.training.config import build_net
 from foveate.training.loop import train
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """The current folder; its modules are forgotten afterwards."""
-    monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    forget(tmp_path)
-
-
 def refusal(action, kind=ConfigError):
     """The one line with which a Python call is refused for want of trust."""
     with pytest.raises(kind) as caught:
