@@ -95,8 +95,13 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` atomically."""
-    write_bytes(path, text.encode())
+    """Write `text` to `path` atomically; see `escape_bytes`."""
+    write_bytes(path, escape_bytes(text).encode())
+
+
+def escape_bytes(text: str) -> str:
+    r"""Return `text` with the bytes of file names that are not UTF-8 as escapes, such as \udcfc."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

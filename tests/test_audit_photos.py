@@ -321,12 +321,14 @@ def test_backgrounds_are_those_of_the_windows_padding(trained, photos, scale):
 
 def test_evaluate_and_audit_show_a_run_the_same_background(trained, tmp_path, capsys):
     found = {}
-    for border in ("replicate", "reflect", "1,0,0"):
+    shown = {"replicate": "replicate", "reflect": "reflect", "1,0,0": "(1.0, 0.0, 0.0)"}
+    for border in shown:
         given = ["--border", border, "--scales", "0.25,1", "--out", str(tmp_path)]
         assert run(["evaluate", str(trained), *given]) == 0
         evaluated = json.loads((tmp_path / "results.json").read_text())
         assert evaluated["border"] == border
         assert run(["audit", str(trained), "--source", SOURCE, *given]) == 0
+        assert f"Padding: {shown[border]}." in (tmp_path / "audit.html").read_text()
         audited = content(tmp_path)["audits"][ORIGINAL]["scales"]
         at = [point["accuracy"] for point in evaluated["runs"][0]["scales"]]
         assert at == [point["accuracy"]["value"] for point in audited]

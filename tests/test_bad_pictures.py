@@ -28,7 +28,7 @@ from foveate.training.data import adapt_to_source, is_photo, open_batches
 from foveate.training.distributed import Team
 from foveate.training.loop import train, train_together
 from foveate.training.presets import preset
-from foveate.training.skipped import read_skipped
+from foveate.training.skipped import add_skipped, read_skipped
 from foveate.training.unchanged import check_unchanged
 
 CPU = torch.device("cpu")
@@ -200,6 +200,14 @@ def test_a_damaged_table_of_skipped_pictures_is_named(tmp_path):
     (tmp_path / "skipped.csv").write_text("split,image,reason\nonly,two\n")
     with pytest.raises(DataError, match=r"cannot read .*skipped\.csv"):
         read_skipped(tmp_path)
+
+
+def test_a_name_that_is_not_utf8_is_listed_once(tmp_path):
+    for _ in range(2):
+        add_skipped(tmp_path, {("train", "kap\udcfctt.png"): "damaged: kap\udcfctt.png"})
+        add_skipped(tmp_path, {("test", "b.png"): "damaged"})
+    assert (tmp_path / "skipped.csv").read_text().count("\n") == 3
+    assert read_skipped(tmp_path)["train", "kap\\udcfctt.png"] == "damaged: kap\\udcfctt.png"
 
 
 def frames():

@@ -1,5 +1,6 @@
 """The command line: its output, the files that it writes, and its errors."""
 
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -138,6 +139,15 @@ def test_debug_shows_the_traceback():
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode != 0
     assert "Traceback" in done.stderr
+
+
+def test_characters_that_the_output_lacks_are_replaced():
+    code = "import sys, foveate.cli.app as app, foveate.cli as cli\n"
+    code += "app.run = lambda words: print('99 \u00b1 1, caf\\udce9') or 0\ncli.main()"
+    for encoding, words in (("ascii", b"99 ? 1, caf?"), ("utf-8:strict", "99 ± 1, caf?".encode())):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=environment)
+        assert (done.returncode, done.stdout.strip()) == (0, words), done.stderr
 
 
 def test_output_is_plain_when_it_is_not_a_terminal(tmp_path):

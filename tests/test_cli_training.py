@@ -34,7 +34,7 @@ def config_of(folder):
 
 
 def test_train_and_its_lines(tmp_path, capsys):
-    out = tmp_path / "run"
+    out = tmp_path / "a run"
     assert run([*AS_TINY, "--out", str(out)]) == 0
     printed, err = capsys.readouterr()
     assert err == ""
@@ -46,7 +46,7 @@ def test_train_and_its_lines(tmp_path, capsys):
         assert re.fullmatch(rf"{found}  [\d,.]+ images/s  \d:\d\d:\d\d remaining", line)
     assert re.fullmatch(rf"epoch 3/3  loss {number}  validation {number} %", lines[3])
     last = 100 * RunFolder(out).metrics()[-1]["validation"]
-    ending = f"validation {last:.2f} %; next: foveate evaluate {out}"
+    ending = f"validation {last:.2f} %; next: foveate evaluate '{out}'"
     assert lines[4:] == [f"{out} is finished: {ending}"]
     assert config_of(out) == tiny()
     before = (out / "weights.safetensors").stat().st_mtime_ns

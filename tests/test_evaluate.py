@@ -32,7 +32,7 @@ from foveate.evaluation.results import (
 from foveate.evaluation.runs import open_run
 from foveate.models.pretrained import pretrained_info, pretrained_names
 from foveate.models.zoo import ModelConfig, create_model
-from foveate.report.plots import accuracy_curves
+from foveate.report.plots import accuracy_curves, save
 from foveate.training.checkpoint import RunFolder
 from foveate.training.loop import train, train_together
 from foveate.training.presets import preset
@@ -247,6 +247,13 @@ def test_the_plot_shows_mean_spread_and_octaves(tmp_path):
     assert heights.max() == pytest.approx(85 + 10 / 2**0.5)
     assert heights.min() == pytest.approx(30 - 20 / 2**0.5)
     assert axes.get_legend().get_texts()[0].get_text().endswith("(2 runs)")
+
+
+@pytest.mark.parametrize("name", [r"$\frac$", "caf\udce9"])
+def test_names_of_runs_are_drawn_as_they_are(name, tmp_path):
+    """They are no formulas, and file systems allow bytes that are not UTF-8."""
+    curves = [Curve(label=name, trained_on="1", runs=1, scales=(1.0, 2.0), mean=(0.5, 0.6))]
+    assert save(accuracy_curves(curves), tmp_path / "curves.svg").stat().st_size
 
 
 def test_the_paper_scales_have_the_paper_ticks():

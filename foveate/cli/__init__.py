@@ -1,6 +1,7 @@
 """The command line. Commands import torch and other large packages only when they run."""
 
 import gc
+import io
 import os
 import signal
 import sys
@@ -18,6 +19,8 @@ def main() -> None:
         if signal.getsignal(number) in USUAL:  # keep handlers of the caller, such as those of nohup
             signal.signal(number, _stop)
     os.environ["PYTHONSAFEPATH"] = "1"  # for Python processes started by the commands
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # its encoding may lack a character, such as ±
     from foveate.cli.app import run  # needs the handlers: Ctrl-C can arrive during it
 
     code = run(sys.argv[1:])

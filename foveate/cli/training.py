@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -228,7 +229,7 @@ def _score(folder: "RunFolder") -> str:
     accuracy = "" if found is None else f"validation {100 * found:.2f} %; "
     # The default scales, 1/2 to 8, are those of digits; the windows of photographs span 1/4 to 2.
     scales = " --scales 0.25:2:2" if is_photo(folder.config()) else ""
-    return f"{accuracy}next: foveate evaluate {folder.path}{scales}"
+    return f"{accuracy}next: foveate evaluate {quote(str(folder.path))}{scales}"
 
 
 def _saved(folder: "RunFolder") -> str:

@@ -229,11 +229,12 @@ def _gallery(page: Page, report: AuditReport, changed: Sequence[Tensor]) -> None
 
 def _caption(transform: AnyTransform) -> str:
     if isinstance(transform, PhotoTransform):
+        padding = transform.windows.padding if transform.border is None else transform.border
         return (
             f"The largest window of the network, {transform.largest:.0f} pixels. At scale 1 the "
             f"short side of an image is {transform.recipe.base} pixels, as set by the recipe of "
             "the run and as in `foveate evaluate`. The network cuts its windows from the whole "
-            "image, with replicated borders."
+            f"image. Padding: {'replicate' if padding == 'border' else padding}."
         )
     height, width = transform.size
     if transform.recipe == "large-scale":

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foveate.errors import ConfigError
 from foveate.evaluation.results import Curve
-from foveate.files import replacing
+from foveate.files import escape_bytes, replacing
 
 # Equal figures give equal files: ids in an SVG follow from its content, and files have no date.
 SALT = "foveate"
@@ -120,6 +120,7 @@ def draw_curves(axes: Axes, curves: Sequence[Curve], labels: Sequence[str], **st
     for index, (curve, label) in enumerate(zip(curves, labels, strict=True)):
         colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
         percent = [100 * value for value in curve.mean]
+        label = escape_bytes(label).replace("$", r"\$")  # no formula, in names of runs
         axes.plot(curve.scales, percent, color=colour, marker=marker, label=label, **style)
         if curve.spread:
             band(axes, curve.scales, percent, [100 * value for value in curve.spread], colour)

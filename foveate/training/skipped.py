@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias, cast, get_args
 
 from foveate.checks import check_choice
 from foveate.errors import ConfigError
-from foveate.files import read_text, wrap_read_errors, write_csv
+from foveate.files import escape_bytes, read_text, wrap_read_errors, write_csv
 from foveate.training.config import TrainConfig, is_photo
 
 Bad = Literal["stop", "skip"]
@@ -49,6 +49,7 @@ def read_skipped(folder: Path) -> Skipped:
 def add_skipped(folder: Path, found: Skipped) -> None:
     """Add images to the table of a run, which is sorted by split and name."""
     known = read_skipped(folder)
+    found = {(split, escape_bytes(image)): reason for (split, image), reason in found.items()}
     if found.keys() <= known.keys():
         return
     rows = sorted((*key, reason) for key, reason in {**found, **known}.items())
