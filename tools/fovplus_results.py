@@ -117,7 +117,7 @@ def page(records: Sequence[Record], groups: Sequence[dict[str, Any]]) -> str:
     parts += [
         "## Reproduction",
         "```sh\npython benchmarks/fovplus.py --out DIR\npython tools/fovplus_results.py DIR\n```",
-        f"{'; '.join(made)}. The seeds of a row were trained side by side. `results.csv` has one "
+        f"{'; '.join(made)}. The seeds of a row were trained in parallel. `results.csv` has one "
         "line per row, seed and scale, with the training time, and `about.json` the settings.",
     ]
     return "\n\n".join(parts) + "\n"

@@ -36,7 +36,7 @@ class Measurement:
         accuracy: Accuracy, 0 to 1.
         count: Number of test images.
         parameters: Number of parameters of the network.
-        training_seconds: Training time; for runs trained side by side, the run's share of it.
+        training_seconds: Training time; for runs trained in parallel, the run's share of it.
         images_per_second: Speed of the trained network on images in memory.
     """
 

@@ -41,9 +41,9 @@ def compare(
 
     Writes compare.csv (one line per run and test scale), compare.html and one figure per data set
     and training scale. If interrupted, the same command resumes; finished runs are not repeated.
-    The methods cnn-expert, fovmax-expert and residual-expert are trained on each test scale with
-    one seed: they give the ceiling. With --split val, networks are tested on validation images
-    only, to choose settings.
+    The methods cnn-expert, fovmax-expert and residual-expert train one network per test scale,
+    with one seed; their accuracy is the ceiling of the figures. With --split val, networks are
+    tested on validation images only, to choose settings.
     """
     from foveate.baselines.comparison import find_data_sets, find_methods, plan_jobs, row_label
     from foveate.scales import as_scales
