@@ -173,7 +173,7 @@ def _is_in_training(job: Job, folder: Path) -> bool:
 
 
 def _free_place(left: Mapping[int, Job], folder: Path) -> int:
-    """Return the number of a job that no process has, or 0 after a while if there is none."""
+    """Return the number of a job that no process has; if there is none, wait, then return 0."""
     free = [
         number
         for number, job in left.items()
