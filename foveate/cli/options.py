@@ -183,10 +183,10 @@ METHOD = shared(
     values=METHODS,
 )  # fmt: skip
 SETS = shared(
-    "NAMES", "Data sets, such as mnist,cifar10; can be repeated.", DATA, "--data", values=DATA_SETS
+    "NAMES", "Datasets, such as mnist,cifar10; can be repeated.", DATA, "--data", values=DATA_SETS
 )
 REPLACED = shared(
-    "NAME=SOURCE", "Source of a data set, such as mnist=idx:DIR; can be repeated.", DATA,
+    "NAME=SOURCE", "Source of a dataset, such as mnist=idx:DIR; can be repeated.", DATA,
     "--source",
 )  # fmt: skip
 TRAIN_SCALES = shared("SCALES", f"Training scales, one per file: {SCALE_GRAMMAR}; or none.", DATA)
