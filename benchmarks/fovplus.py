@@ -3,7 +3,7 @@
 python benchmarks/fovplus.py --out DIR              all groups on a GPU, or resume
 python benchmarks/fovplus.py --quick --out DIR      check in a few minutes that all groups work
 
-The seeds of a group are trained side by side. The runs are stored in --runs. After each group the
+The seeds of a group are trained in parallel. The runs are stored in --runs. After each group the
 script updates three files in DIR: results.csv with one line per network, seed and scale, about.json
 with the configurations, and networks.tar with the run folders of the presets.
 """

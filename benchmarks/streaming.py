@@ -1,4 +1,4 @@
-"""Measure memory and speed of training on shards, for a small and a ten times larger data set.
+"""Measure memory and speed of training on shards, for a small and a ten times larger dataset.
 
 python benchmarks/streaming.py                    an epoch of 1 GB and of 10 GB of HDF5 shards
 python benchmarks/streaming.py --kind tar         the same with tar files of images

@@ -44,16 +44,16 @@ this file: the command writes it from the JSON files in this folder, which also 
 each round.
 
 Times are in milliseconds: the median over the rounds, and in brackets the shortest and the longest.
-The candidates of a row take turns within a round. All have the same precision: float32 on a CPU,
+Each round runs all implementations in a row in turn. All have the same precision: float32 on a CPU,
 and bf16 (autocast) on a GPU, except for resampling, which is in float32. Weights and images are
-random. Wrapped backbones look at images of 448 pixels a side.
+random. Wrapped backbones receive images of 448 × 448 pixels.
 
-- **foveate** is called as users call it, which the notes below each table describe.
+- **foveate** is called as a user would call it; the notes below each table describe the call.
 - **Loop over channels** is the plain implementation: for each channel, resize with `F.interpolate`,
   crop, run the backbone; then pool.
 - **Loop, compiled** is `torch.compile` of that loop, with static shapes and, on a GPU,
   `mode="reduce-overhead"`. For the wrapped backbones, the backbone within the loop is compiled.
-  Compilation is interrupted when the time for it is used up (`--compiling`).
+  `--compiling` limits the time of compilation.
 - **Alternative** is what one would use without scale channels, at about the same number of pixels.
 - **Limits** are the fewest bytes divided by the measured bandwidth of a copy, and the fewest
   operations divided by the measured rate of a matrix product. Evaluation must read images and

@@ -225,7 +225,7 @@ def test_sources_are_replaced_with_their_classes(tmp_path):
 BAD = [
     (["--methods", "fovmix"], "no method 'fovmix'; did you mean fovmax?"),
     (["--methods", "xyz"], "no method 'xyz'; choose from cnn, cnn-all-scales,"),
-    (["--data", "mnsit"], "no data set 'mnsit'; did you mean mnist?"),
+    (["--data", "mnsit"], "no dataset 'mnsit'; did you mean mnist?"),
     (["--data", "photographs"], "no default source; add --source photographs=folder:DIR"),
     (["--source", "mnist"], "--source must be NAME=SOURCE, such as mnist=idx:DIR, got 'mnist'"),
     (["--data", "mnist", "--source", "mnist-few=mnist-5k"], "add mnist-few to --data"),

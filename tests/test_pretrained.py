@@ -251,7 +251,7 @@ def test_the_card_says_what_the_index_knows(folder):
         assert f"| {scale:.3f} | {100 * share:.2f} |" in text
     count = sum(weight.numel() for weight in from_pretrained(TR1, folder).parameters())
     assert f"{count:,} parameters" in text and info.sha256 in text
-    assert "the first 96 training images of mnist-5k at scale 1 only" in text
+    assert "the first 96 training images of mnist-5k at scale 1." in text
     assert f"seed | {info.seed}, the median of 3" in text
     assert "part of the MNIST training set" in text
     assert f'create_model("{TR1}", pretrained=True)' in text

@@ -1,4 +1,4 @@
-"""The page on scaling: its tables are those of the measurement, its examples are sound."""
+"""The pages on scaling and studies: tables are those of the measurement, examples are sound."""
 
 import json
 import re
@@ -15,6 +15,7 @@ from foveate.sweeps.study import read_study
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "scaling.md").read_text()
+STUDIES = (ROOT / "docs" / "studies.md").read_text()
 COMMANDS = typer.main.get_command(app).commands
 sys.path.append(str(ROOT / "benchmarks"))
 import scaling_tables  # noqa: E402
@@ -48,16 +49,16 @@ def test_many_gpus_help_a_long_step_more_than_a_short_one():
 
 
 def test_the_study_of_the_page_can_be_read(tmp_path):
-    (text,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    (text,) = re.findall(r"```toml\n(.*?)```", STUDIES, re.DOTALL)
     (tmp_path / "study.toml").write_text(text)
     study = read_study(tmp_path / "study.toml")
     assert len(study.jobs) == 2 * 2 * 3
-    assert (study.cpus, study.gpus) == (1, 0.33)
+    assert (study.cpus, study.gpus) == (1, None)
 
 
 def test_the_commands_of_the_page_are_commands():
-    found = [line for line in PAGE.splitlines() if line.startswith("foveate ")]
-    assert len(found) == 3
+    found = [line for line in STUDIES.splitlines() if line.startswith("foveate ")]
+    assert len(found) == 4
     assert all(parses(line) for line in found)
 
 

@@ -53,21 +53,22 @@ def overview(infos: Sequence[PretrainedInfo]) -> str:
 
 def _lead(info: PretrainedInfo) -> str:
     model = info.model
-    patches = f"patches of {model.size} × {model.size} pixels at {model.scales}"
+    patches = f"patches of {model.size} × {model.size} pixels"
     pool = f"with {model.pool} pooling over the channels"
     kind = {
         "plain": f"A CNN with an input of {model.size} × {model.size} pixels",
         "foveated": f"A foveated scale-channel network: one small CNN applied to {patches} around "
-        f"the image centre, {pool}",
+        f"the image centre, at {model.scales}, {pool}",
         "sliding": f"A sliding-window scale-channel network: one small CNN applied densely to "
-        f"{patches}, {pool}",
+        f"{patches}, at {model.scales}, {pool}",
     }[model.form]
     images = (
         f"the first {info.samples:,} training images" if info.samples else "all training images"
     )
+    zooms = ", with random zooms" if "zooms" in info.recipe else ""
     return (
         f"{kind}. It has {_count(model):,} parameters and {model.classes} classes, and was trained "
-        f"on {images} of {info.source} at scale {info.scales} only."
+        f"on {images} of {info.source} at {_scales(info)}{zooms}."
     )
 
 
@@ -95,11 +96,11 @@ def _scores(info: PretrainedInfo) -> str:
 
 
 def _facts(info: PretrainedInfo) -> str:
-    recipe = "; ".join(f"{key} {value}" for key, value in info.recipe.items() if value != "")
+    settings = "; ".join(f"{key} {value}" for key, value in info.recipe.items() if value != "")
     chosen = f"{info.seed}, the median of {info.seeds} seeds by validation accuracy"
     facts = {
-        "data": f"{info.source} at scale {info.scales} in frames of {info.size} pixels",
-        "recipe": recipe,
+        "data": f"{info.source} at {_scales(info)} in frames of {info.size} pixels",
+        "other settings": settings,
         "seed": chosen if info.seeds > 1 else str(info.seed),
         "validation accuracy": f"{_percent(info.validation)} % (at the training scales)",
         "environment": ", ".join(filter(None, [_version(info), info.hardware])),
@@ -138,6 +139,11 @@ def _range(info: PretrainedInfo) -> str:
         f"Its accuracy is at least {least} from scale {scales[first]:.3g} to {scales[last]:.3g}; "
         f"scales from {scales[0]:.3g} to {scales[-1]:.3g} were tested."
     )
+
+
+def _scales(info: PretrainedInfo) -> str:
+    low, _, high = info.scales.partition("-")
+    return f"scales from {low} to {high}" if high else f"scale {low}"
 
 
 def _count(model: ModelConfig) -> int:

@@ -211,7 +211,7 @@ BLOCKS: dict[str, Callable[[Reproduction], str]] = {
     "all-photographs": lambda found: _photo_table(photo_curves("test.csv")),
     "cifar": lambda found: _photo_table(photo_curves("cifar.csv")),
     "claims": lambda found: verdict_table("claim", found.claims),
-    "bars": lambda found: verdict_table("bar", bars(found.results, found.records)),
+    "bars": lambda found: verdict_table("requirement", bars(found.results, found.records)),
     "spread": _spread,
     "table1": _over_scale_of("table1"),
     "table2": _over_scale_of("table2"),

@@ -15,9 +15,9 @@ from foveate.sweeps.jobs import MAX_SEEDS, Job, Rows, Variant
 from foveate.sweeps.records import Record
 from foveate.training.config import TrainConfig
 
-EXPERT_SEEDS = 1  # an expert per test scale and method: 34 runs for a data set of 17 scales
+EXPERT_SEEDS = 1  # an expert per test scale and method: 34 runs for a dataset of 17 scales
 NAMED = {"seed": "--seeds", "scales": "--scales", "source": "--source"}
-"""Fields that the names of runs and data sets stand for, and the options that choose them."""
+"""Fields that the names of runs and datasets stand for, and the options that choose them."""
 AT = "@"  # between method and training set in the name of a row
 Pairs = list[tuple[DataSet, Method]]
 Named = TypeVar("Named", Method, DataSet)
@@ -28,7 +28,7 @@ class Measurement:
     """Accuracy of one run of a method at one test scale: one line of compare.csv.
 
     Attributes:
-        data: Name of the data set.
+        data: Name of the dataset.
         method: Name of the method.
         trained: Training set: a scale, ``all``, or the number of samples.
         scale: Test scale.
@@ -36,7 +36,7 @@ class Measurement:
         accuracy: Accuracy, 0 to 1.
         count: Number of test images.
         parameters: Number of parameters of the network.
-        training_seconds: Training time; for runs trained side by side, the run's share of it.
+        training_seconds: Training time; for runs trained in parallel, the run's share of it.
         images_per_second: Speed of the trained network on images in memory.
     """
 
@@ -72,18 +72,18 @@ def find_methods(names: Sequence[str] = ()) -> list[Method]:
 
 
 def find_data_sets(names: Sequence[str], sources: Mapping[str, str], load: Load) -> list[DataSet]:
-    """Return data sets by name, with their sources.
+    """Return datasets by name, with their sources.
 
     Args:
-        names: Names of data sets. Without names, all data sets that have a source.
-        sources: Sources that replace the defaults, by data set.
+        names: Names of datasets. Without names, all datasets that have a source.
+        sources: Sources that replace the defaults, by dataset.
         load: Function that loads a source by name.
 
     Returns:
-        The data sets, in the order of the registry.
+        The datasets, in the order of the registry.
 
     Raises:
-        ConfigError: If a name is unknown, or a named data set has no source.
+        ConfigError: If a name is unknown, or a named dataset has no source.
         DataError: If a source is unknown or missing.
 
     Examples:
@@ -92,13 +92,13 @@ def find_data_sets(names: Sequence[str], sources: Mapping[str, str], load: Load)
         >>> found[0].source
         'mnist-5k'
     """
-    _find(DATA_SETS, list(sources), "data set")
-    chosen = _find(DATA_SETS, names, "data set")
+    _find(DATA_SETS, list(sources), "dataset")
+    chosen = _find(DATA_SETS, names, "dataset")
     if unused := [name for name in sources if name not in {data.name for data in chosen}]:
         raise ConfigError(f"--source {unused[0]}=... is not used; add {unused[0]} to --data")
     known = [d.with_source(sources[d.name], load) if d.name in sources else d for d in chosen]
     for data in known if names else ():
-        data.images(data.trained[0])  # raises if the data set has no source
+        data.images(data.trained[0])  # raises if the dataset has no source
     return [data for data in known if data.source]
 
 
@@ -118,8 +118,8 @@ def plan_jobs(
 
     Args:
         methods: Methods to compare.
-        data_sets: Data sets to compare them on.
-        scales: Training scales; those of each data set if empty. Experts are trained on every test
+        data_sets: Datasets to compare them on.
+        scales: Training scales; those of each dataset if empty. Experts are trained on every test
             scale, and training sets of few samples have no scale.
         seeds: Runs per method and training set; experts have one.
         split: Split of the test images: ``val`` to choose settings, ``test`` for results.
@@ -127,7 +127,7 @@ def plan_jobs(
             scales and its source.
 
     Returns:
-        The jobs, ordered by data set, method, training set and seed.
+        The jobs, ordered by dataset, method, training set and seed.
 
     Raises:
         ConfigError: If there are no runs, or an argument is invalid.
@@ -162,7 +162,7 @@ def measurements(records: Iterable[Record], split: SplitName = "test") -> list[M
         split: Split of the test images.
 
     Returns:
-        One line per data set, method, training set, seed and test scale. An expert has only the
+        One line per dataset, method, training set, seed and test scale. An expert has only the
         line of its training scale.
     """
     shared = {f.name for f in fields(Measurement)} & {f.name for f in fields(Record)}

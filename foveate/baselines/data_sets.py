@@ -1,4 +1,4 @@
-"""The data sets of the comparison: images, test scales, and the sets on which methods train."""
+"""The datasets of the comparison: images, test scales, and the sets on which methods train."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,7 @@ MOST_REPEATED = 20  # times as many epochs, with few samples
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """A data set on which methods are compared.
+    """A dataset on which methods are compared.
 
     Args:
         name: Name on the command line.
@@ -36,7 +36,7 @@ class DataSet:
         recipe: Preprocessing, see `foveate.data.recipes`.
         few: Whether the training sets are numbers of samples, shown at scales of 1 to 4.
         windows: Scales of the channels of a network whose channels cover the test scales.
-        repeated: Factor of the number of epochs, for a data set of few images.
+        repeated: Factor of the number of epochs, for a dataset of few images.
 
     Examples:
         >>> mnist = DATA_SETS["mnist"]
@@ -90,11 +90,11 @@ class DataSet:
             Values by field name.
 
         Raises:
-            ConfigError: If the data set has no source.
+            ConfigError: If the dataset has no source.
         """
         if not self.source:
             raise ConfigError(
-                f"the data set {self.name} has no default source; "
+                f"the dataset {self.name} has no default source; "
                 f"add --source {self.name}=folder:DIR"
             )
         low, high = self.scales.low, self.scales.high
@@ -130,10 +130,10 @@ class DataSet:
             load: Function that loads a source by name.
 
         Returns:
-            The data set with that source.
+            The dataset with that source.
 
         Raises:
-            ConfigError: If the data set needs photographs, and the source has none.
+            ConfigError: If the dataset needs photographs, and the source has none.
             DataError: If the source is unknown or missing.
         """
         found = open_pictures(source) if self.recipe == "photo" else open_source(source, load)
@@ -194,4 +194,4 @@ _SETS = (
     ),
 )
 DATA_SETS = {data.name: data for data in _SETS}
-"""The data sets by name."""
+"""The datasets by name."""

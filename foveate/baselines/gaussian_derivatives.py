@@ -1,6 +1,6 @@
 """Gaussian derivative networks: layers that mix Gaussian derivatives up to the second order.
 
-After Lindeberg, "Scale-covariant and scale-invariant Gaussian derivative networks" (Journal of
+Follows Lindeberg, "Scale-covariant and scale-invariant Gaussian derivative networks" (Journal of
 Mathematical Imaging and Vision, 2022). A scale channel with initial scale sigma_0 computes
 scale-normalised derivatives at sigma_0 r^(k-1) in layer k, and reads its logits at the centre of
 the frame. The channels share all weights, and their initial scales are a factor of sqrt(2) apart,

@@ -87,20 +87,20 @@ class Method:
         title: Description for readers.
         paper: Authors, venue and year of the paper that the method follows.
         family: Group of related methods, which share a panel of the figures.
-        model: Function that returns the network for a data set.
+        model: Function that returns the network for a dataset.
         backbone: Factory in ``foveate.baselines``; empty for the paper's network.
-        backbone_by_data: Factories for some data sets, by name.
+        backbone_by_data: Factories for some datasets, by name.
         settings: Settings chosen on validation images.
-        settings_by_data: Settings for some data sets, by name.
-        trained: ``each`` for a run per training set of a data set, ``all`` for one run on all test
+        settings_by_data: Settings for some datasets, by name.
+        trained: ``each`` for a run per training set of a dataset, ``all`` for one run on all test
             scales, or ``expert`` for a run per test scale, tested at that scale only.
         runs_of: Method whose trained networks are tested; empty for runs of its own.
-        presets: Presets of the runs on some data sets, by name; the training set completes the name
+        presets: Presets of the runs on some datasets, by name; the training set completes the name
             of a preset.
         reference: Accuracy that the method must reach before it is compared.
         zoom: Windows of a test in scale channels, as multiples of the frame; None tests the network
             as trained.
-        missing: Reason why the method cannot be used, by data set.
+        missing: Reason why the method cannot be used, by dataset.
 
     Examples:
         >>> from foveate.baselines.data_sets import DATA_SETS
@@ -136,7 +136,7 @@ class Method:
         """Return the training sets of the method.
 
         Args:
-            data: The data set.
+            data: The dataset.
 
         Returns:
             Names of training sets; empty if the method cannot be used.
@@ -150,14 +150,14 @@ class Method:
         """Return the configuration of a run.
 
         Args:
-            data: The data set.
+            data: The dataset.
             trained: One of the training sets that `trainings` returns.
 
         Returns:
             The configuration, with seed 0.
 
         Raises:
-            ConfigError: If the data set has no source.
+            ConfigError: If the dataset has no source.
         """
         images = data.images(trained)
         if data.name in self.presets:
@@ -189,7 +189,7 @@ def _cnn(data: DataSet) -> ModelConfig:
 
 
 def _channels(name: str) -> Callable[[DataSet], ModelConfig]:
-    """Return a function for a network of the paper with the channels of a data set."""
+    """Return a function for a network of the paper with the channels of a dataset."""
     return lambda data: _fitted(model_config(name, size=data.image, scales=data.windows), data)
 
 
@@ -224,7 +224,7 @@ def _fovconc(data: DataSet) -> ModelConfig:
 
 
 def _fitted(model: ModelConfig, data: DataSet) -> ModelConfig:
-    """Return a network with the image channels and classes of a data set."""
+    """Return a network with the image channels and classes of a dataset."""
     antialias = data.recipe == "photo"
     return replace(model, channels=data.channels, classes=data.classes, antialias=antialias)
 

@@ -1,11 +1,12 @@
 """Riesz networks: layers that mix first- and second-order Riesz transforms of the whole frame.
 
-After Barisin, Schladitz and Redenbach, "Riesz networks: scale invariant neural networks in a single
-forward pass" (Journal of Mathematical Imaging and Vision, 2024). The Riesz transform multiplies the
-spectrum by a function of the direction of a frequency, not of its length. It therefore commutes
-with rescaling, and so does a network of Riesz transforms, pointwise mixing, batch norm and ReLU. No
-scale channels are needed. On a pixel grid this holds for band-limited images, away from the frame
-border: the Fourier transform continues the frame periodically, as in the authors' code.
+Follows Barisin, Schladitz and Redenbach, "Riesz networks: scale invariant neural networks in a
+single forward pass" (Journal of Mathematical Imaging and Vision, 2024). The Riesz transform
+multiplies the spectrum by a function of the direction of a frequency, not of its length. It
+therefore commutes with rescaling, and so does a network of Riesz transforms, pointwise mixing,
+batch norm and ReLU. No scale channels are needed. On a pixel grid this holds for band-limited
+images, away from the frame border: the Fourier transform continues the frame periodically, as in
+the authors' code.
 """
 # Shape letters: N images, C features before a layer, F features after it, H W pixels,
 # M = H // 2 + 1 frequencies along y, Q pixels at the centre (1 or 4), K classes.

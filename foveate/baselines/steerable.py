@@ -48,8 +48,8 @@ class ScaleConv(nn.Module):
         before: Number of channels of the input.
         after: Number of channels of the output.
         basis: Filters of each of the S scales, with the same number F of functions.
-        size: Width and height of the features, which wide filters then see by Fourier transforms.
-            None for features of any size, and for images: they have too few channels for that.
+        size: Width and height of the features; wide filters are then applied by Fourier transforms.
+            None for features of any size, and for images, which have too few channels for that.
 
     Shape:
         - Input: ``(N, before, H, W)`` or ``(S, N, before, H, W)``.

@@ -17,11 +17,11 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonView:
-    """The results of all methods on a data set, after training on one set.
+    """The results of all methods on a dataset, after training on one set.
 
     Attributes:
-        data: The data set.
-        trained: The training set; empty for a data set of few samples, which has one view.
+        data: The dataset.
+        trained: The training set; empty for a dataset of few samples, which has one view.
         curves: Accuracy by method: over scale, or over the number of samples as a mean over scales.
         averages: Mean accuracy over all scales, one value per seed, by method and training set.
         ceiling: Accuracy of the best expert by test scale.
@@ -48,9 +48,9 @@ class ComparisonView:
 
 
 def comparison_views(lines: Sequence[Measurement]) -> Iterator[ComparisonView]:
-    """Yield one view per data set and training set with results.
+    """Yield one view per dataset and training set with results.
 
-    A method that is trained on all scales is part of every view of its data set.
+    A method that is trained on all scales is part of every view of its dataset.
     """
     for name, data in DATA_SETS.items():
         own = [line for line in lines if line.data == name]
@@ -77,7 +77,7 @@ def find_ceiling(lines: Iterable[Measurement]) -> dict[float, float]:
     """Return the accuracy of the best expert by test scale.
 
     Args:
-        lines: Results on one data set.
+        lines: Results on one dataset.
 
     Returns:
         The highest accuracy of the experts at each scale; several seeds of one are averaged.

@@ -1,4 +1,4 @@
-"""The command that compares methods over data sets and scales: compare."""
+"""The command that compares methods over datasets and scales: compare."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 def compare(
     methods: Annotated[list[str] | None, options.METHOD("all methods")] = None,
-    data: Annotated[list[str] | None, options.SETS("all data sets that have a source")] = None,
+    data: Annotated[list[str] | None, options.SETS("all datasets that have a source")] = None,
     source: Annotated[list[str] | None, options.REPLACED()] = None,
-    scales: Annotated[str | None, options.SCALES("training scales of each data set")] = None,
+    scales: Annotated[str | None, options.SCALES("training scales of each dataset")] = None,
     split: Annotated[str, options.SPLIT()] = "test",
     bad: options.BadOption = "stop",
     seeds: Annotated[int, options.SEEDS()] = 3,
@@ -39,11 +39,11 @@ def compare(
     foveate compare --methods sesn --split val --set learning_rate=0.001
     ```
 
-    Writes compare.csv (one line per run and test scale), compare.html and one figure per data set
+    Writes compare.csv (one line per run and test scale), compare.html and one figure per dataset
     and training scale. If interrupted, the same command resumes; finished runs are not repeated.
-    The methods cnn-expert, fovmax-expert and residual-expert are trained on each test scale with
-    one seed: they give the ceiling. With --split val, networks are tested on validation images
-    only, to choose settings.
+    The methods cnn-expert, fovmax-expert and residual-expert train one network per test scale,
+    with one seed; their accuracy is the ceiling of the figures. With --split val, networks are
+    tested on validation images only, to choose settings.
     """
     from foveate.baselines.comparison import find_data_sets, find_methods, plan_jobs, row_label
     from foveate.scales import as_scales

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MAX_WORKERS = 256
 RECIPE = "mnist-large-scale"
-DATA_SET = options.argument("RECIPE", f"Data set to generate: {RECIPE}.", RECIPE)
+DATA_SET = options.argument("RECIPE", f"Dataset to generate: {RECIPE}.", RECIPE)
 
 
 def generate(
@@ -31,7 +31,7 @@ def generate(
     seed: Annotated[int, options.SEED(min=0, panel=options.DATA)] = 0,
     workers: Annotated[int, options.WORKERS(min=1, max=MAX_WORKERS)] = 2,
 ) -> None:
-    """Generate MNIST Large Scale, the data set of the paper, as HDF5 files.
+    """Generate MNIST Large Scale, the dataset of the paper, as HDF5 files.
 
     ```
     foveate generate mnist-large-scale --source mnist-5k --out data

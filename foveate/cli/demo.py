@@ -22,10 +22,10 @@ def demo(
     foveate demo --model timm:resnet18 --pretrained
     ```
 
-    Repeat --model to compare up to four networks. Digit networks: draw, upload or choose a digit,
-    and drag the zoom from 1/2 to 8; a second tab shows scenes with several digits. Runs on
-    photographs and timm models: upload or choose a photograph, and drag its size and position; a
-    single network is compared with its backbone on the whole frame. By default only this machine
+    Repeat --model to compare up to four networks. For digit networks, draw, upload or choose a
+    digit, and drag the zoom from 1/2 to 8; a second tab shows scenes with several digits. For runs
+    on photographs and timm models, upload or choose a photograph, and change its size and position;
+    a single network is compared with its backbone on the whole frame. By default, only this machine
     can open the page. The page works offline. Requires foveate[demo].
     """
     from foveate.demo.pages import open_page

@@ -56,9 +56,9 @@ def evaluate(
     95 % Wilson intervals for up to three runs, and mean and standard deviation for runs that differ
     only in their seed.
 
-    With --lazy, the winning channels are unknown. --lazy auto chooses the tolerance from the
-    validation images at the same scales: the class of at most 0.02 % of them differs from that of
-    all channels. It prints the tolerance and the mean number of channels evaluated.
+    With --lazy, the winning channels are not recorded. --lazy auto chooses the tolerance from the
+    validation images at the same scales, so that the class of at most 0.02 % of them differs from
+    that of all channels. It prints the tolerance and the mean number of channels evaluated.
     """
     from foveate.evaluation.results import RunResult
     from foveate.evaluation.runs import PretrainedRun, open_run
@@ -138,7 +138,7 @@ def _make_lazy(
     channels.lazy = up
     OUTPUT.print(
         f"tolerance {channels.lazy:.3f}: {found.channels:.1f} of {len(channels.scales)} channels; "
-        f"another class for {100 * found.disagreement:.2f} % of {count:,} validation images"
+        f"the class differs for {100 * found.disagreement:.2f} % of {count:,} validation images"
     )
     return channels.lazy
 

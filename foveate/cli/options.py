@@ -129,7 +129,7 @@ RECIPE = shared(
     values=("photo", "mirrored", "mnist-large-scale", "frame"),
 )
 SIZE = shared("PIXELS", "Width and height of the images in pixels.", DATA)
-WORKERS = shared("N", "Parallel workers that prepare images; results do not depend on it.", DATA)
+WORKERS = shared("N", "Number of workers that prepare images; it does not change results.", DATA)
 WINDOWS = shared(
     "LOW-HIGH",
     "Windows of the channels in pixels: 56-448, two per octave, or 56:448:4, four.",
@@ -143,8 +143,8 @@ POOL = shared(
     values=(*POOLS, "none"),
 )
 LAZY = shared(
-    "TOLERANCE", "Evaluate only the scale channels that decide the class (pool max or logsumexp); "
-    "lead in logits that decides. evaluate also accepts auto.", EVALUATION, "--lazy",
+    "TOLERANCE", "Evaluate further scale channels only until the best class leads by this many "
+    "logits (pool max or logsumexp). evaluate also accepts auto.", EVALUATION, "--lazy",
 )  # fmt: skip
 BATCH = shared("N", "Images per batch.", TRAINING)
 PRECISION = shared(
@@ -159,7 +159,7 @@ OUT_FILE = shared("FILE", "Output file.", OUTPUT)
 CLASSES = shared(
     "NAMES", "Classes in the order of the logits: a,b,c, or a file with one per line.", DATA
 )
-NATIVE = shared("SCALE", "Scale that the others are compared with.", EVALUATION)
+NATIVE = shared("SCALE", "Reference scale, with which all others are compared.", EVALUATION)
 VIEW = shared(
     "VIEW", "Meaning of scale s. zoom: objects are s times as large. resolution: the same scene "
     "with s times the pixels along each axis, s at most 1.", EVALUATION, "--view",
@@ -183,10 +183,10 @@ METHOD = shared(
     values=METHODS,
 )  # fmt: skip
 SETS = shared(
-    "NAMES", "Data sets, such as mnist,cifar10; can be repeated.", DATA, "--data", values=DATA_SETS
+    "NAMES", "Datasets, such as mnist,cifar10; can be repeated.", DATA, "--data", values=DATA_SETS
 )
 REPLACED = shared(
-    "NAME=SOURCE", "Source of a data set, such as mnist=idx:DIR; can be repeated.", DATA,
+    "NAME=SOURCE", "Source of a dataset, such as mnist=idx:DIR; can be repeated.", DATA,
     "--source",
 )  # fmt: skip
 TRAIN_SCALES = shared("SCALES", f"Training scales, one per file: {SCALE_GRAMMAR}; or none.", DATA)
@@ -204,7 +204,7 @@ SCALE = shared(
     "its base size.", DATA, "--scale",
 )  # fmt: skip
 SEARCH = shared("", "Search each image for an off-centre object.", EVALUATION, "--search")
-STEP = shared("PIXELS", "Distance of the centres that --search tries, in pixels.", EVALUATION)
+STEP = shared("PIXELS", "Distance between the centres that --search tries.", EVALUATION)
 PICTURE = shared("PNG", "Draw the winning window and the class into a copy of the image.", OUTPUT)
 ROWS_OPTION = shared(
     "ROW", "Only this row of the tables, such as fovavg or cnn-tr4; can be repeated.", DATA,
@@ -224,7 +224,7 @@ FREEZE_NORMS = shared(
     "", "Use the stored statistics of batch norms and do not update them.", TRAINING,
     "--freeze-norms",
 )  # fmt: skip
-STREAM = shared("", "Read FILE.h5 or folder:DIR batch by batch, not into memory.", DATA, "--stream")
+STREAM = shared("", "Read images from disk batch by batch, not all at once.", DATA, "--stream")
 RECOMPUTE = shared("N", "Scale channels trained at a time, to save memory; 0 for all.", EXECUTION)
 NORMS = shared(
     "MODE", "Batch-norm statistics under torchrun: shared by all processes, or local to each.",

@@ -53,7 +53,7 @@ def predict(
     strongest response, in pixels of the image. Images that cannot be read are reported, and the
     exit code is then 1.
 
-    With --lazy, the scale is unknown, and the probability is that of the evaluated channels.
+    With --lazy, no scale is printed, and the probability is that of the evaluated channels.
     """
     from foveate.evaluation.models import load_model
     from foveate.evaluation.predict import predict as classify

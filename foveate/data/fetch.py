@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """The mirrors of a data set, and the sha256 of the decoded content of each file.
+    """The mirrors of a dataset, and the sha256 of the decoded content of each file.
 
     If `archive` is set, a mirror offers one tar archive of that name instead of the single files.
     """

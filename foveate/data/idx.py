@@ -19,7 +19,7 @@ FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-"""Training images, training labels, test images and test labels of an MNIST-like data set."""
+"""Training images, training labels, test images and test labels of an MNIST-like dataset."""
 
 MAX_DECODED = 1 << 32  # bytes; a limit for gzip bombs, sixty times MNIST's largest file
 MAX_RANK = 32

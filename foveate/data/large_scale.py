@@ -42,7 +42,7 @@ BACKGROUND = 2 / math.pi * math.atan(0.02 * (0 - 128))
 def rescale(
     images: Tensor, scales: float | Tensor, *, size: int = 112, border: Border = "replicate"
 ) -> Tensor:
-    """Rescale images as in the MNIST Large Scale data set.
+    """Rescale images as in the MNIST Large Scale dataset.
 
     The computation runs on the device of ``images``.
 

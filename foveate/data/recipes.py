@@ -196,7 +196,7 @@ class Recipe:
         """Return the evaluation transform of the recipe ``photo``.
 
         Args:
-            share: Share of the pixels along each axis, as in `resize`.
+            share: Fraction of the pixels along each axis, as in `resize`.
 
         Returns:
             A function that maps a uint8 image ``(C, H, W)``, where C is 1 or 3, to float32
@@ -214,8 +214,8 @@ class Recipe:
 
         Args:
             training: Whether to augment. Random numbers come from PyTorch's default generator.
-            share: Share of the pixels along each axis to which resized images are reduced, with
-                antialiasing. They are then enlarged to their size before.
+            share: Fraction of the pixels along each axis. Resized images are reduced by this
+                factor, with antialiasing, and enlarged again.
 
         Returns:
             A function that maps a uint8 image ``(C, H, W)`` to uint8 ``(3, H', W')``.

@@ -63,7 +63,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A data set in memory, in three splits.
+    """A dataset in memory, in three splits.
 
     Use `Source.of` to create one: it computes the checksum.
 

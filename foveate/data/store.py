@@ -1,4 +1,4 @@
-"""Write and read HDF5 files in the layout of the official MNIST Large Scale data set."""
+"""Write and read HDF5 files in the layout of the official MNIST Large Scale dataset."""
 # Shape letters: N images, C image channel, F frame pixels.
 
 import io
@@ -41,7 +41,7 @@ from foveate.scales import ScaleRange
 # computed in blocks of this size, by one thread each, so that a file does not depend on either.
 BLOCK = 128
 MAX_SEED = 2**32 - 1  # training multiplies the seed by a million, which must fit in 64 bits
-MAX_UNSTORED = 1 << 30  # bytes that a data set may declare without having them on disk
+MAX_UNSTORED = 1 << 30  # bytes that a dataset may declare without having them on disk
 MAX_RATIO = 1_100  # declared bytes per byte of the file beyond that; gzip reaches 1,032
 
 
@@ -383,10 +383,10 @@ def _has(file: h5py.File, name: str) -> bool:
 
 
 def _own_dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    """Return a data set of the file, or raise an OSError if reading it could open another file.
+    """Return a dataset of the file, or raise an OSError if reading it could open another file.
 
-    Links, virtual data sets and external storage could read files that the user did not name. A
-    data set that declares far more bytes than the file could hold is rejected before memory is
+    Links, virtual datasets and external storage could read files that the user did not name. A
+    dataset that declares far more bytes than the file could hold is rejected before memory is
     allocated for it.
     """
     if not _has(file, name):

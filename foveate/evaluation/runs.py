@@ -42,7 +42,7 @@ class PretrainedRun(RunFolder):
         return [{key: str(getattr(self._info, key)) for key in MADE_WITH}]
 
     def data(self) -> dict[str, Any]:
-        """Return nothing: the training data of pretrained networks have no record."""
+        """Return an empty dictionary: the package has no record of the training data."""
         return {}
 
 

@@ -1,4 +1,4 @@
-"""Run a few tasks at the same time in processes of one thread each."""
+"""Run a few tasks in parallel, in processes of one thread each."""
 
 import multiprocessing
 import signal
@@ -20,7 +20,7 @@ Task = Callable[[Send], object]
 def run_tasks(tasks: Sequence[Task], receive: Send) -> None:
     """Run tasks, which save their results themselves, and pass what they send to `receive`.
 
-    The tasks are run at the same time if each gets less than two cores: a process of one thread
+    The tasks are run in parallel if each gets less than two cores: a process of one thread
     has no serial part during which other cores wait. With more cores, tasks run one after another
     with all of them. A task that fails in a process of its own has no effect: the caller finds its
     result missing, and repeats it to get the error. Ctrl-C and SIGTERM end all tasks.

@@ -46,7 +46,7 @@ def quick_runs(seed: int = 0) -> dict[str, TrainConfig]:
 def train_runs(
     runs: Runs, folder: Path, callback: EpochCallback = lambda name, config, progress: None
 ) -> None:
-    """Train the runs in subfolders of `folder`, at the same time on few cores; skip finished runs.
+    """Train the runs in subfolders of `folder`, in parallel on few cores; skip finished runs.
 
     The callback is called after every epoch.
     """

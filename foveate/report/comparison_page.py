@@ -78,7 +78,7 @@ def comparison_page(
     methods = [name for name in METHODS if name in {line.method for line in lines}]
     sets = [name for name in DATA_SETS if name in {line.data for line in lines}]
     lead = (
-        f"Methods: {len(methods)}. Data sets: {len(sets)}. Trained networks: {len(runs)}. All "
+        f"Methods: {len(methods)}. Datasets: {len(sets)}. Trained networks: {len(runs)}. All "
         f"accuracies are in percent of the {images}."
     )
     page = Page("Comparison of methods over scale", lead)
@@ -186,7 +186,7 @@ def _methods(page: Page, names: Sequence[str], sets: Sequence[str]) -> None:
     page.section("Methods")
     methods = [METHODS[name] for name in names]
     page.table(["method", "network", "paper"], [[m.name, m.title, m.paper] for m in methods])
-    headers = ["method", "data sets", "learning rate", "epochs", "batch", "other settings"]
+    headers = ["method", "datasets", "learning rate", "epochs", "batch", "other settings"]
     caption = (
         "Settings, from the registry foveate.baselines.methods. Photographs have "
         f"{DATA_SETS['photographs'].repeated} times as many epochs, and few samples up to "
@@ -216,7 +216,7 @@ def _calibrations(page: Page, lines: Sequence[Measurement]) -> None:
 
 
 def _settings(method: Method, sets: Sequence[str]) -> list[list[Cell]]:
-    """Return one row for all data sets that have the same settings."""
+    """Return one row for all datasets that have the same settings."""
     groups: dict[Settings, list[str]] = {}
     rows: list[list[Cell]] = []
     for name in sets:

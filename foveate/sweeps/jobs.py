@@ -108,7 +108,7 @@ class Outcome:
         config: Digest of the training configuration.
         validation: Validation accuracy, 0 to 1.
         seconds: Training and test time in seconds, including the time before an interruption. For
-            runs trained side by side it is the run's share of the time.
+            runs trained in parallel it is the run's share of the time.
         memory: Peak memory of the process in MiB; 0 on Windows, which has no `resource` module.
         version: Version of foveate.
         commit: Commit of foveate.
@@ -167,7 +167,7 @@ def perform(
     load: Load = load_source,
     bad: Bad = "stop",
 ) -> list[Outcome]:
-    """Train runs side by side, test them, and write outcome.json into each run folder.
+    """Train runs in parallel, test them, and write outcome.json into each run folder.
 
     Args:
         jobs: The jobs.

@@ -24,8 +24,8 @@ class Record:
         scale: Test scale.
         accuracy: Test accuracy, 0 to 1.
         validation: Validation accuracy, 0 to 1.
-        seconds: Time in seconds; for runs trained side by side, the run's share of it.
-        memory: Peak memory in MiB of the process, including runs trained side by side.
+        seconds: Time in seconds; for runs trained in parallel, the run's share of it.
+        memory: Peak memory in MiB of the process, including runs trained in parallel.
         config: Digest of the training configuration.
         version: Version of foveate.
         commit: Commit of foveate.

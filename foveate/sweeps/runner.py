@@ -76,7 +76,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalEngine:
-    """Performs jobs in this process on one device: side by side on a GPU, one by one on the CPU.
+    """Performs jobs in this process on one device: in parallel on a GPU, one by one on a CPU.
 
     Several processes can share the jobs of a folder. Each of them claims the jobs that it performs,
     and yields the results of all. If one is killed, the others perform its jobs.
@@ -161,7 +161,7 @@ def _is_in_training(job: Job, folder: Path) -> bool:
 
 
 def _free_place(left: Mapping[int, Job], folder: Path) -> int:
-    """Return the number of a job that no process has, or 0 after a while if there is none."""
+    """Return the number of a job that no process has; if there is none, wait, then return 0."""
     free = []
     for number, job in left.items():
         with ExitStack() as claims:
@@ -213,7 +213,8 @@ def make_engine(
     Args:
         name: ``local`` for this process, or ``ray`` for a Ray cluster.
         device: Device to train on: ``cpu``, ``cuda`` or, with ``local``, ``cuda:N``.
-        together: Runs trained in parallel on one GPU; 0 means 3.
+        together: Runs trained in parallel; 0 means 1 on a CPU and 3 on a GPU. With ``local``, it
+            means 6 on a GPU with more than 40 GB of memory if the networks are small.
         address: Address of the Ray cluster; by default the one that Ray finds, or a new local one.
         cpus: CPU threads per run, or 0 for the default of torch.
         gpus: Fraction of a GPU per run, 0 to 1; with 0, `together` decides.

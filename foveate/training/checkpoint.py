@@ -46,7 +46,7 @@ class Progress:
         step: Number of complete steps in the current epoch.
         loss: Sum of the losses of the current epoch's steps.
         seconds: Wall-clock time of the epochs.
-        share: Time spent on this run alone if several are trained at the same time, including
+        share: Time spent on this run alone if several are trained in parallel, including
             preparation, validation, saving, and the time before interruptions.
         metrics: Metrics of each complete epoch.
         empty: Number of steps in the current epoch without any usable image.

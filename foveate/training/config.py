@@ -49,11 +49,12 @@ class TrainConfig:
         scales: Scales of the training images: one scale ``2``, a range ``1-4``, a grid
             ``0.5:8:4``, or a list of these. Each image is shown at one scale, drawn from them.
         samples: Number of training images to use, from the start of the training set; 0 uses all.
-        size: Width and height in pixels of the frame in which digits are shown.
+        size: Width and height in pixels of the frame in which images are shown; the recipe
+            ``photo`` has no frame.
         border: Values outside the frame when smoothing; see `foveate.data.large_scale.rescale`.
         epochs: Number of epochs.
-        batch: Number of images per step. The paper does not state it: FovAvg reaches the paper's
-            accuracy with 32, and does not with 128.
+        batch: Number of images per step. The paper does not state it. FovAvg requires small
+            batches: with 128, it is less accurate at scales far from the training scale.
         seed: Seed of the initial weights, the order of the images, dropout and augmentation.
         data_seed: Seed for drawing the scale of each image. Runs that differ only in ``seed`` see
             the same images.

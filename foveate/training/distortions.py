@@ -2,7 +2,7 @@
 
 An image is distorted at the size in which the source stores it, before it is rescaled. All
 distances are therefore proportional to the scale at which it is shown, and its values pass through
-the same steps of the data set as those of any other image.
+the same steps of the dataset as those of any other image.
 """
 # Shape letters: N images, C image channel, h w source pixels, H W pixels with the margin.
 

@@ -1,4 +1,4 @@
-"""Train one network, or several at the same time on one device."""
+"""Train one network, or several in parallel on one device."""
 
 from contextlib import nullcontext, suppress
 from functools import lru_cache
@@ -104,7 +104,7 @@ def train_together(
     deterministic: bool = True,
     bad: Bad = "stop",
 ) -> list[RunFolder]:
-    """Train several networks at the same time on one device, taking a few steps of each in turn.
+    """Train several networks in parallel on one device, taking a few steps of each in turn.
 
     On a GPU, every run has its own CUDA stream and random state. Together the runs use the GPU
     better than one alone, and each ends with the same weights as if it were trained alone.

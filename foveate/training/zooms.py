@@ -1,17 +1,17 @@
 """Random zooms in training: images shown as if they had been magnified or reduced.
 
-By covariance, a network with the scales S sees an image that was magnified by z as a network with
-the scales S / z sees the image itself. What the frame cuts off a magnified image is cut off by a
-frame of 1 / z of the side. So magnifying needs no resampling beyond that of the scale channels.
+By covariance, a network with the scales S has the same response to an image magnified by z as a
+network with the scales S / z to the image itself. The frame shows 1 / z of the side of a magnified
+image. Magnifying therefore only divides the scales by z and crops the frame to 1 / z of its side.
 
 A reduced image has fewer pixels, so windows that magnify it look blurred. To show this in training,
 a reduced image is resampled to the pixels of its frame, with antialiasing only if the recipe does
 so: `mnist-large-scale` smooths images in proportion to their scale instead. Networks without scale
-channels, which are offered the same zooms in comparisons, see resampled frames for all factors.
+channels, which have the same zooms in comparisons, receive resampled frames for all factors.
 
-The recipe decides what a frame shows. `mnist-large-scale` stretches the values of every frame to
-the full range, so cropped and reduced frames are stretched too; a larger frame shows its border.
-`mirrored` fills frames of any size with mirror images, and so the larger frame of a reduced image.
+The recipe determines what a frame shows. `mnist-large-scale` stretches the values of every frame to
+the full range, also those of cropped and reduced frames, and repeats the border in a larger frame.
+`mirrored` fills frames of any size with mirror images, also the larger frame of a reduced image.
 
 `fovplus-tr2` on Fashion-MNIST with `antialias`, validation accuracy at 1/2 and 2, three seeds: 91.2
 and 92.4 %; one seed without resampling: 89.7 and 92.3 %. FovMax with 9 channels, trained for 4
