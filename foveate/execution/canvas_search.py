@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from foveate.execution.trunk_ops import KERNEL_DEVICES, autocast_dtype, call_operator, power
+from foveate.execution.precision import autocast_dtype
+from foveate.execution.triton_common import KERNEL_DEVICES, power
 from foveate.execution.windows import group_first, regroup_second
 from foveate.models.backbone import ConvNet
 
@@ -129,7 +130,9 @@ def strongest(
             for number, layer in enumerate(arranged(backbone))
         ]
         given = (canvas, needed, layers, padded(mask.float()), *numbers(backbone, places))
-        values, positions = call_operator(strongest_windows, *given)
+        # Outside compiled code the function itself is called: operators import the compiler.
+        compiling = torch.compiler.is_compiling()
+        values, positions = (strongest_windows if compiling else _strongest_windows)(*given)
     return values[..., :classes], positions[..., :classes]
 
 
@@ -177,8 +180,7 @@ def _convolutions(backbone: ConvNet) -> list[Any]:
     return [layer for layer in backbone.trunk if isinstance(layer, nn.Conv2d)]
 
 
-@torch.library.custom_op("foveate::strongest_windows", mutates_args=())
-def strongest_windows(
+def _strongest_windows(
     canvas: Tensor,
     needed: Tensor,
     layers: list[Tensor],
@@ -190,6 +192,11 @@ def strongest_windows(
     """Compute `strongest` from arranged layers; `places` has four numbers per grid."""
     with torch.cuda.device_of(canvas):  # Triton launches on the current device
         return search(canvas, needed, layers, mask, strides, places, size)
+
+
+strongest_windows = torch.library.custom_op(
+    "foveate::strongest_windows", _strongest_windows, mutates_args=()
+)
 
 
 def search(

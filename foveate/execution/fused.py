@@ -17,7 +17,7 @@ from foveate.execution.exact import Block, exact_convnet, plain_blocks
 from foveate.execution.fused_layout import Packing, StepLayout
 from foveate.execution.fused_pass import StepPass, WindowsPass
 from foveate.execution.plan import Prepared
-from foveate.execution.trunk_ops import KERNEL_DEVICES, MOST_VALUES
+from foveate.execution.triton_common import KERNEL_DEVICES, MOST_VALUES
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
 

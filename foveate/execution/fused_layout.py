@@ -7,10 +7,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from foveate.execution.trunk_ops import LARGEST_SUM, Launch, power
+from foveate.execution.triton_common import power
 
 if TYPE_CHECKING:
     from foveate.execution.fused import FusedGradients
+
+
+class Launch(NamedTuple):
+    """Launch parameters of a kernel: positions per block, programs, warps and pipeline stages."""
+
+    block: int
+    programs: int
+    warps: int
+    stages: int
+
 
 # The fastest of 3 to 12 launches on one H200 for FovAvg with batches of 16 and 128 images.
 LAUNCHES = {
@@ -26,6 +36,7 @@ LAUNCHES = {
     "collect": Launch(32, 0, 4, 1),
 }
 """Launches by kernel; `programs` is 0 where each block is one program."""
+LARGEST_SUM = 64 * 128  # float32 sums that a program with the usual number of warps keeps
 PARTS = 128  # parts of a norm that are added at a time
 SUMMED = 16  # parts of a gradient that are added at a time
 CHANNELS = 8  # channels of a norm per program
@@ -92,7 +103,7 @@ class StepLayout:
         programs = images if channels > 1 else -(-images // self.rows)
         features = owner.backbone.hidden.in_features
         self._reserve(f"slopes {last}", programs, 2 * features, 1)
-        pair = 4 * widths[0] * (4 * widths[1] + 17) + widths[1]
+        pair = 4 * widths[0] * (4 * widths[1] + 17)
         self._add("pair", "pair", self.patches * side**2, pair)
         units, classes = owner.backbone.hidden.out_features, owner.backbone.head.out_features
         self.units, self.classes = power(units), power(classes)
@@ -130,8 +141,7 @@ class StepLayout:
             enter(f"weight {layer}", owner.places(conv.weight).permute(2, 0, 3, 1))
         grouped = owner.grouped()  # (O, y, x, I), summed as (I, y, x, O)
         enter("pair", grouped.permute(3, 1, 2, 0))
-        after = grouped.numel() + len(grouped)  # the gradient of the bias is not summed
-        enter("pair", torch.arange(owner.total, len(owner.slopes)), after)
+        enter("pair", torch.arange(owner.total, len(owner.slopes)), grouped.numel())
         backbone = owner.backbone
         hidden, head = backbone.hidden, backbone.head
         enter("hidden", owner.hidden())

@@ -19,7 +19,7 @@ from foveate.execution.fused_layout import (
     StepLayout,
     launch_options,
 )
-from foveate.execution.trunk_ops import power
+from foveate.execution.triton_common import power
 from foveate.models.channels import ScaleChannels
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ class StepPass:
             self.trunk.pair_kernel, (part.number,), self.cut, self.indices, self.active, slope,
             self.weights[0], parts, layout.patches * side**2, part.steps, HEIGHT=side, WIDTH=side,
             PIXELS=16, FILTERS=self.filters, OUT=width, SIDE=2, ROWS=16,
-            COLUMNS=power(4 * width), BIAS=False, PER=self.per, **launch_options("pair"),
+            COLUMNS=power(4 * width), PER=self.per, **launch_options("pair"),
         )  # fmt: skip
         self._over(
             "collect", len(self.slopes), self.head.collect, self.workspace, layout.table,

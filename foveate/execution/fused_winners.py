@@ -15,7 +15,7 @@ from foveate.execution.fused import MOST_CHANNELS, FusedGradients, is_trainable
 from foveate.execution.fused_layout import Packing
 from foveate.execution.fused_pass import StepPass
 from foveate.execution.plan import Prepared
-from foveate.execution.trunk_ops import MOST_VALUES, power
+from foveate.execution.triton_common import MOST_VALUES, power
 from foveate.models.sliding import SlidingChannels
 
 BLOCK = 512  # values of a window that are copied at a time

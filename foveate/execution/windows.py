@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from foveate.execution.exact import matching_convnet, plain_blocks, require_convnet
-from foveate.execution.trunk_ops import convolved, two_blocks
+from foveate.execution.precision import autocast_dtype
+from foveate.execution.triton_common import KERNEL_DEVICES, MOST_VALUES
 from foveate.models.channels import ScaleChannels
 from foveate.models.lazy import lazy_logits
 from foveate.models.outputs import Outputs
@@ -120,13 +121,38 @@ def run_windows(trunk: nn.Sequential, cut: Tensor, moments: Moments | None = Non
         weight, bias = fold_norm(trunk, cut, moments)
         first, shift = group_first(weight).to(cut.dtype), bias.repeat(4).to(cut.dtype)
         grouped = regroup_second(second.weight)
-    features = two_blocks(cut, first, shift, grouped, second.bias)
+    features = F.conv2d(_first_block(cut, first, shift), grouped, second.bias)
     for layer in list(trunk)[at + 1 :]:
-        if isinstance(layer, nn.Conv2d) and layer.stride == (1, 1):
-            features = convolved(features, layer.weight, layer.bias)
-        else:
-            features = layer(features)
+        features = layer(features)
     return features
+
+
+def _first_block(cut: Tensor, weight: Tensor, shift: Tensor) -> Tensor:
+    """Compute the first block on windows (N, m, m, 16 C), as images (N, 4 O, m, m).
+
+    The block has weight (4 O, 16 C) and shift (4 O,), and is computed in the precision of the
+    windows, also under autocast. The kernel rounds the activations once, to bf16.
+    """
+    rows = cut.flatten(0, 2)
+    if _supports_kernel(rows, weight):
+        from foveate.execution import triton_trunk
+
+        active = triton_trunk.first_block(rows, weight, shift)
+    else:
+        with torch.autocast(cut.device.type, enabled=False):
+            # Flat, because an in-place ReLU on a view would copy these activations, the largest.
+            active = torch.relu_(F.linear(rows, weight, shift))
+    return active.view(*cut.shape[:3], len(weight)).permute(0, 3, 1, 2)
+
+
+def _supports_kernel(rows: Tensor, weight: Tensor) -> bool:
+    """Whether the kernel of the first block applies: no gradients, and float32 rounded to bf16."""
+    filters, width = weight.shape
+    exact = rows.dtype == weight.dtype == torch.float32 and not torch.is_grad_enabled()
+    shaped = filters in (16, 32, 64) and width <= 64  # more exceed registers
+    sized = 0 < len(rows) * max(filters, width) < MOST_VALUES
+    kind = rows.device.type in KERNEL_DEVICES and autocast_dtype(rows) == torch.bfloat16
+    return kind and exact and shaped and sized and not torch.compiler.is_compiling()
 
 
 def fold_norm(trunk: nn.Sequential, cut: Tensor, moments: Moments | None) -> tuple[Tensor, Tensor]:
