@@ -314,7 +314,11 @@ class Study:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the lock of the tables, with what other processes have added to `records`."""
+        """Hold the lock of the tables, with what other processes have added to `records`.
+
+        Yields:
+            Nothing; the lock is released at the end of the ``with`` block.
+        """
         with FileLock(self.folder / TABLE_LOCK):
             self.records = merge_records([self.records, read_records(self.folder)])
             yield
