@@ -198,6 +198,17 @@ def test_a_run_that_does_not_fit_in_memory_is_refused(tmp_path, monkeypatch):
         train(tiny(batch=96), tmp_path / "other")
 
 
+def test_steps_of_other_backbones_and_recomputed_steps_are_not_estimated(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "MIN_CHECKED", 0)
+    monkeypatch.setattr(checks, "free_memory", lambda: 4_000_000)
+    config = tiny(batch=500, samples=500, epochs=1)
+    with pytest.raises(ConfigError, match="steps of 500 images need"):
+        train(config, tmp_path / "whole")
+    assert train(config, tmp_path / "recomputed", recompute=1).finished
+    small = replace(config, backbone="test_checkpoint:Tied")
+    assert train(small, tmp_path / "backbone").finished
+
+
 @pytest.mark.parametrize("text", ["[1]", '{"epoch": "x"}', '{"loss": NaN}', "[" * 99_999, "x"])
 def test_damaged_metrics_are_one_line(tmp_path, text):
     (tmp_path / "metrics.jsonl").write_text(text + "\n")
