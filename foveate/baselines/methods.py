@@ -162,7 +162,8 @@ class Method:
         images = data.images(trained)
         if data.name in self.presets:
             found = preset(self.presets[data.name] + trained)
-            return replace(found, source=data.source, validations=VALIDATIONS)
+            model = _fitted(found.model, data)
+            return replace(found, source=data.source, model=model, validations=VALIDATIONS)
         values: dict[str, Any] = asdict(self.settings_by_data.get(data.name, self.settings))
         objects = values.pop("objects")
         if objects and data.recipe == "photo":
