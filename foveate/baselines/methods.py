@@ -26,13 +26,9 @@ VALIDATIONS = 1  # at the end: no method keeps the weights of an earlier epoch
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Accuracy of the authors' own network on MNIST Large Scale, for calibration.
+    """Accuracy of the authors' own network on MNIST Large Scale in percent, for calibration.
 
-    Args:
-        trained: Training scale.
-        mean: Mean accuracy over the scales, in percent.
-        scales: Test scales of the mean; empty for all 17.
-        origin: Where the figure is from.
+    The mean is over the test scales `scales`, or over all 17 if they are empty.
 
     Examples:
         >>> METHODS["sesn"].reference.mean
