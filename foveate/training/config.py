@@ -28,14 +28,8 @@ MAX_EPOCHS = 1_000_000
 MAX_BATCH = 65_536
 NO_ZOOMS = (1.0, 1.0)
 VALIDATIONS = 20  # with 20 epochs, after each
-LATER = {
-    "recipe": None,
-    "zooms": list(NO_ZOOMS),
-    "distortions": 0.0,
-    "ema": 0.0,
-    "validations": VALIDATIONS,
-}
-"""Fields that earlier versions do not have, and the values that stand for their behaviour."""
+LATER = ("recipe", "zooms", "distortions", "ema", "validations")
+"""Fields that earlier versions do not have; the defaults stand for their behaviour."""
 PARTS = ("model", "recipe")  # fields that have fields
 
 
@@ -220,7 +214,8 @@ class TrainConfig:
         """
         values = {**asdict(self), "model": self.model.to_dict(), "zooms": list(self.zooms)}
         values["recipe"] = self.recipe and self.recipe.to_dict()
-        return {k: v for k, v in values.items() if k not in LATER or v != LATER[k]}
+        absent = {name for name in LATER if getattr(self, name) == getattr(TrainConfig, name)}
+        return {name: value for name, value in values.items() if name not in absent}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainConfig":
@@ -321,12 +316,9 @@ def is_mirrored(config: TrainConfig) -> bool:
 def build_net(config: TrainConfig, *, trust: bool = False, start: bool = False) -> nn.Module:
     """Build the network of a configuration, with weights from PyTorch's default generator.
 
-    The backbone maps (N, C, P, P) to (N, K); `config.model` defines its scale channels.
-
-    Args:
-        config: Configuration of the run.
-        trust: Whether a factory named in `config.backbone` may be imported and called.
-        start: Whether to load the pretrained weights of the backbone, as at the start of a run.
+    The backbone maps (N, C, P, P) to (N, K); `config.model` defines its scale channels. `trust`
+    allows a factory named in `config.backbone` to be imported and called. At the `start` of a run,
+    the pretrained weights of the backbone are loaded.
     """
     model = config.model
     if not config.backbone:
