@@ -250,7 +250,7 @@ class TrainConfig:
 
         Args:
             changes: New values as text, by field name; ``model.FIELD`` and ``recipe.FIELD`` change
-                the model and the recipe.
+                the model and the recipe. Their order does not matter.
 
         Returns:
             The changed configuration.
@@ -258,24 +258,25 @@ class TrainConfig:
         Raises:
             ConfigError: If a field is unknown, or a value is invalid.
         """
-        config = self
+        recipe = find_recipe(changes["recipe"]) if "recipe" in changes else self.recipe
+        usual = recipe or Recipe(name="photo")  # the first with settings
+        owners: dict[str, Any] = {"": self, "model": self.model, "recipe": usual}
+        new: dict[str, dict[str, Any]] = {part: {} for part in owners}
         for key, text in changes.items():
             part, dot, name = key.partition(".")
-            if key == "recipe":
-                config = replace(config, recipe=find_recipe(text))
-            elif dot and part in PARTS:
-                owner = getattr(config, part) or Recipe(name="photo")  # the first with settings
-                config = replace(config, **{part: _set(owner, name, text)})
-            else:
-                config = _set(config, key, text)
-        return config
+            part, name = (part, name) if dot and part in PARTS else ("", key)
+            if key != "recipe":
+                new[part][name] = _read(name, text, _current(owners[part], name))
+        model = replace(self.model, **new["model"])
+        recipe = replace(usual, **new["recipe"]) if new["recipe"] else recipe
+        return replace(self, **new[""], model=model, recipe=recipe)
 
 
-def _set(config: Any, key: str, text: str) -> Any:
+def _current(config: Any, key: str) -> Any:
     known = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in PARTS}
     if key not in known:
         raise ConfigError(f"cannot set {key!r}; use one of {', '.join(sorted(known))}")
-    return replace(config, **{key: _read(key, text, known[key])})
+    return known[key]
 
 
 def _read(key: str, text: str, now: Any) -> Any:
