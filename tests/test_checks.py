@@ -188,6 +188,16 @@ def test_memory_is_compared_with_what_is_free(monkeypatch):
         check_memory(3e9, "images", "use fewer")
 
 
+def test_the_page_cache_of_a_container_is_free(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "GROUP", tmp_path)
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.stat").write_text("anon 300\nactive_file 200\ninactive_file 400\n")
+    assert free_memory() == 700
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory() > 1000
+
+
 def test_a_run_that_does_not_fit_in_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "MIN_CHECKED", 0)
     monkeypatch.setattr(checks, "free_memory", lambda: 400_000)
