@@ -13,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from foveate.errors import ConfigError
 
 MIN_CHECKED = 1 << 28  # bytes; smaller requests are not checked against the free memory
+GROUP = Path("/sys/fs/cgroup")  # limits of a container
 _cached_hints = cache(get_type_hints)
 NAMES = {
     int: "a whole number",
@@ -93,10 +94,11 @@ def free_memory() -> float:
     with suppress(OSError, IndexError, ValueError):
         text = Path("/proc/meminfo").read_text().partition("MemAvailable:")[2]
         free = int(text.split()[0]) * 1024
-    with suppress(OSError, ValueError):  # the limit of a container can be lower
-        group = Path("/sys/fs/cgroup")
-        used = int((group / "memory.current").read_text())
-        free = min(free, int((group / "memory.max").read_text()) - used)
+    with suppress(OSError, ValueError, KeyError):  # the limit of a container can be lower
+        used, most = (int((GROUP / f"memory.{n}").read_text()) for n in ("current", "max"))
+        parts = dict(line.split() for line in (GROUP / "memory.stat").read_text().splitlines())
+        cache = int(parts["active_file"]) + int(parts["inactive_file"])  # is freed when needed
+        free = min(free, most - used + cache)
     return free
 
 

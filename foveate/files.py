@@ -154,7 +154,7 @@ def parse_json(text: str) -> Any:
 
 
 def check_folder(path: Path) -> None:
-    """Raise an OSError if `path` is not a folder and a folder cannot be created there."""
+    """Raise an OSError unless `path` is a writable folder, or can be created as one."""
     for place in (path, *path.absolute().parents):
         try:
             mode = os.stat(place).st_mode

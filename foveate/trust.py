@@ -39,18 +39,9 @@ def find_factory(spec: str, what: str = "backbone") -> Callable[..., Any]:
     """Import the function named by ``package.module:factory``.
 
     Installed packages take precedence. If none has this name, the module or package is searched in
-    the current folder. Other files in that folder cannot be imported.
-
-    Args:
-        spec: Name of the function, as ``package.module:factory``.
-        what: Kind of object that the function returns, for error messages.
-
-    Returns:
-        The function.
-
-    Raises:
-        ConfigError: If the name has another format, the import fails, or there is no such function.
-            A function of this package must be defined in the module that is named.
+    the current folder. Other files in that folder cannot be imported. A function of this package
+    must be defined in the module that is named. `what` is the kind of object that the function
+    returns, for the ConfigError if it is not found.
     """
     module, colon, name = spec.partition(":")
     if not (module and colon and name):

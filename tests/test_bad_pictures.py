@@ -318,7 +318,7 @@ recipe.base = 80
 model.size = 16
 model.features = [4, 8]
 model.hidden = 8
-model.scales = [1, 4, 1]
+model.scales = "1:4:1"
 [[runs]]
 """
 

@@ -188,6 +188,16 @@ def test_memory_is_compared_with_what_is_free(monkeypatch):
         check_memory(3e9, "images", "use fewer")
 
 
+def test_the_page_cache_of_a_container_is_free(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "GROUP", tmp_path)
+    (tmp_path / "memory.current").write_text("900\n")
+    (tmp_path / "memory.max").write_text("1000\n")
+    (tmp_path / "memory.stat").write_text("anon 300\nactive_file 200\ninactive_file 400\n")
+    assert free_memory() == 700
+    (tmp_path / "memory.max").write_text("max\n")
+    assert free_memory() > 1000
+
+
 def test_a_run_that_does_not_fit_in_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "MIN_CHECKED", 0)
     monkeypatch.setattr(checks, "free_memory", lambda: 400_000)
@@ -196,6 +206,17 @@ def test_a_run_that_does_not_fit_in_memory_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(checks, "free_memory", lambda: 1_000_000)
     with pytest.raises(ConfigError, match=r"steps of 96 images need about .* a smaller batch"):
         train(tiny(batch=96), tmp_path / "other")
+
+
+def test_steps_of_other_backbones_and_recomputed_steps_are_not_estimated(tmp_path, monkeypatch):
+    monkeypatch.setattr(checks, "MIN_CHECKED", 0)
+    monkeypatch.setattr(checks, "free_memory", lambda: 4_000_000)
+    config = tiny(batch=500, samples=500, epochs=1)
+    with pytest.raises(ConfigError, match="steps of 500 images need"):
+        train(config, tmp_path / "whole")
+    assert train(config, tmp_path / "recomputed", recompute=1).finished
+    small = replace(config, backbone="test_checkpoint:Tied")
+    assert train(small, tmp_path / "backbone").finished
 
 
 @pytest.mark.parametrize("text", ["[1]", '{"epoch": "x"}', '{"loss": NaN}', "[" * 99_999, "x"])

@@ -218,6 +218,12 @@ def test_training_scales_are_chosen():
 def test_sources_are_replaced_with_their_classes(tmp_path):
     (found,) = find_data_sets(["mnist"], {"mnist": "mnist-5k"}, load_source)
     assert (found.source, found.channels, found.classes) == ("mnist-5k", 1, 10)
+    coloured = replace(GIVEN["mnist-few"], source="folder:photos", channels=3, classes=5)
+    for method in METHODS.values():  # of other sources too, also with a preset
+        for samples in method.trainings(coloured):
+            run_config = method.config(coloured, samples)
+            assert run_config.source == "folder:photos"
+            assert (run_config.model.channels, run_config.model.classes) == (3, 5)
     names = [data.name for data in find_data_sets([], {}, load_source)]
     assert names == [name for name in DATA_SETS if name != "photographs"]
 

@@ -29,7 +29,7 @@ recipe.base = 48
 model.size = 16
 model.features = [4, 8]
 model.hidden = 8
-model.scales = [1, 4, 1]
+model.scales = "1:4:1"
 [grid]
 recipe.base = [32, 48]
 """

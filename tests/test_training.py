@@ -161,7 +161,11 @@ def test_runs_side_by_side_share_the_time(tmp_path):
 
 @pytest.mark.parametrize(
     ("samples", "epochs_validated"),
-    [(2000, [*range(2, 45, 2), 45]), (16, [11, 22, 33, 44, 45])],  # 16: validating outlasts that
+    [  # with 500 validation images
+        (2000, [*range(2, 45, 2), 45]),
+        (600, [*range(4, 45, 4), 45]),  # after three epochs, it would be more than a quarter
+        (16, [11, 22, 33, 44, 45]),  # at least four validations
+    ],
 )
 def test_a_run_of_many_epochs_is_validated_and_saved_now_and_then(
     tmp_path, monkeypatch, samples, epochs_validated

@@ -115,6 +115,22 @@ def test_settings_are_read_as_what_they_replace():
 
 
 @pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("finetune", {"recipe": "photo", "recipe.base": "112", "recipe.flip": "false"}),
+        ("fovavg", {"backbone": "timm:resnet10t", "pretrained": "true"}),
+        ("fovplus-tr2", {"zooms": "[1, 1]", "recipe": "photo", "recipe.sizes": "[0.5, 2]"}),
+        ("fovplus-tr2", {"zooms": "[1, 1]", "model.pool": "concat"}),
+    ],
+)
+def test_the_order_of_settings_does_not_matter(name, changes):
+    found = preset(name).changed(changes)
+    assert found == preset(name).changed(dict(reversed(changes.items())))
+    changes.pop("recipe", None)
+    assert all(found.changed({key: text}) == found for key, text in changes.items())
+
+
+@pytest.mark.parametrize(
     ("key", "value", "words"),
     [
         ("epoch", "3", "cannot set 'epoch'; use one of"),

@@ -119,7 +119,7 @@ epochs = 2
 model.features = [4, 8]
 model.size = 12
 model.hidden = 8
-model.scales = [1, 2, 1]
+model.scales = "1:2:1"
 [[runs]]
 preset = "fovavg"
 [[runs]]

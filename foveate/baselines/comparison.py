@@ -27,17 +27,8 @@ Named = TypeVar("Named", Method, DataSet)
 class Measurement:
     """Accuracy of one run of a method at one test scale: one line of compare.csv.
 
-    Attributes:
-        data: Name of the dataset.
-        method: Name of the method.
-        trained: Training set: a scale, ``all``, or the number of samples.
-        scale: Test scale.
-        seed: Random seed of the run.
-        accuracy: Accuracy, 0 to 1.
-        count: Number of test images.
-        parameters: Number of parameters of the network.
-        training_seconds: Training time; for runs trained in parallel, the run's share of it.
-        images_per_second: Speed of the trained network on images in memory.
+    `trained` is a scale, ``all``, or the number of samples. Runs trained in parallel share their
+    training time. `images_per_second` is the speed of the trained network on images in memory.
     """
 
     data: str
@@ -157,13 +148,8 @@ def plan_jobs(
 def measurements(records: Iterable[Record], split: SplitName = "test") -> list[Measurement]:
     """Return the results of a comparison from the results of its study.
 
-    Args:
-        records: Results of the study.
-        split: Split of the test images.
-
-    Returns:
-        One line per dataset, method, training set, seed and test scale. An expert has only the
-        line of its training scale.
+    There is one line per dataset, method, training set, seed and test scale. An expert has only the
+    line of its training scale.
     """
     shared = {f.name for f in fields(Measurement)} & {f.name for f in fields(Record)}
     found = []

@@ -27,17 +27,13 @@ class FourierTransforms(nn.Module):
     frequencies outermost, where the products over channels need them. Under autocast, they round
     more often than a sum over taps: the error in bf16 is 0.4 to 0.6 % instead of 0.2 %.
 
-    Transforms continue features periodically. They are longer than the features by the reach of
-    the filters, so that a filter at one border meets zeros instead of the opposite border.
+    Transforms continue features periodically. Unless they are `periodic`, they are longer than the
+    features by the reach of the filters, so that a filter at one border meets zeros instead of the
+    opposite border.
 
     The matrices are computed in float64. They are real: an axis of 2 holds real and imaginary
-    parts. Their shapes are (after, before). Zeros fill M up to a multiple of 4, and P and the H of
-    `rows` up to multiples of 8.
-
-    Args:
-        size: Width W and height H of the features.
-        taps: Number P of taps of the filters along an axis.
-        periodic: Whether transforms are as long as the features, without zeros between them.
+    parts. Their shapes are (after, before), for features of W = H = `size` and filters of P =
+    `taps`. Zeros fill M up to a multiple of 4, and P and the H of `rows` up to multiples of 8.
     """
 
     rows: Tensor  # (M 2, H)
@@ -74,16 +70,7 @@ class FourierTransforms(nn.Module):
             self.register_buffer(name, matrix, persistent=False)
 
     def forward(self, features: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-        """Convolve features as `torch.nn.functional.conv2d` does.
-
-        Args:
-            features: Features, shape ``(N, I, H, W)``.
-            kernel: Filters, shape ``(O, I, P, P)``.
-            bias: Bias, shape ``(O,)``.
-
-        Returns:
-            Features, shape ``(N, O, H, W)``.
-        """
+        """Convolve features (N, I, H, W) with filters (O, I, P, P), as `F.conv2d` does."""
         kernel = kernel.permute(2, 3, 1, 0)  # with all axes filled up to multiples of 8
         kernel = F.pad(kernel, [n for side in kernel.shape[::-1] for n in (0, -side % ALIGNED)])
         taps, _, i, o = kernel.shape
@@ -95,16 +82,11 @@ class FourierTransforms(nn.Module):
         return y.permute(2, 3, 0, 1).contiguous(memory_format=torch.channels_last)
 
     def multiply(self, features: Tensor, real: Tensor, imag: Tensor) -> Tensor:
-        """Multiply the spectra of features by a complex matrix at each frequency.
+        """Multiply the spectra of features (N, I, H, W) by a complex matrix at each frequency.
 
-        Args:
-            features: Features, shape ``(N, I, H, W)``.
-            real: Real parts of the matrices, shape ``(M L, I, O)``. The numbers of channels I and O
-                are multiples of 8. If the features have fewer channels, the others are zero.
-            imag: Imaginary parts of the matrices.
-
-        Returns:
-            Features, shape ``(H, W, N, O)``, in the precision of the matrices, or of autocast.
+        The real and the imaginary parts of the matrices have the shape (M L, I, O). Their numbers
+        of channels I and O are multiples of 8. If the features have fewer channels, the others are
+        zero. The results (H, W, N, O) have the precision of the matrices, or of autocast.
         """
         n, before, height, width = features.shape
         x = features.permute(2, 3, 0, 1).to(real.dtype)
@@ -154,17 +136,11 @@ def convolve_blocks(images: Tensor, weight: Tensor, bias: Tensor, shift: int = 0
     A product with the pixels of a window gives all results of a block. Tensor cores need many
     results per window, and a number of pixels that is a multiple of 8.
 
-    Args:
-        images: Batch of images, shape ``(N, I, H, W)``.
-        weight: Filters of odd width and height, shape ``(O, I, P, P)``.
-        bias: Biases of the filters, shape ``(O,)``.
-        shift: Number of rows and columns above and to the left of the image at which the blocks
-            begin, 0 or 1. Blocks with results inside the image are computed as a whole, except that
-            without a shift the last row or column of an odd number is left out.
-
-    Returns:
-        Blocks of results, shape ``(N, H', W', 4, O)``: upper left, upper right, lower left and
-        lower right. H' is ``H // 2``, and ``H // 2 + 1`` with a shift.
+    Images (N, I, H, W) and filters (O, I, P, P) of odd width give blocks (N, H', W', 4, O) of the
+    upper left, upper right, lower left and lower right results. The blocks begin `shift` rows and
+    columns (0 or 1) above and to the left of the image, and H' is H // 2 + `shift`. Blocks with
+    results inside the image are computed as a whole, except that without a shift the last row or
+    column of an odd number is left out.
     """
     side = weight.shape[-1]
     window = -(-(side + 1) // ALIGNED_SIDE) * ALIGNED_SIDE
@@ -182,14 +158,8 @@ def convolve_blocks(images: Tensor, weight: Tensor, bias: Tensor, shift: int = 0
 def convolve_dilated(images: Tensor, weight: Tensor, bias: Tensor, step: int) -> Tensor:
     """Convolve images of few channels: `F.conv2d` with padding and dilation, as one product.
 
-    Args:
-        images: Batch of images, shape ``(N, I, H, W)``.
-        weight: Filters of odd width and height, shape ``(O, I, P, P)``.
-        bias: Biases of the filters, shape ``(O,)``.
-        step: Distance between taps in pixels.
-
-    Returns:
-        Results, shape ``(N, H, W, O)``.
+    Images (N, I, H, W) and filters (O, I, P, P) of odd width, with taps `step` pixels apart, give
+    results (N, H, W, O).
     """
     side = weight.shape[-1]
     extra = -side % ALIGNED  # taps of zero along x

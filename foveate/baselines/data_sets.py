@@ -37,6 +37,8 @@ class DataSet:
         few: Whether the training sets are numbers of samples, shown at scales of 1 to 4.
         windows: Scales of the channels of a network whose channels cover the test scales.
         repeated: Factor of the number of epochs, for a dataset of few images.
+        objects: Smallest and largest scale of objects that random zooms of the training images
+            show, see ``TrainConfig.zooms``; with the recipe ``photo``, see ``Recipe.sizes``.
 
     Examples:
         >>> mnist = DATA_SETS["mnist"]
@@ -59,6 +61,7 @@ class DataSet:
     few: bool = False
     windows: ScaleGrid = PAPER_SCALES
     repeated: int = 1
+    objects: tuple[float, float] = (0.354, 11.32)  # half an octave beyond the paper's test scales
 
     @property
     def experts(self) -> tuple[str, ...]:
@@ -80,11 +83,12 @@ class DataSet:
             return f"trained on {int(trained):,} samples"
         return f"trained on scale {float(trained):.3g}"
 
-    def images(self, trained: str) -> dict[str, Any]:
+    def images(self, trained: str, *, zooms: bool = False) -> dict[str, Any]:
         """Return the fields of a `TrainConfig` that define the training images.
 
         Args:
             trained: A training set: an entry of `trained` or `experts`, or ``all``.
+            zooms: Whether images are zoomed at random, to show objects of the scales `objects`.
 
         Returns:
             Values by field name.
@@ -104,8 +108,11 @@ class DataSet:
             return {**found, "scales": FEW_SCALES, "samples": int(trained)}
         if self.recipe == "photo":
             sizes = (low, high) if trained == ALL else (float(trained), float(trained))
+            sizes = self.objects if zooms else sizes
             recipe = Recipe(name="photo", base=self.image, sizes=sizes)
             return {**found, "scales": "1", "recipe": recipe}
+        if zooms:
+            found["zooms"] = tuple(scale / float(trained) for scale in self.objects)
         if self.recipe != "mnist-large-scale":
             found["recipe"] = find_recipe(self.recipe)
         return {**found, "scales": grid if trained == ALL else trained}
@@ -171,6 +178,7 @@ _SETS = (
         channels=3,
         recipe="mirrored",
         windows=ScaleGrid(0.5, 2, per_octave=4),
+        objects=(0.5, 2.0),  # the test scales; half an octave beyond costs 3 points (docs/log.md)
     ),
     DataSet(
         name="photographs",
@@ -183,6 +191,7 @@ _SETS = (
         recipe="photo",
         windows=ScaleGrid(0.25, 2, per_octave=2),
         repeated=4,
+        objects=(0.25, 2.0),  # the test scales
     ),
     DataSet(
         name="mnist-few",

@@ -27,32 +27,19 @@ PHASES = 64  # positions of an output pixel between two input pixels; 256 change
 
 
 class Filters(NamedTuple):
-    """The functions of a basis at one scale.
-
-    Attributes:
-        values: Values at the taps, shape ``(F, P, P)``, in float64.
-        step: Distance between taps in pixels.
-    """
+    """Functions of a basis at one scale, in float64: values (F, P, P), `step` pixels apart."""
 
     values: Tensor
     step: int = 1
 
 
 def hermite_functions(size: int, sigma: float, ratio: float) -> Tensor:
-    """Sample products of Hermite polynomials and a Gaussian.
+    """Sample 49 products of Hermite polynomials and a Gaussian: (49, P, P), in float64.
 
     Along one axis the functions are He_n(x / sigma) exp(-x^2 / (2 sigma^2)) / sigma: up to a
     constant, Gaussian derivatives of order n, scale-normalised. All pairs with a total order of at
     most 4 are followed by the same pairs for sigma / ratio, sigma / ratio^2 and so on, until there
-    are 49 of them.
-
-    Args:
-        size: Odd width and height P of a filter in pixels.
-        sigma: Standard deviation of the widest Gaussian in pixels.
-        ratio: Ratio of consecutive standard deviations.
-
-    Returns:
-        Functions of shape ``(49, P, P)``, in float64.
+    are 49 of them. P = `size` is odd, and `sigma` is in pixels.
 
     Examples:
         >>> hermite_functions(size=7, sigma=2.0, ratio=1.5).shape
@@ -77,21 +64,17 @@ def _hermite_gaussians(x: Tensor) -> Tensor:
 
 
 def hermite_basis(sigmas: Sequence[float], size: int) -> list[Filters]:
-    """Build the basis of SESN: the same Hermite functions at every scale.
+    """Build the basis of SESN: the same 49 Hermite functions at every scale.
 
     A function at scale s is s^-2 f(x / s), so that convolutions of an image and of its rescaled
     copy agree at the corresponding scales. Filters are cut off at a distance proportional to their
     scale. The norm of a function at the smallest scale is 1, so that the weights of different
     functions are comparable. It is derived from the largest scale, where sampling is most accurate;
-    SESN's own basis has a function that nearly vanishes on the pixels of the smallest scale, and
-    is 8 times stronger than the others elsewhere.
+    SESN's own basis has a function that nearly vanishes on the pixels of the smallest scale, and is
+    8 times stronger than the others elsewhere.
 
-    Args:
-        sigmas: Standard deviations of the widest Gaussians, increasing: the scales.
-        size: Odd width and height in pixels of the filters at the largest scale.
-
-    Returns:
-        The filters of each scale, with F = 49 functions; their size grows with the scale.
+    The scales are the standard deviations `sigmas` of the widest Gaussians, in increasing order. At
+    the largest scale, filters have `size` pixels along an axis, an odd number.
 
     Examples:
         >>> [filters.values.shape[-1] for filters in hermite_basis([2.0, 4.0], 15)]
@@ -109,14 +92,9 @@ def hermite_basis(sigmas: Sequence[float], size: int) -> list[Filters]:
 def discrete_basis(scales: Sequence[float]) -> list[Filters]:
     """Build the basis of DISCO: Hermite functions on a small grid, transferred to every scale.
 
-    At scale 1, the functions are those of `hermite_functions` on 7 × 7 pixels, with unit norm.
-    At integer scales they are dilated; `transfer` finds the filters of other scales.
-
-    Args:
-        scales: Scales, increasing from 1.
-
-    Returns:
-        The filters of each scale, with F = 49 functions.
+    At scale 1, the 49 functions are those of `hermite_functions` on 7 × 7 pixels, with unit norm.
+    At integer scales they are dilated; `transfer` finds the filters of other scales. The scales
+    increase from 1.
 
     Examples:
         >>> [(f.values.shape[-1], f.step) for f in discrete_basis([1.0, 1.5, 2.0])]
@@ -144,14 +122,9 @@ def transfer(scales: Sequence[float], width: int) -> list[Tensor]:
     images. The expectation is a quadratic form in the filters, so that a linear system gives its
     minimum.
 
-    Args:
-        scales: Scales, increasing from 1.
-        width: Odd width and height in pixels of the filters at scale 1.
-
-    Returns:
-        Filters ``(width * width, P, P)`` for each scale that is not an integer. They reach three
-        pixels beyond the dilated filter, for the interpolation. Row i belongs to pixel i at scale
-        1.
+    The scales increase from 1, where filters have `width` pixels along an axis, an odd number. Each
+    scale that is not an integer has filters (width * width, P, P), of which row i belongs to pixel
+    i at scale 1. They reach three pixels beyond the dilated filter, for the interpolation.
     """
     steps = [int(scale) if float(scale).is_integer() else 0 for scale in scales]
     if all(steps):
@@ -199,11 +172,9 @@ def _averaged(one: Tensor, two: Tensor) -> Tensor:
 def _responses(factor: float, small: int, large: int) -> tuple[Tensor, Tensor]:
     """Return how much each input pixel adds to an output pixel, for each tap of a filter.
 
-    The output pixel lies at each of `PHASES` positions from an input pixel, in turn.
-
-    Returns:
-        Weights (phases, Q, taps) for downscaling by `factor` and then convolving with the small
-        filter, and for convolving with the large filter and then downscaling.
+    The output pixel lies at each of `PHASES` positions from an input pixel, in turn. The weights
+    (phases, Q, taps) are those of downscaling by `factor` and then convolving with the small
+    filter, and of convolving with the large filter and then downscaling.
     """
     phase = (torch.arange(PHASES, dtype=torch.float64)[:, None, None] + 0.5) / PHASES
     reach = int(max(factor * small, large)) // 2 + 4

@@ -71,19 +71,8 @@ class GaussianDerivativeNet(nn.Module):
     MFLOP per scale channel. Training holds 1.6 MB of activations per image and scale channel in
     float32.
 
-    Args:
-        sigmas: Initial scales sigma_0 of the channels in pixels, increasing.
-        channels: Number of image channels.
-        classes: Number of classes K.
-        size: Width and height of the frame in pixels.
-        features: Number of features of each layer but the last, which has K.
-
-    Shape:
-        - Input: ``(N, channels, size, size)``.
-        - Output: ``(N, K)``.
-
-    Raises:
-        ConfigError: If a sigma is below 0.3 pixels, which the pixel grid cannot represent.
+    The initial scales `sigmas` of the channels are in pixels, at least 0.3, and increase.
+    `features` are the numbers of features of each layer but the last, which has K.
 
     Examples:
         >>> net = GaussianDerivativeNet((1, 2), channels=3, classes=4, size=32, features=(6, 8))
@@ -121,17 +110,7 @@ class GaussianDerivativeNet(nn.Module):
         return self.scale_channels(images).amax(1)
 
     def scale_channels(self, images: Tensor) -> Tensor:
-        """Compute the logits of every scale channel, before pooling.
-
-        Args:
-            images: Frames, shape ``(N, channels, size, size)``.
-
-        Returns:
-            Logits of the scale channels, shape ``(N, S, K)``.
-
-        Raises:
-            ConfigError: If the frames have another size.
-        """
+        """Compute the logits (N, S, K) of every scale channel, before pooling."""
         check_frames(images, self.size)
         # Not in half precision: rounded kernels would see derivatives in the background's value.
         with torch.autocast(images.device.type, enabled=False):
@@ -150,12 +129,7 @@ class GaussianDerivativeNet(nn.Module):
 
 
 class DerivativeLayer(nn.Module):
-    """The weights that mix the derivatives of all features, and batch norm and ReLU after it.
-
-    Args:
-        before: Number of features C before the layer.
-        after: Number of features F after the layer.
-    """
+    """The weights that mix the derivatives of all features, and batch norm and ReLU after it."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -174,11 +148,7 @@ class DerivativeLayer(nn.Module):
 def sampling_grids(layers: int) -> list[Tensor]:
     """Compute the positions at which each layer is evaluated, in units of sigma_0.
 
-    Args:
-        layers: Number of layers.
-
-    Returns:
-        One grid per layer, symmetric about the centre 0. The last one is the centre alone.
+    The grids are symmetric about the centre 0. The last one is the centre alone.
     """
     grids = []
     for layer in range(layers):
@@ -191,17 +161,8 @@ def sampling_grids(layers: int) -> list[Tensor]:
 def pixel_jets(sigmas: ScaleGrid | Sequence[float], grid: Tensor, size: int) -> Tensor:
     """Compute the matrices of the first layer, from pixels to the grid of every scale channel.
 
-    Args:
-        sigmas: Initial scales of the channels in pixels.
-        grid: Positions in units of sigma, shape ``(P,)``.
-        size: Number of pixels per axis; pixel i covers [i, i + 1].
-
-    Returns:
-        Matrices of the orders 0, 1 and 2, one below the other, in float32, shape
-        ``(S, 3 P, size)``.
-
-    Raises:
-        ConfigError: If a sigma is below 0.3 pixels.
+    Pixel i covers [i, i + 1]. The grid (P,) is in units of sigma. The matrices (S, 3 P, size) of
+    the orders 0, 1 and 2, one below the other, are in float32.
     """
     edges = torch.arange(1, size, dtype=torch.float64)
     matrices = [jet_matrices(size / 2 + sigma * grid, edges, sigma, 1.0) for sigma in sigmas]
@@ -209,15 +170,10 @@ def pixel_jets(sigmas: ScaleGrid | Sequence[float], grid: Tensor, size: int) -> 
 
 
 def grid_jets(before: Tensor, after: Tensor, sigma: float) -> Tensor:
-    """Compute the matrices of the orders 0, 1 and 2 between the grids of two layers.
+    """Compute the matrices (H, 3, P) of the orders 0, 1 and 2 between the grids of two layers.
 
-    Args:
-        before: Positions before the layer, shape ``(H,)``.
-        after: Positions after it, shape ``(P,)``.
-        sigma: Standard deviation of the smoothing.
-
-    Returns:
-        Matrices in float32, shape ``(H, 3, P)``, with zeros up to a multiple of 8 points P.
+    `sigma` is the standard deviation of the smoothing. The matrices are in float32, with zeros up
+    to a multiple of 8 points P.
     """
     edges = (before[1:] + before[:-1]) / 2
     matrices = jet_matrices(after, edges, sigma, float(before[1] - before[0])).float()
@@ -232,18 +188,9 @@ def jet_matrices(positions: Tensor, edges: Tensor, sigma: float, step: float) ->
     over a cell, the derivative of order d of a Gaussian is a difference of derivatives of order
     d - 1 at its edges, or of the normal distribution function for d = 0.
 
-    Args:
-        positions: Positions of the results, shape ``(P,)``.
-        edges: Edges between the H cells, shape ``(H - 1,)``.
-        sigma: Standard deviation of the smoothing, including the variance step² / 12 of a cell.
-        step: Width of a cell.
-
-    Returns:
-        Matrices of the orders 0, 1 and 2, multiplied by sigma^order, one below the other, shape
-        ``(3 P, H)``.
-
-    Raises:
-        ConfigError: If sigma is below 0.3 steps.
+    Results are at positions (P,). The edges (H - 1,) lie between the H cells, of width `step`. The
+    standard deviation `sigma` of the smoothing includes the variance step² / 12 of a cell. The
+    matrices (3 P, H) of the orders 0, 1 and 2 are multiplied by sigma^order, one below the other.
     """
     if sigma < 0.3 * step:
         raise ConfigError(f"sigma must be at least 0.3 pixels, got {sigma:g}; use a larger one")
@@ -258,15 +205,10 @@ def jet_matrices(positions: Tensor, edges: Tensor, sigma: float, step: float) ->
 
 
 def pixel_derivatives(images: Tensor, matrices: Tensor) -> Tensor:
-    """Compute the derivatives of frames on the grids of all scale channels.
+    """Compute the derivatives of frames (N, C, H, H) on the grids of all scale channels.
 
-    Args:
-        images: Frames, shape ``(N, C, H, H)``.
-        matrices: Matrices of the orders 0, 1 and 2, shape ``(S, 3 P, H)``.
-
-    Returns:
-        The derivatives of the orders 0, 1 and 2 along x and along y, shape
-        ``(3, 3, C, P, S, N, P)``.
+    `matrices` (S, 3 P, H) are those of `pixel_jets`. The derivatives (3, 3, C, P, S, N, P) are of
+    the orders 0, 1 and 2 along x and along y.
     """
     points = matrices.shape[1] // 3
     rows = images.permute(2, 0, 1, 3)
@@ -284,20 +226,14 @@ def mix_pixel_derivatives(derivatives: Tensor, weight: Tensor) -> Tensor:
 
 
 def mix_derivatives(features: Tensor, jets: Tensor, weight: Tensor, points: int) -> Tensor:
-    """Compute the derivatives of features and mix them at each point.
+    """Compute the derivatives of features (H, M, H, C) and mix them at each point: (P, M, P, F).
 
     Operations along different axes commute: the features are differentiated along y, then mixed,
     and their mixtures differentiated along x and summed. There are 3 derivatives of each feature
     between these steps, instead of 6.
 
-    Args:
-        features: Features, shape ``(H, M, H, C)``.
-        jets: Matrices from `grid_jets`, shape ``(H, 3, P)``.
-        weight: Weights of the derivatives, shape ``(F, 6 C)``.
-        points: Number of grid points P.
-
-    Returns:
-        Mixed derivatives, shape ``(P, M, P, F)``.
+    `jets` (H, 3, P) are the matrices of `grid_jets` for P = `points` grid points, and `weight`
+    (F, 6 C) mixes the derivatives.
     """
     jets = jets.to(features.dtype)
     along_y = jets.flatten(1).mT @ features.flatten(1)

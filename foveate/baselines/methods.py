@@ -1,7 +1,7 @@
 """The methods of the comparison: what each is, its paper, its network and its settings."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from foveate.baselines.data_sets import ALL, DataSet
@@ -25,47 +25,10 @@ VALIDATIONS = 1  # at the end: no method keeps the weights of an earlier epoch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The settings of a method that are chosen on validation images.
-
-    Args:
-        learning_rate: Highest learning rate.
-        epochs: Number of epochs; the schedule is stretched to this length.
-        batch: Number of images per step.
-        weight_decay: Weight decay.
-        schedule: Learning-rate schedule.
-        warmup: Fraction of the run that is warm-up, with the schedule ``cosine``.
-        smallest_rate: Learning rate to which the schedule decays.
-        label_smoothing: Label smoothing.
-        objects: Smallest and largest scale of objects that random zooms of the training images
-            show, see ``TrainConfig.zooms``, or random sizes of photographs, see ``Recipe.sizes``;
-            None for neither.
-
-    Examples:
-        >>> Settings(batch=16).learning_rate
-        0.003
-    """
-
-    learning_rate: float = 3e-3
-    epochs: int = 20
-    batch: int = 32
-    weight_decay: float = 0.0
-    schedule: Literal["steps", "cosine"] = "steps"
-    warmup: float = 0.3
-    smallest_rate: float = 5e-5
-    label_smoothing: float = 0.0
-    objects: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Reference:
-    """Accuracy of the authors' own network on MNIST Large Scale, for calibration.
+    """Accuracy of the authors' own network on MNIST Large Scale in percent, for calibration.
 
-    Args:
-        trained: Training scale.
-        mean: Mean accuracy over the scales, in percent.
-        scales: Test scales of the mean; empty for all 17.
-        origin: Where the figure is from.
+    The mean is over the test scales `scales`, or over all 17 if they are empty.
 
     Examples:
         >>> METHODS["sesn"].reference.mean
@@ -90,8 +53,9 @@ class Method:
         model: Function that returns the network for a dataset.
         backbone: Factory in ``foveate.baselines``; empty for the paper's network.
         backbone_by_data: Factories for some datasets, by name.
-        settings: Settings chosen on validation images.
+        settings: Settings chosen on validation images; `config` adds the images and the network.
         settings_by_data: Settings for some datasets, by name.
+        zooms: Whether training images are zoomed at random, see `DataSet.objects`.
         trained: ``each`` for a run per training set of a dataset, ``all`` for one run on all test
             scales, or ``expert`` for a run per test scale, tested at that scale only.
         runs_of: Method whose trained networks are tested; empty for runs of its own.
@@ -118,8 +82,9 @@ class Method:
     model: Callable[[DataSet], ModelConfig]
     backbone: str = ""
     backbone_by_data: Mapping[str, str] = field(default_factory=dict)
-    settings: Settings = field(default_factory=Settings)
-    settings_by_data: Mapping[str, Settings] = field(default_factory=dict)
+    settings: TrainConfig = field(default_factory=TrainConfig)
+    settings_by_data: Mapping[str, TrainConfig] = field(default_factory=dict)
+    zooms: bool = False
     trained: Literal["each", "all", "expert"] = "each"
     runs_of: str = ""
     presets: Mapping[str, str] = field(default_factory=dict)
@@ -159,21 +124,22 @@ class Method:
         Raises:
             ConfigError: If the dataset has no source.
         """
-        images = data.images(trained)
+        images = data.images(trained, zooms=self.zooms)
         if data.name in self.presets:
             found = preset(self.presets[data.name] + trained)
-            return replace(found, source=data.source, validations=VALIDATIONS)
-        values: dict[str, Any] = asdict(self.settings_by_data.get(data.name, self.settings))
-        objects = values.pop("objects")
-        if objects and data.recipe == "photo":
-            images["recipe"] = replace(images["recipe"], sizes=objects)
-        elif objects:
-            values["zooms"] = tuple(scale / float(trained) for scale in objects)
-        values["epochs"] *= data.repeats(trained)
-        values["epochs_per_decay"] = values["epochs"] / 10
-        values |= {**images, "validations": VALIDATIONS}
-        backbone = self.backbone_by_data.get(data.name, self.backbone)
-        return TrainConfig(model=self.model(data), backbone=backbone, **values)
+            model = _fitted(found.model, data)
+            return replace(found, source=data.source, model=model, validations=VALIDATIONS)
+        settings = self.settings_by_data.get(data.name, self.settings)
+        epochs = settings.epochs * data.repeats(trained)
+        return replace(
+            settings,
+            model=self.model(data),
+            backbone=self.backbone_by_data.get(data.name, self.backbone),
+            epochs=epochs,
+            epochs_per_decay=epochs / 10,
+            validations=VALIDATIONS,
+            **images,
+        )
 
 
 def _frame(data: DataSet) -> ModelConfig:
@@ -229,18 +195,14 @@ def _fitted(model: ModelConfig, data: DataSet) -> ModelConfig:
     return replace(model, channels=data.channels, classes=data.classes, antialias=antialias)
 
 
-OBJECTS = (0.354, 11.32)  # half an octave beyond the test scales
-CIFAR_OBJECTS = (0.5, 2.0)  # the test scales; half an octave beyond costs 3 points (docs/log.md)
-PHOTO_OBJECTS = (0.25, 2.0)  # the test scales
 NOT_ZOOMED = {
     "photographs": "this is cnn-all-scales",
     "mnist-few": "the images already have scales of 1 to 4",
 }
 COLOUR, OTHERS = ("cifar10", "photographs"), ("mnist", "fashion-mnist", "mnist-few")
-_COSINE = Settings(schedule="cosine", warmup=0.1, smallest_rate=1e-6)
-_FOVPLUS = replace(_COSINE, weight_decay=0.02, label_smoothing=0.05, objects=OBJECTS)
-_CIFAR_FOVPLUS = replace(_FOVPLUS, batch=64, objects=CIFAR_OBJECTS)
-_COLOUR_EXPERT = replace(_CIFAR_FOVPLUS, objects=None)
+_COSINE = TrainConfig(schedule="cosine", warmup=0.1, smallest_rate=1e-6)
+_FOVPLUS = replace(_COSINE, weight_decay=0.02, label_smoothing=0.05)
+_COLOUR_FOVPLUS = replace(_FOVPLUS, batch=64)
 GREY_EXPERT = dict.fromkeys(COLOUR, "residual-expert is better")
 NOT_SLIDING = {"photographs": "sliding windows do not support images of different sizes"}
 _CNN = Method(name="cnn", title="CNN on the whole frame", paper=CHANNELS, family="CNN", model=_cnn)
@@ -250,8 +212,8 @@ _FOVMAX = Method(
     paper=CHANNELS,
     family="Scale channels",
     model=_channels("fovmax"),
-    settings=Settings(batch=16),
-    settings_by_data={"mnist-few": Settings()},
+    settings=TrainConfig(batch=16),
+    settings_by_data={"mnist-few": TrainConfig()},
 )
 
 _RESIDUAL = Method(
@@ -261,8 +223,8 @@ _RESIDUAL = Method(
     family="CNN",
     model=_residual,
     backbone="foveate.baselines.residual:network",
-    settings=_CIFAR_FOVPLUS,
-    settings_by_data={"photographs": replace(_CIFAR_FOVPLUS, objects=PHOTO_OBJECTS)},
+    settings=_COLOUR_FOVPLUS,
+    zooms=True,
     missing=dict.fromkeys(OTHERS, "a control for colour images"),
 )
 
@@ -317,8 +279,7 @@ _METHODS = (
         _CNN,
         name="cnn-zooms",
         title="CNN, training images magnified and reduced at random",
-        settings=Settings(objects=OBJECTS),
-        settings_by_data={"cifar10": Settings(objects=CIFAR_OBJECTS)},
+        zooms=True,
         missing=NOT_ZOOMED,
     ),
     replace(
@@ -375,7 +336,7 @@ _METHODS = (
         name="swmax",
         title="sliding windows, maximum",
         model=_channels("swmax"),
-        settings=Settings(),
+        settings=TrainConfig(),
         missing=NOT_SLIDING,
     ),
     replace(
@@ -383,7 +344,7 @@ _METHODS = (
         name="fovconc",
         title="foveated channels, concatenated",
         model=_fovconc,
-        settings=Settings(),
+        settings=TrainConfig(),
     ),
     replace(
         _FOVMAX,
@@ -393,10 +354,8 @@ _METHODS = (
         model=_fovplus,
         backbone_by_data=dict.fromkeys(COLOUR, "foveate.baselines.residual:network"),
         settings=_FOVPLUS,
-        settings_by_data={
-            "cifar10": _CIFAR_FOVPLUS,
-            "photographs": replace(_CIFAR_FOVPLUS, objects=PHOTO_OBJECTS),
-        },
+        settings_by_data=dict.fromkeys(COLOUR, _COLOUR_FOVPLUS),
+        zooms=True,
         presets={"mnist-few": "fovplus-few"},
     ),
     _RESIDUAL,
@@ -410,8 +369,7 @@ _METHODS = (
     ),
     replace(
         _RESIDUAL, name="residual-expert", family=CEILING, trained="expert",
-        title="the network of fovplus on the whole frame, one per test scale",
-        settings=_COLOUR_EXPERT, settings_by_data={},
+        title="the network of fovplus on the whole frame, one per test scale", zooms=False,
     ),
 )  # fmt: skip
 METHODS = {method.name: method for method in _METHODS}

@@ -24,21 +24,10 @@ SMALLEST = 32  # side of the smallest image that has 4 pixels along each axis at
 
 
 class Pyramid(nn.Module):
-    """Classify an image at several resolutions with one CNN, and average the logits.
+    """Classify an image at several resolutions with one CNN, and average the logits (N, K).
 
-    Args:
-        channels: Number of image channels C.
-        classes: Number of classes K.
-        size: Width and height of the images in pixels.
-        doubled: Whether there are five levels, the first of twice the resolution of the image by
-            bilinear interpolation, instead of four levels from the image on.
-
-    Shape:
-        - Input: ``(N, C, H, W)``.
-        - Output: ``(N, K)``.
-
-    Raises:
-        ConfigError: If the images have less than 32 pixels along an axis.
+    There are four levels from the image on. With `doubled` there are five, the first of twice the
+    resolution of the image by bilinear interpolation.
 
     Examples:
         >>> net = Pyramid(channels=1, classes=10, size=112)
@@ -62,14 +51,7 @@ class Pyramid(nn.Module):
         self.register_buffer("filter", torch.outer(taps, taps)[None, None], persistent=False)
 
     def levels(self, images: Tensor) -> list[Tensor]:
-        """Compute the image at every resolution, the highest first.
-
-        Args:
-            images: Batch of images, shape ``(N, C, H, W)``.
-
-        Returns:
-            One batch of images per level.
-        """
+        """Compute the image at every resolution, the highest first."""
         if self.doubled:
             images = F.interpolate(images, scale_factor=2.0, mode="bilinear", align_corners=False)
         found = [images]
@@ -83,26 +65,13 @@ class Pyramid(nn.Module):
         The binomial filter (1, 4, 6, 4, 1) / 16 of Burt and Adelson and the mean of two pixels are
         one filter (1, 5, 10, 10, 5, 1) / 32 along each axis, with stride 2. The image is mirrored
         at its border.
-
-        Args:
-            images: Batch of images, shape ``(N, C, H, W)``.
-
-        Returns:
-            Images of shape ``(N, C, H // 2, W // 2)``.
         """
         flat = F.pad(images, (2, 2, 2, 2), mode="reflect").flatten(0, 1)[:, None]
         halved = F.conv2d(flat, self.filter, stride=2)[:, 0]
         return halved.unflatten(0, images.shape[:2])  # type: ignore[no-any-return]
 
     def classify(self, images: Tensor) -> Tensor:
-        """Compute the logits of one level.
-
-        Args:
-            images: Batch of images of any size, shape ``(N, C, H, W)``.
-
-        Returns:
-            Logits, shape ``(N, K)``.
-        """
+        """Compute the logits (N, K) of one level, images of any size."""
         if images.shape[2] % 2 or images.shape[3] % 2:
             features = self.second(F.relu(self.first(images))).amax((2, 3))
         else:
@@ -127,25 +96,11 @@ class Pyramid(nn.Module):
         return strongest.view(len(images), 4, -1).amax(1) + biases[1]
 
     def channels(self, images: Tensor) -> Tensor:
-        """Compute the logits of every level.
-
-        Args:
-            images: Batch of images, shape ``(N, C, H, W)``.
-
-        Returns:
-            Logits of the levels, shape ``(N, L, K)``.
-        """
+        """Compute the logits (N, L, K) of every level."""
         return torch.stack([self.classify(level) for level in self.levels(images)], 1)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the mean of the logits over the levels.
-
-        Args:
-            images: Batch of images, shape ``(N, C, H, W)``.
-
-        Returns:
-            Logits, shape ``(N, K)``.
-        """
+        """Compute the mean (N, K) of the logits over the levels."""
         return self.channels(images).mean(1)
 
 

@@ -26,14 +26,8 @@ class Residual(nn.Module):
 def network(*, channels: int, classes: int, width: int = WIDTH) -> nn.Sequential:
     """Build the network; 1,646,122 weights for colour images and 10 classes.
 
-    Args:
-        channels: Number of image channels.
-        classes: Number of classes.
-        width: Number of filters of the first convolution.
-
-    Returns:
-        A module from patches ``(N, C, P, P)`` of at least 8 pixels to logits ``(N, K)``, with
-        random weights.
+    It maps patches (N, C, P, P) of at least 8 pixels to logits (N, K). The first convolution has
+    `width` filters.
 
     Examples:
         >>> import torch

@@ -59,19 +59,6 @@ class RieszNet(nn.Module):
     MB of activations in float32; in evaluation, about 2 GFLOP. The matrices by which a layer
     multiplies spectra take another 0.2 GB for a batch of any size.
 
-    Args:
-        channels: Number of image channels.
-        classes: Number of classes K.
-        size: Width and height of the frame in pixels.
-        features: Number of features of each layer.
-
-    Shape:
-        - Input: ``(N, channels, size, size)``.
-        - Output: ``(N, K)``.
-
-    Raises:
-        ConfigError: If ``size`` is below 2 pixels.
-
     Examples:
         >>> net = RieszNet(channels=3, classes=4, size=32, features=(6, 8)).eval()
         >>> net(torch.zeros(2, 3, 32, 32)).shape
@@ -113,12 +100,7 @@ class RieszNet(nn.Module):
 
 
 class RieszLayer(nn.Module):
-    """Mix the Riesz transforms of all features, then apply batch norm and ReLU.
-
-    Args:
-        before: Number of features C before the layer.
-        after: Number of features F after the layer.
-    """
+    """Mix the Riesz transforms of all features, then apply batch norm and ReLU."""
 
     def __init__(self, before: int, after: int) -> None:
         super().__init__()
@@ -148,12 +130,8 @@ def riesz_multipliers(size: int) -> Tensor:
     highest frequency of an even size stands for both directions along its axis, so that odd factors
     of it vanish.
 
-    Args:
-        size: Width and height of the frame in pixels.
-
-    Returns:
-        Factors for the frequencies of `FourierTransforms`, shape ``(M W, 8)``, in float64. The last
-        three columns are zero, as tensor cores need multiples of 8.
+    The factors (M W, 8) of the frequencies of `FourierTransforms` are in float64. The last three
+    columns are zero, as tensor cores need multiples of 8.
     """
     frequency = torch.fft.fftfreq(size, dtype=torch.float64)
     y, x = torch.meshgrid(frequency[: size // 2 + 1].abs(), frequency, indexing="ij")
@@ -178,14 +156,9 @@ def mix_transforms(
     transforms of second order have the sign of the factors x², xy and y², so that xx + yy is the
     image without its mean.
 
-    Args:
-        features: Images or features, shape ``(N, C, H, W)``.
-        weights: Weights of the transforms of each feature, shape ``(F, C 5)``.
-        multipliers: Factors from `riesz_multipliers`, shape ``(M W, 8)``.
-        fourier: Periodic transforms for this size.
-
-    Returns:
-        Mixed features, shape ``(H, W, N, F)``, in the precision of the matrices, or of autocast.
+    Features (N, C, H, W), weights (F, C 5) and `multipliers` (M W, 8) from `riesz_multipliers` give
+    features (H, W, N, F), in the precision of the matrices, or of autocast. The transforms
+    `fourier` are periodic.
     """
     before, after = features.shape[1], len(weights)
     weights = weights.view(after, before, TRANSFORMS).permute(2, 1, 0)
@@ -199,12 +172,7 @@ def mix_transforms(
 def centre_kernels(size: int) -> Tensor:
     """Compute the kernels whose inner products with a frame are the transforms at its centre.
 
-    Args:
-        size: Width and height of the frame in pixels.
-
-    Returns:
-        Kernels of the five transforms at the Q pixels of the centre, shape ``(5, Q, H W)``, in
-        float64.
+    The kernels (5, Q, H W) of the five transforms at the Q pixels of the centre are in float64.
     """
     pixels = torch.eye(size, dtype=torch.float64)[(size - 1) // 2 : size // 2 + 1]
     impulses = (pixels[:, None, :, None] * pixels[:, None]).flatten(0, 1)[:, None]

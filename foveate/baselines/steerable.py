@@ -40,20 +40,12 @@ WIDE = 9  # filter pixels from which Fourier transforms are faster than a sum ov
 class ScaleConv(nn.Module):
     """Convolve with filters that share their weights over scale.
 
-    Images are lifted: every scale sees the same image. Features that already have a scale axis are
-    convolved scale by scale, each with the filters of its scale. Values outside the image are zero,
-    and the size stays the same.
+    Images (N, before, H, W) are lifted: every scale sees the same image. Features
+    (S, N, before, H, W) are convolved scale by scale, each with the filters of its scale. Values
+    outside the image are zero, and the size stays the same.
 
-    Args:
-        before: Number of channels of the input.
-        after: Number of channels of the output.
-        basis: Filters of each of the S scales, with the same number F of functions.
-        size: Width and height of the features; wide filters are then applied by Fourier transforms.
-            None for features of any size, and for images, which have too few channels for that.
-
-    Shape:
-        - Input: ``(N, before, H, W)`` or ``(S, N, before, H, W)``.
-        - Output: ``(S, N, after, H, W)``.
+    Wide filters on features of the width and height `size` are applied by Fourier transforms.
+    `size` is None for features of any size, and for images, which have too few channels for that.
 
     Examples:
         >>> layer = ScaleConv(1, 8, hermite_basis([2.0, 4.0], 15))
@@ -77,10 +69,9 @@ class ScaleConv(nn.Module):
                 self.fourier[str(index)] = FourierTransforms(size, taps).float()
 
     def kernels(self) -> list[Tensor]:
-        """Compute the filters of every scale, in the precision of the weights.
+        """Compute the filters (after, before, P, P) of every scale, in the dtype of the weights.
 
-        Returns:
-            One tensor ``(after, before, P, P)`` per scale; its taps are outermost in memory.
+        Their taps are outermost in memory.
         """
         bases = [self.get_buffer(f"basis{index}") for index in range(len(self.steps))]
         with torch.autocast(self.weight.device.type, enabled=False):
@@ -89,14 +80,7 @@ class ScaleConv(nn.Module):
         return [kernel.permute(3, 2, 0, 1) for kernel in found]
 
     def forward(self, features: Tensor) -> Tensor:
-        """Convolve images, or features at each scale.
-
-        Args:
-            features: Images ``(N, before, H, W)`` or features ``(S, N, before, H, W)``.
-
-        Returns:
-            Features, shape ``(S, N, after, H, W)``.
-        """
+        """Convolve images, or features at each scale, to features (S, N, after, H, W)."""
         return _joined(self.maps(features))
 
     def maps(self, features: Tensor) -> list[Tensor]:
@@ -119,20 +103,8 @@ class ScaleConv(nn.Module):
 class SteerableNet(nn.Module):
     """Three scale-steerable convolutions, the maximum over scale, and two linear layers.
 
-    Args:
-        basis: Filters of each scale.
-        channels: Number of image channels C.
-        classes: Number of classes K.
-        size: Width and height of the images in pixels.
-        smooth: Whether blocks of 2 × 2 features are averaged, as in DISCO, instead of their maximum
-            being taken. The last maximum is then taken over overlapping windows.
-
-    Shape:
-        - Input: ``(N, C, size, size)``.
-        - Output: ``(N, K)``.
-
-    Raises:
-        ConfigError: If the images have less than 16 pixels along an axis.
+    With `smooth`, blocks of 2 × 2 features are averaged, as in DISCO, instead of their maximum
+    being taken. The last maximum is then taken over overlapping windows.
 
     Examples:
         >>> net = SteerableNet(hermite_basis([1.0, 2.0], 7), channels=3, classes=5, size=16)
@@ -167,14 +139,7 @@ class SteerableNet(nn.Module):
         self.head = nn.Linear(HIDDEN, classes)
 
     def features(self, images: Tensor) -> Tensor:
-        """Compute the features of every scale behind the last convolution.
-
-        Args:
-            images: Batch of images, shape ``(N, C, size, size)``.
-
-        Returns:
-            Features, shape ``(S, N, 95, size // 4, size // 4)``.
-        """
+        """Compute the features (S, N, 95, size // 4, size // 4) behind the last convolution."""
         check_frames(images, self.size)
         first, second, third = cast("list[ScaleConv]", list(self.convs))
         features = _norm(self.norms[0], _joined(self._lift(first, images)))
@@ -183,14 +148,7 @@ class SteerableNet(nn.Module):
         return third(features)  # type: ignore[no-any-return]
 
     def forward(self, images: Tensor) -> Tensor:
-        """Compute the logits of images.
-
-        Args:
-            images: Batch of images, shape ``(N, C, size, size)``.
-
-        Returns:
-            Logits, shape ``(N, K)``.
-        """
+        """Compute the logits (N, K) of images (N, C, size, size)."""
         strongest = self.features(images).amax(0)
         pooled = _four_windows_smooth(strongest) if self.smooth else _four_windows(strongest)
         hidden = self.norms[3](self.hidden(self.norms[2](pooled).flatten(1)))

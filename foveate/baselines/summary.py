@@ -19,12 +19,10 @@ STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 class ComparisonView:
     """The results of all methods on a dataset, after training on one set.
 
-    Attributes:
-        data: The dataset.
-        trained: The training set; empty for a dataset of few samples, which has one view.
-        curves: Accuracy by method: over scale, or over the number of samples as a mean over scales.
-        averages: Mean accuracy over all scales, one value per seed, by method and training set.
-        ceiling: Accuracy of the best expert by test scale.
+    A dataset of few samples has one view, whose `trained` is empty. `curves` has the accuracy by
+    method: over scale, or over the number of samples as a mean over scales. `averages` has the mean
+    accuracy over all scales, one value per seed, by method and training set. `ceiling` has the
+    accuracy of the best expert by test scale.
     """
 
     data: DataSet
@@ -74,13 +72,9 @@ def comparison_views(lines: Sequence[Measurement]) -> Iterator[ComparisonView]:
 
 
 def find_ceiling(lines: Iterable[Measurement]) -> dict[float, float]:
-    """Return the accuracy of the best expert by test scale.
+    """Return the accuracy of the best expert by test scale, from the results on one dataset.
 
-    Args:
-        lines: Results on one dataset.
-
-    Returns:
-        The highest accuracy of the experts at each scale; several seeds of one are averaged.
+    Several seeds of an expert are averaged.
     """
     experts = [line for line in lines if _is_expert(line)]
     best: dict[float, float] = {}
@@ -92,13 +86,7 @@ def find_ceiling(lines: Iterable[Measurement]) -> dict[float, float]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceCheck:
-    """Mean accuracy of a method, and of its authors' own network.
-
-    Attributes:
-        method: The method.
-        reference: The authors' accuracy.
-        mean: Our mean accuracy over the same scales, in percent, over all seeds.
-    """
+    """Mean accuracy of a method in percent, over all seeds and the scales of its reference."""
 
     method: Method
     reference: Reference
@@ -127,11 +115,7 @@ def check_references(lines: Sequence[Measurement]) -> Iterator[ReferenceCheck]:
 def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
     """Return the mean of some runs, and half the width of its 95 % confidence interval.
 
-    Args:
-        values: One value per run.
-
-    Returns:
-        The mean, and half the width of the interval (Student's t); None for a single run.
+    The interval is that of Student's t; it is None for a single run.
 
     Examples:
         >>> centre, half = mean_interval([98.0, 99.0, 100.0])

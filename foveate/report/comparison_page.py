@@ -1,7 +1,7 @@
 """HTML page of a comparison of methods: figures with the ceiling, tables, costs, settings."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from statistics import mean
 
 from matplotlib.axes import Axes
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from foveate import __version__
 from foveate.baselines.comparison import Measurement
 from foveate.baselines.data_sets import DATA_SETS, MOST_REPEATED
-from foveate.baselines.methods import METHODS, Method, Settings
+from foveate.baselines.methods import METHODS, Method
 from foveate.baselines.summary import (
     CALIBRATED,
     ComparisonView,
@@ -28,6 +28,7 @@ from foveate.report.plots import (
     samples_axis,
     scale_axis,
 )
+from foveate.training.config import TrainConfig
 
 SHOWN = 5  # scales in the short table; the full table has all
 DEEP = 50.0  # points below the ceiling that get the strongest colour
@@ -217,7 +218,7 @@ def _calibrations(page: Page, lines: Sequence[Measurement]) -> None:
 
 def _settings(method: Method, sets: Sequence[str]) -> list[list[Cell]]:
     """Return one row for all datasets that have the same settings."""
-    groups: dict[Settings, list[str]] = {}
+    groups: dict[tuple[TrainConfig, str], list[str]] = {}
     rows: list[list[Cell]] = []
     for name in sets:
         if name in method.presets:
@@ -225,20 +226,18 @@ def _settings(method: Method, sets: Sequence[str]) -> list[list[Cell]]:
             rows.append([method.name, name, None, None, None, preset])
         elif name not in method.missing:
             settings = method.settings_by_data.get(name, method.settings)
-            groups.setdefault(settings, []).append(name)
+            objects = "objects {} to {}".format(*DATA_SETS[name].objects) if method.zooms else ""
+            groups.setdefault((settings, objects), []).append(name)
     known: list[list[Cell]] = [
-        [method.name, ", ".join(names), s.learning_rate, s.epochs, s.batch, _others(s)]
-        for s, names in groups.items()
+        [method.name, ", ".join(names), s.learning_rate, s.epochs, s.batch, _others(s, objects)]
+        for (s, objects), names in groups.items()
     ]
     return [*known, *rows]
 
 
-def _others(settings: Settings) -> str:
+def _others(settings: TrainConfig, objects: str) -> str:
     """Return the settings that differ from the usual ones and have no column of their own."""
-    usual, values = asdict(Settings()), asdict(settings)
-    keys = [key for key in values if key not in COLUMN_KEYS and values[key] != usual[key]]
-    return ", ".join(f"{key.replace('_', ' ')} {_plain(values[key])}" for key in keys)
-
-
-def _plain(value: object) -> str:
-    return " to ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    usual, keys = TrainConfig(), [field.name for field in fields(settings)]
+    values = {key: getattr(settings, key) for key in keys if key not in COLUMN_KEYS}
+    found = [f"{k.replace('_', ' ')} {v}" for k, v in values.items() if v != getattr(usual, k)]
+    return ", ".join([*found, objects] if objects else found)

@@ -100,25 +100,11 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of a finished job.
+    """The result of a finished job: its run, as in the fields of `Record`, and its tests.
 
-    Attributes:
-        name: Name of the job.
-        seed: Random seed of the run.
-        config: Digest of the training configuration.
-        validation: Validation accuracy, 0 to 1.
-        seconds: Training and test time in seconds, including the time before an interruption. For
-            runs trained in parallel it is the run's share of the time.
-        memory: Peak memory of the process in MiB; 0 on Windows, which has no `resource` module.
-        version: Version of foveate.
-        commit: Commit of foveate.
-        hardware: Name of the device.
-        scales: Test results, one per scale.
-        parameters: Number of parameters of the network.
-        training_seconds: Training time in seconds, a part of ``seconds``.
-        images_per_second: Speed of the network on test images that are already in memory.
-        variants: Test results of the variants of the job, by their key.
-        variant_speeds: Images per second of the variants, by their key.
+    `seconds` is the time of training and test, including the time before an interruption. `scales`
+    are the results of the network as trained, one per test scale. `variants` has those of the
+    variants of the job by their key, and `variant_speeds` their images per second.
     """
 
     name: str
@@ -167,22 +153,12 @@ def perform(
     load: Load = load_source,
     bad: Bad = "stop",
 ) -> list[Outcome]:
-    """Train runs in parallel, test them, and write outcome.json into each run folder.
+    """Train runs in parallel, test them, and write outcome.json into each run folder of `folder`.
 
-    Args:
-        jobs: The jobs.
-        folder: Folder of the study, which contains the run folders.
-        device: Device to train and test on.
-        threads: CPU threads of torch, or 0 for the default of torch. The number of threads changes
-            rounding errors.
-        at_once: Number of processes that share the GPU, including this one.
-        callback: Function called after every training step.
-        load: Function that loads a source by name; several jobs should pass a cached one.
-        bad: "stop" to stop at a photograph that cannot be read, or "skip" to leave it out of
-            training and test and list it in skipped.csv of the run.
-
-    Returns:
-        The outcomes, in the order of `jobs`.
+    `threads` are CPU threads of torch, or 0 for its default; their number changes rounding errors.
+    `at_once` is the number of processes that share the GPU, including this one. For several jobs,
+    `load` should be cached. The other options are those of `train_together`. The outcomes are in
+    the order of the jobs.
     """
     with cpu_threads(threads):
         if device.startswith("cuda"):

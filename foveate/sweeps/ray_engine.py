@@ -60,17 +60,10 @@ class TaskFolder(NamedTuple):
 class RayEngine:
     """Performs jobs as tasks of a Ray cluster. The connection to Ray stays open.
 
-    Args:
-        device: ``cpu`` or ``cuda``.
-        address: Address of the cluster; by default the one that Ray finds, or a new local one.
-        cpus: CPU threads per run, or 0 for the number that torch uses on the driver.
-        gpus: Fraction of a GPU per run.
-        retries: How often a run whose worker died is started again.
-        shared: Whether tasks train in the folder of the study where they can access it; False for
-            storage that is too slow for checkpoints.
-        lock_timeout: Seconds that a task waits for a run that a process on a lost node may still
-            hold.
-        bad: "stop" or "skip" for photographs that cannot be read, see `perform`.
+    The options are those of `make_engine`, and three more. A run whose worker died is started again
+    up to `retries` times. Unless `shared` is False, for storage that is too slow for checkpoints,
+    tasks train in the folder of the study where they can access it. There, they wait up to
+    `lock_timeout` seconds for a run that a process on a lost node may still hold.
     """
 
     device: str = "cpu"

@@ -79,16 +79,8 @@ class LocalEngine:
     """Performs jobs in this process on one device: in parallel on a GPU, one by one on a CPU.
 
     Several processes can share the jobs of a folder. Each of them claims the jobs that it performs,
-    and yields the results of all. If one is killed, the others perform its jobs.
-
-    Args:
-        device: Device to train on.
-        together: Runs trained in parallel; 0 means 1 on a CPU and 3 on a GPU, or 6 on a GPU with
-            more than 40 GB of memory for small networks.
-        cpus: CPU threads of torch, or 0 for the default of torch.
-        callback: Function called after every training step.
-        load: Function that loads a source by name.
-        bad: "stop" or "skip" for photographs that cannot be read, see `perform`.
+    and yields the results of all. If one is killed, the others perform its jobs. The options are
+    those of `make_engine`.
     """
 
     device: str = "cpu"

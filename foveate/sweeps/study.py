@@ -4,16 +4,17 @@ The keys are `name`, `seeds` and `test_scales`, the tables `resources`, `default
 the list of tables `runs`; `examples/study.toml` explains each of them.
 """
 
+import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_origin, get_type_hints
 
 import torch
 
@@ -26,7 +27,7 @@ from foveate.evaluation.test_sets import find_test_source
 from foveate.files import read_text
 from foveate.models.channels import PAPER_SCALES
 from foveate.models.zoo import ModelConfig
-from foveate.scales import ScaleGrid, as_scales
+from foveate.scales import as_scales
 from foveate.sweeps.jobs import MAX_SEEDS, Job
 from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import (
@@ -38,18 +39,19 @@ from foveate.training.data import (
 )
 from foveate.training.presets import preset
 
-TOP = ("name", "seeds", "test_scales", "resources", "defaults", "runs", "grid")
-SETTINGS = (
-    "preset",
-    *(f.name for f in fields(TrainConfig) if f.name not in ("model", "seed")),
-    *(f"model.{f.name}" for f in fields(ModelConfig)),
-    *(f"recipe.{f.name}" for f in fields(Recipe)),
-)
-PARTS = ("model", "recipe")  # settings that are tables
 HINTS = {
     "seed": "set seeds at the top level, for all runs",
     "model": "choose a network with preset, and change it with model.KEY",
 }
+TOP = ("name", "seeds", "test_scales", "resources", "defaults", "runs", "grid")
+SETTINGS: dict[str, Any] = {
+    **{name: kind for name, kind in get_type_hints(TrainConfig).items() if name not in HINTS},
+    **{f"model.{name}": kind for name, kind in get_type_hints(ModelConfig).items()},
+    **{f"recipe.{name}": kind for name, kind in get_type_hints(Recipe).items()},
+    **{"preset": str, "recipe": str, "scales": str | float, "model.scales": str | float},
+}
+"""The type of each setting; scales are text or a number, as on the command line."""
+PARTS = ("model", "recipe")  # settings that are tables
 NAME = re.compile(r"[\w+=,-][\w.+=,-]*")
 LONGEST = 120  # characters of a name, which is also a folder name
 
@@ -294,28 +296,17 @@ def _config(run: Run, load: Load) -> TrainConfig:
 
 
 def _set(config: TrainConfig, key: str, value: Any) -> TrainConfig:
-    """Return the configuration with one setting from TOML; `TrainConfig` checks its type."""
-    part, _, name = key.rpartition(".")
-    owner: Any = config.recipe or Recipe(name="photo") if part == "recipe" else config
-    owner = config.model if part == "model" else owner
-    if key == "recipe":
-        check_type("recipe", value, str)
-        return config.changed({key: value})
+    """Check the type of a setting, and change it as `foveate train --set` does."""
+    name = key.rpartition(".")[2]
+    if name == "scales" and isinstance(value, list):
+        text = 'text such as "0.5:8:4" (low:high:per_octave)'
+        raise ConfigError(f"scales must be {text}, got {value!r}")
+    kind = SETTINGS[key]
+    listed = isinstance(value, list) and get_origin(kind) is tuple
+    check_type(name, tuple(value) if listed else value, kind)
     if key == "scales" and is_number(value):
-        value = f"{value:g}"  # a single training scale can be 2 or "2"
-    if key == "model.scales":
-        if isinstance(value, str):
-            return config.changed({key: value})
-        if not (isinstance(value, list) and len(value) == 3):
-            raise ConfigError(f"scales must be [low, high, per_octave], got {value!r}")
-        value = ScaleGrid(*value)
-    now = getattr(owner, name)
-    if isinstance(now, float) and is_number(value):
-        value = float(value)
-    if isinstance(now, tuple) and isinstance(now[0], float) and isinstance(value, list):
-        value = tuple(float(v) if is_number(v) else v for v in value)
-    changed: Any = replace(owner, **{name: value})
-    return replace(config, **{part: changed}) if part else changed
+        value = f"{value:g}"
+    return config.changed({key: value if isinstance(value, str) else json.dumps(value)})
 
 
 def _training_images(config: TrainConfig, load: Load) -> int:
@@ -361,7 +352,7 @@ def _checked_name(where: str, name: object) -> str:
     return name
 
 
-def _check_keys(where: str, keys: Iterable[str], known: tuple[str, ...]) -> None:
+def _check_keys(where: str, keys: Iterable[str], known: Collection[str]) -> None:
     """Raise an error for unknown keys."""
     for key in keys:
         if key not in known:

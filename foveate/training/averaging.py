@@ -9,15 +9,9 @@ from torch import nn
 class WeightAverage:
     """An exponential moving average of the weights and buffers of a network in training.
 
-    The average is a network of its own. Validating it never changes the trained weights, whose
-    memory captured CUDA graphs refer to, and which checkpoints store at any time.
-
-    Args:
-        net: Network in training; the average starts at its current weights.
-        decay: Factor by which the average is multiplied in each step, from 0 to below 1.
-
-    Attributes:
-        net: Copy of the network with the averaged weights.
+    The average is a network of its own, `net`, and starts at the current weights. Validating it
+    never changes the trained weights, whose memory captured CUDA graphs refer to, and which
+    checkpoints store at any time. In each step, the average is multiplied by `decay`.
     """
 
     def __init__(self, net: nn.Module, decay: float) -> None:
@@ -37,10 +31,8 @@ class WeightAverage:
         """Move the average towards the current weights, after each step of the optimiser.
 
         In the first steps the decay is at most (1 + step) / (10 + step), so that the initial
-        weights do not dominate the average of a short run. Integer buffers are copied.
-
-        Args:
-            step: Number of steps of the run before this one.
+        weights do not dominate the average of a short run; `step` counts from 0. Integer buffers
+        are copied.
         """
         decay = min(self.decay, (1 + step) / (10 + step))
         # On a GPU, a few launches on the current stream, without synchronisation.

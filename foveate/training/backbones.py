@@ -28,16 +28,10 @@ def make_backbone(
 ) -> nn.Module:
     """Create a backbone that maps patches (N, C, P, P) to logits (N, K).
 
-    Args:
-        spec: ``timm:NAME``, ``torchvision:NAME`` or ``package.module:factory``. A factory is called
-            with ``channels=`` and ``classes=``, and with ``size=`` if it has such a parameter.
-        channels: Number of image channels C.
-        classes: Number of classes K.
-        size: Width and height P of a patch, for models with a fixed input size and for factories
-            that accept it.
-        pretrained: Whether to download the pretrained weights of the library. The classifier is
-            reinitialised.
-        trust: Whether a factory of another package may be imported and called.
+    `TrainConfig` describes `spec`, its backbone. `size` is P, for models with a fixed input size
+    and for factories that accept it. With `pretrained`, the weights of the library are downloaded,
+    and the classifier is reinitialised. Without `trust`, a factory of another package is neither
+    imported nor called.
     """
     library, _, name = spec.partition(":")
     if library in LIBRARIES:

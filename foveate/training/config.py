@@ -28,14 +28,8 @@ MAX_EPOCHS = 1_000_000
 MAX_BATCH = 65_536
 NO_ZOOMS = (1.0, 1.0)
 VALIDATIONS = 20  # with 20 epochs, after each
-LATER = {
-    "recipe": None,
-    "zooms": list(NO_ZOOMS),
-    "distortions": 0.0,
-    "ema": 0.0,
-    "validations": VALIDATIONS,
-}
-"""Fields that earlier versions do not have, and the values that stand for their behaviour."""
+LATER = ("recipe", "zooms", "distortions", "ema", "validations")
+"""Fields that earlier versions do not have; the defaults stand for their behaviour."""
 PARTS = ("model", "recipe")  # fields that have fields
 
 
@@ -220,7 +214,8 @@ class TrainConfig:
         """
         values = {**asdict(self), "model": self.model.to_dict(), "zooms": list(self.zooms)}
         values["recipe"] = self.recipe and self.recipe.to_dict()
-        return {k: v for k, v in values.items() if k not in LATER or v != LATER[k]}
+        absent = {name for name in LATER if getattr(self, name) == getattr(TrainConfig, name)}
+        return {name: value for name, value in values.items() if name not in absent}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "TrainConfig":
@@ -255,7 +250,7 @@ class TrainConfig:
 
         Args:
             changes: New values as text, by field name; ``model.FIELD`` and ``recipe.FIELD`` change
-                the model and the recipe.
+                the model and the recipe. Their order does not matter.
 
         Returns:
             The changed configuration.
@@ -263,24 +258,25 @@ class TrainConfig:
         Raises:
             ConfigError: If a field is unknown, or a value is invalid.
         """
-        config = self
+        recipe = find_recipe(changes["recipe"]) if "recipe" in changes else self.recipe
+        usual = recipe or Recipe(name="photo")  # the first with settings
+        owners: dict[str, Any] = {"": self, "model": self.model, "recipe": usual}
+        new: dict[str, dict[str, Any]] = {part: {} for part in owners}
         for key, text in changes.items():
             part, dot, name = key.partition(".")
-            if key == "recipe":
-                config = replace(config, recipe=find_recipe(text))
-            elif dot and part in PARTS:
-                owner = getattr(config, part) or Recipe(name="photo")  # the first with settings
-                config = replace(config, **{part: _set(owner, name, text)})
-            else:
-                config = _set(config, key, text)
-        return config
+            part, name = (part, name) if dot and part in PARTS else ("", key)
+            if key != "recipe":
+                new[part][name] = _read(name, text, _current(owners[part], name))
+        model = replace(self.model, **new["model"])
+        recipe = replace(usual, **new["recipe"]) if new["recipe"] else recipe
+        return replace(self, **new[""], model=model, recipe=recipe)
 
 
-def _set(config: Any, key: str, text: str) -> Any:
+def _current(config: Any, key: str) -> Any:
     known = {f.name: getattr(config, f.name) for f in fields(config) if f.name not in PARTS}
     if key not in known:
         raise ConfigError(f"cannot set {key!r}; use one of {', '.join(sorted(known))}")
-    return replace(config, **{key: _read(key, text, known[key])})
+    return known[key]
 
 
 def _read(key: str, text: str, now: Any) -> Any:
@@ -321,12 +317,9 @@ def is_mirrored(config: TrainConfig) -> bool:
 def build_net(config: TrainConfig, *, trust: bool = False, start: bool = False) -> nn.Module:
     """Build the network of a configuration, with weights from PyTorch's default generator.
 
-    The backbone maps (N, C, P, P) to (N, K); `config.model` defines its scale channels.
-
-    Args:
-        config: Configuration of the run.
-        trust: Whether a factory named in `config.backbone` may be imported and called.
-        start: Whether to load the pretrained weights of the backbone, as at the start of a run.
+    The backbone maps (N, C, P, P) to (N, K); `config.model` defines its scale channels. `trust`
+    allows a factory named in `config.backbone` to be imported and called. At the `start` of a run,
+    the pretrained weights of the backbone are loaded.
     """
     model = config.model
     if not config.backbone:

@@ -116,13 +116,28 @@ class Batches:
         """Prepare all images and hold them on the device."""
         one = torch.arange(1)
         ready = self._prepared(*self.images.read_batch(self.split, one), one).images
-        _check_memory(config, ready, self.count, self.device)
+        if self.device.type == "cpu":  # PyTorch reports what does not fit on a GPU
+            self._check_memory(config, ready)
         whole = tuple(t.new_empty(self.count, *t.shape[1:]) for t in ready.inputs)
         whole_split = replace(ready, inputs=whole)
         if not self.random:
             self._fill(whole_split)
         labels = self.images.labels(self.split)[: self.count].to(self.device)
         return replace(self, resident=Batch(whole_split, labels))
+
+    def _check_memory(self, config: TrainConfig, ready: Prepared) -> None:
+        """Raise a ConfigError if the images or a training step do not fit in the main memory.
+
+        For each activation of the paper's networks, a step stores the output of the convolution,
+        the output of the norm and a gradient. Steps of other backbones, and steps that recompute
+        activations, are not checked.
+        """
+        images = self.count * sum(t[0].numel() * t.element_size() for t in ready.inputs)
+        remedy = "use fewer samples, a smaller size, or --stream to read images on demand"
+        check_memory(images, f"{self.count} images of {config.size} pixels", remedy)
+        if not config.backbone and not getattr(self.net, "recompute", 0):
+            step = 12 * min(config.batch, self.count) * config.model.activations()
+            check_memory(step, f"steps of {config.batch} images", "use a smaller batch")
 
     def _fill(self, whole: Prepared, seed: AugmentationSeed = (0, 0)) -> None:
         """Prepare all images in the memory of `whole`, in the order of their zooms."""
@@ -368,18 +383,3 @@ def _check_fit(config: TrainConfig, shape: tuple[int, ...], labels: Tensor) -> N
             f"{config.source} has images of {shape[-1]} pixels, not {config.size}; "
             f"set size={shape[-1]}"
         )
-
-
-def _check_memory(config: TrainConfig, ready: Prepared, count: int, device: torch.device) -> None:
-    """Raise a ConfigError if the images or a training step do not fit in the main memory.
-
-    For each activation, a step stores the output of the convolution, the output of the norm and a
-    gradient. On a GPU, PyTorch reports an allocation that does not fit.
-    """
-    if device.type != "cpu":
-        return
-    images = count * sum(t[0].numel() * t.element_size() for t in ready.inputs)
-    step = 12 * min(config.batch, count) * config.model.activations()
-    remedy = "use fewer samples, a smaller size, or --stream to read images on demand"
-    check_memory(images, f"{count} images of {config.size} pixels", remedy)
-    check_memory(step, f"steps of {config.batch} images", "use a smaller batch")

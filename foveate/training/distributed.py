@@ -1,7 +1,8 @@
 """Train one network with several processes: process group, batch partition and training step.
 
 `torchrun --nproc-per-node=N -m foveate train ...` starts N processes (NCCL between GPUs, Gloo
-between CPUs) that train one network. Up to rounding, the result does not depend on N:
+between CPUs) that train one network. Up to rounding, the result does not depend on N, except with
+dropout and with `local` batch norm:
 
 - A batch has `config.batch` images over all processes, and each process takes its part. Losses are
   weighted so that the gradients, averaged by PyTorch's DistributedDataParallel, are those of the

@@ -112,16 +112,10 @@ class PhotoReader:
 class PhotoDataset(Dataset[Sample]):
     """The resized images of a split, with the centres of their windows and their labels.
 
-    The key of an item is (seed, epoch, index); augmentation depends on nothing else.
-
-    Args:
-        images: Images of any sizes, grey or in colour.
-        split: ``train``, ``val`` or ``test``; images of ``train`` are augmented.
-        recipe: Recipe ``photo``.
-        bad: Treatment of images that cannot be used: ``stop`` makes the batch an error, ``skip``
-            leaves the image out of the batch.
-        share: Share of the pixels along each axis to which images are reduced.
-        background: How `surround` extends the resized images; by default it does not.
+    The key of an item is (seed, epoch, index); augmentation, of the split ``train`` alone, depends
+    on nothing else. An image that cannot be used makes its batch an error, or with `bad` "skip" is
+    left out of it. Images are reduced to a `share` of the pixels along each axis, and extended by
+    `surround` with a `background`.
     """
 
     def __init__(

@@ -332,7 +332,7 @@ class Session:
     def _validated_every(self) -> int:
         """Return the number of epochs between validations."""
         total = self.config.epochs
-        fair = min(total // FEWEST, 4 * len(self.valid) // len(self.train))
+        fair = min(total // FEWEST, math.ceil(4 * len(self.valid) / len(self.train)))
         return max(1, total // self.config.validations, fair)
 
     @torch.no_grad()

@@ -20,10 +20,7 @@ COLUMNS = ["split", "image", "reason"]
 def check_bad(bad: str, config: TrainConfig, processes: int = 1) -> Bad:
     """Return `bad`, the treatment of images that cannot be used, if the run supports it.
 
-    Args:
-        bad: ``stop`` at the first one, or ``skip`` them.
-        config: Configuration of the run; only the recipe ``photo`` supports ``skip``.
-        processes: Number of processes that train together; only one supports ``skip``.
+    Only the recipe ``photo`` and a single process support ``skip``.
     """
     check_choice("bad", bad, get_args(Bad))
     if bad == "skip" and not is_photo(config):

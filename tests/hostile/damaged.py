@@ -43,7 +43,7 @@ IDX = tuple(
     ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte")
 )  # fmt: skip
 NETWORK = "weights/fovmax-mnist-tr2.safetensors"
-OUTCOME = "swept/fovmax_model.size=8_model.features=2x2_model.scales=1x2x1_model.hidden=4"
+OUTCOME = "swept/fovmax_model.size=8_model.features=2x2_model.scales=1_2_1_model.hidden=4"
 OUTCOME += "_model.dropout=0.1-s0/outcome.json"
 SWEEP = "sweep study.toml --dry-run --device cpu --out swept"
 TABLES = (SWEEP, "reproduce table1 --dry-run --device cpu --precision bf16 --out paper")

@@ -30,7 +30,7 @@ scales = "1"
 preset = "fovmax"
 model.size = 8
 model.features = [2, 2]
-model.scales = [1, 2, 1]
+model.scales = "1:2:1"
 model.hidden = 4
 [grid]
 model.dropout = [0.1, 0.2]

@@ -282,7 +282,7 @@ samples = 96
 size = 24
 model.features = [4, 8]
 model.size = 12
-model.scales = [1, 2, 1]
+model.scales = "1:2:1"
 [[runs]]
 preset = "fovavg"
 BACKBONE
