@@ -122,7 +122,7 @@ def test_the_json_says_how_it_was_made(audited, folder):
     }  # fmt: skip
     assert found["version"] == foveate_version() and "CPU" in found["hardware"]
     assert found["channels"] == [0.5, 1.0, 2.0] and found["pool"] == "logsumexp"
-    assert found["patch"] == SIZE and found["cost"]["pixels"] == 3 and found["cost"]["time"] > 0
+    assert found["patch"] == SIZE and found["cost"] == {"pixels": 3}
     assert "commit" in found and found["notes"] == []
 
 

@@ -218,7 +218,7 @@ def test_scale_channels_without_training_are_a_wrapped_network_on_the_pictures(p
         right = int((net(wide).argmax(1) == photos.labels).sum())
         assert found.audits[IN_CHANNELS].overall[i].right == right
     assert found.metadata["pool"] == "logsumexp" and found.metadata["patch"] == 12
-    assert found.metadata["cost"]["pixels"] == 3 / 4 and found.metadata["cost"]["time"] > 0
+    assert found.metadata["cost"] == {"pixels": 3 / 4}
     alone = audit_with_channels(MODEL, photos, transform, scales, pool=None)
     for one, other in zip(found.plain.overall, alone.plain.overall, strict=True):
         assert (one.right, one.agreeing) == (other.right, other.agreeing)

@@ -122,16 +122,15 @@ def audit_with_channels(
     windows = _windows(transform, wanted, middle)
     if pool is not None and not model.scales and isinstance(transform, Transform):
         try:
-            pair = pair_with_channels(net, transform, windows, pool, patch)
+            plain, inside, side = pair_with_channels(net, transform, windows, pool, patch)
         except ConfigError as error:
             notes.append(f"the model was not wrapped in scale channels: {error}")
         else:
-            models = {ORIGINAL: pair.plain, IN_CHANNELS: pair.inside}
-            prepare = partial(transform, canvas=pair.side)
-            batch = largest_batch(batch, transform.channels * pair.side**2)
-            few = [image.to(model.device) for image in images.first(min(batch, 8))]
-            cost = pair.cost(prepare(few, middle), transform.size[0])
-            metadata |= {"pool": pool, "patch": pair.inside.size, "cost": cost}
+            models = {ORIGINAL: plain, IN_CHANNELS: inside}
+            prepare = partial(transform, canvas=side)
+            batch = largest_batch(batch, transform.channels * side**2)
+            pixels = len(windows) * (inside.size / transform.size[0]) ** 2
+            metadata |= {"pool": pool, "patch": inside.size, "cost": {"pixels": pixels}}
     check = partial(transform.check, scale=max(*wanted, middle))
     batches = images.batches(prepare, batch, model.device, check)
     found = audit_together(list(models.values()), batches, wanted, images.classes, middle, advance)
