@@ -226,7 +226,7 @@ def test_the_number_of_channels_is_found_out(pictures):
         channels(audited_nets.instance, size=9)
 
 
-@pytest.mark.parametrize(("recipe", "antialias"), [("frame", True), ("large-scale", False)])
+@pytest.mark.parametrize(("recipe", "antialias"), [("frame", True), ("mnist-large-scale", False)])
 @pytest.mark.parametrize("pool", ["max", "avg", "logsumexp", "probabilities"])
 def test_in_channels_is_the_loop_over_windows(net, pool, recipe, antialias):
     """Channel s shows the middle of the image, size times s pixels wide, at the model's size."""
@@ -296,12 +296,15 @@ def test_the_transform_follows_model_and_pictures(pictures, net):
     assert choose_transform(model, pictures, size=32, border=0.5, mean=(0.5,)).size == (32, 32)
     digits = open_images("mnist-5k", limit=3)
     made = choose_transform(model, digits)
-    assert (made.recipe, made.size) == ("large-scale", (112, 112))
-    assert choose_transform(model, digits, recipe="frame").size == (28, 28)
+    assert (made.recipe, made.size) == ("mnist-large-scale", (112, 112))
     known = {"source": "mnist", "trained_on": "2", "border": "zero", "config": ModelConfig()}
     ours = Model(name="run", net=net, shape=(None, 1, 24, 24), **known)
     transform = choose_transform(ours, pictures)
-    assert (transform.recipe, transform.size, transform.border) == ("large-scale", (24, 24), "zero")
+    assert (transform.recipe, transform.size, transform.border) == (
+        "mnist-large-scale",
+        (24, 24),
+        "zero",
+    )
     assert ours.native_scale == 2 and replace(ours, trained_on="1-4").native_scale == 1
     own = Model(name="file", net=net, mean=(0.4,), std=(0.2,))
     assert choose_transform(own, pictures, mean=(0.5,)).mean == (0.5,)

@@ -47,7 +47,7 @@ def test_a_run_gets_the_curve_that_evaluate_gives(runs, tmp_path, capsys, name, 
     expected = accuracy_over_scale(net, test, [0.5, 1.0, 2.0], size=24)
     found = content(tmp_path)
     points = found["audits"][ORIGINAL]["scales"]
-    assert found["transform"]["recipe"] == "large-scale"
+    assert found["transform"]["recipe"] == "mnist-large-scale"
     assert found["transform"]["size"] == [24, 24]
     assert [p["accuracy"]["value"] for p in points] == [at.accuracy for at in expected]
     assert found["audits"][ORIGINAL]["native"] == native
@@ -103,7 +103,6 @@ def test_a_pretrained_network_by_its_name(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(by_name, "pretrained_info", lambda name: info)
     monkeypatch.setattr(by_name, "create_model", lambda name, pretrained: model.build().eval())
     command = ["audit", "small", "--source", "mnist-5k", *SCALES, "--samples", "20"]
-    command += ["--recipe", "mnist-large-scale"]  # the default, by the name that train has too
     assert run([*command, "--split", "all", "--out", str(tmp_path)]) == 0
     warning = (
         "warning: the model small was trained on mnist, which includes images of mnist-5k (all)\n"
@@ -111,5 +110,5 @@ def test_a_pretrained_network_by_its_name(tmp_path, monkeypatch, capsys):
     assert warning in capsys.readouterr().err
     found = content(tmp_path)
     assert found["audits"][ORIGINAL]["native"] == 2
-    assert found["transform"]["recipe"] == "large-scale"
+    assert found["transform"]["recipe"] == "mnist-large-scale"
     assert (found["transform"]["size"], found["transform"]["border"]) == ([24, 24], "zero")

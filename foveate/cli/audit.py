@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from foveate.models.pooling import Pool
 
 MAX_SAMPLES = 2**31
-RECIPES = {name: name for name in ("frame", "mirrored", "mnist-large-scale", "photo")}
-RECIPES["mnist-large-scale"] = "large-scale"  # as saved
 
 
 def audit(
@@ -38,16 +36,7 @@ def audit(
             panel=options.EVALUATION,
         ),
     ] = None,
-    native: Annotated[float | None, options.NATIVE("1, or the training scale of a run")] = None,
     view: Annotated[str, options.VIEW()] = "zoom",
-    recipe: Annotated[
-        str | None,
-        options.RECIPE(
-            "that of a run; otherwise frame for folder:DIR, mirrored for cifar10, else "
-            "mnist-large-scale",
-            panel=options.EVALUATION,
-        ),
-    ] = None,
     fit: Annotated[str | None, options.FIT("fill")] = None,
     size: Annotated[
         int | None, options.SIZE("the model's input size", min=1, panel=options.EVALUATION)
@@ -101,8 +90,6 @@ def audit(
     from foveate.training.unchanged import check_classes, check_unchanged
 
     check_choice("pool", pool, (*options.POOLS, "none"))
-    if recipe is not None:
-        check_choice("recipe", recipe, RECIPES)
     grid, place = None if scales is None else as_scales(scales), find_device(device)
     check_folder(out)
     check_size(size or 1)
@@ -116,10 +103,6 @@ def audit(
     if lazy is not None:
         lazy_channels(found.net).lazy = lazy
     load = cached_loader()
-    if recipe == "photo" and found.photo is None:
-        raise ConfigError(
-            "--recipe photo requires a run on photographs; use --recipe frame for other models"
-        )
     if (run := Path(model).expanduser()).is_dir() and not changed_data:
         check_unchanged(RunFolder(run), source, load)
     if split is None and found.source:
@@ -130,7 +113,6 @@ def audit(
     transform = choose_transform(
         found,
         images,
-        recipe=None if recipe is None else RECIPES[recipe],
         size=size,
         border=parse_border(border),
         mean=_numbers("mean", mean),
@@ -145,7 +127,6 @@ def audit(
             images,
             transform,
             wanted,
-            native=native,
             pool=None if pool == "none" else cast("Pool", pool),
             patch=patch,
             batch=batch,

@@ -122,11 +122,10 @@ SAMPLES = shared("N", "Use only the first N images.", DATA)
 SCALES = shared("SCALES", f"Scale factors: {SCALE_GRAMMAR}.", DATA, "--scales")
 RECIPE = shared(
     "RECIPE",
-    "Preprocessing: photo, mirrored or mnist-large-scale; audit also accepts frame, which rescales "
-    "the image itself.",
+    "Preprocessing: photo, mirrored or mnist-large-scale.",
     DATA,
     "--recipe",
-    values=("photo", "mirrored", "mnist-large-scale", "frame"),
+    values=("photo", "mirrored", "mnist-large-scale"),
 )
 SIZE = shared("PIXELS", "Width and height of the images in pixels.", DATA)
 WORKERS = shared("N", "Number of workers that prepare images; it does not change results.", DATA)
@@ -159,7 +158,6 @@ OUT_FILE = shared("FILE", "Output file.", OUTPUT)
 CLASSES = shared(
     "NAMES", "Classes in the order of the logits: a,b,c, or a file with one per line.", DATA
 )
-NATIVE = shared("SCALE", "Reference scale, with which all others are compared.", EVALUATION)
 VIEW = shared(
     "VIEW", "Meaning of scale s. zoom: objects are s times as large. resolution: the same scene "
     "with s times the pixels along each axis, s at most 1.", EVALUATION, "--view",

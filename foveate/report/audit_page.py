@@ -237,7 +237,7 @@ def _caption(transform: AnyTransform) -> str:
             f"image. Padding: {'replicate' if padding == 'border' else padding}."
         )
     height, width = transform.size
-    if transform.recipe == "large-scale":
+    if transform.recipe == "mnist-large-scale":
         return (
             "Images generated at each scale by the recipe of MNIST Large Scale, as in `foveate "
             f"evaluate`, {height} × {width} pixels; border mode of the smoothing: "

@@ -81,7 +81,6 @@ def audit_with_channels(
     transform: AnyTransform,
     scales: ScaleGrid | Sequence[float],
     *,
-    native: float | None = None,
     pool: Pool | None = "logsumexp",
     patch: int | None = None,
     batch: int = 32,
@@ -90,18 +89,17 @@ def audit_with_channels(
     """Audit a model, and the same model in scale channels without training.
 
     The window of each channel is c times the model's input, where c is an audited scale divided by
-    the native scale. The native scale is the training scale of a foveate network, and 1 for other
-    models. With the view "resolution", c is the inverse ratio, so that one channel sees the image
-    at its original resolution. With the recipe "frame", windows larger than the input extend into
-    the image around it. Without a `pool`, and for a model that already has scale channels, only the
-    model itself is audited.
+    the native scale. The native scale, whose predictions are the reference for agreement, is the
+    training scale of a foveate network, and 1 for other models. With the view "resolution", c is
+    the inverse ratio, so that one channel sees the image at its original resolution. With the
+    recipe "frame", windows larger than the input extend into the image around it. Without a `pool`,
+    and for a model that already has scale channels, only the model itself is audited.
 
     Args:
         model: The model.
         images: Images with labels.
         transform: Transform from images to the model's input, see `choose_transform`.
         scales: Scales to audit at, such as those of `default_scales`.
-        native: Scale whose predictions are the reference for agreement.
         pool: Pooling over the channels; logsumexp gave the best accuracy without training.
         patch: Side of the patches in pixels; the side of the model's input by default.
         batch: Number of images per call of the model.
@@ -111,8 +109,7 @@ def audit_with_channels(
         ConfigError: If an argument is invalid, or the model does not return finite logits.
         DataError: If no image can be read.
     """
-    wanted = as_scales(scales)
-    (middle,) = as_scales([model.native_scale if native is None else native])
+    wanted, middle = as_scales(scales), model.native_scale
     for scale in (*wanted, middle):
         transform.check_scale(scale)
     net = classifier_for(model, transform, len(images.classes), batch)
@@ -161,7 +158,7 @@ def default_scales(transform: AnyTransform) -> ScaleGrid:
     """
     if transform.view == "resolution":
         return RESOLUTIONS
-    usual = {"large-scale": PAPER_SCALES, "mirrored": MIRRORED_SCALES}
+    usual = {"mnist-large-scale": PAPER_SCALES, "mirrored": MIRRORED_SCALES}
     return usual.get(transform.recipe, SCALES) if isinstance(transform, Transform) else SCALES
 
 
