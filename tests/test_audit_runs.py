@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 from tiny_runs import MODEL, tiny
 
 import foveate.evaluation.models as models
@@ -112,3 +113,41 @@ def test_a_pretrained_network_by_its_name(tmp_path, monkeypatch, capsys):
     assert found["audits"][ORIGINAL]["native"] == 2
     assert found["transform"]["recipe"] == "mnist-large-scale"
     assert (found["transform"]["size"], found["transform"]["border"]) == ([24, 24], "zero")
+
+
+def write_digits(folder, count):
+    """Training digits as files, a subfolder per class, without splits."""
+    digits = load_source("mnist-5k").train
+    for index, label in enumerate(digits.labels[:count].tolist()):
+        (folder / str(label)).mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(digits.images[index, 0].numpy())
+        image.save(folder / str(label) / f"{index:03}.png")
+    return f"folder:{folder}"
+
+
+@pytest.mark.parametrize("name", ["a pretrained network", "a run on another folder"])
+def test_all_images_of_a_folder_are_audited_if_the_model_was_not_trained_on_it(
+    tmp_path, capsys, name
+):
+    """Twenty images in ten classes, too few to be split."""
+    source, model = write_digits(tmp_path / "few", 20), "fovmax-mnist-tr2"
+    if name != "a pretrained network":
+        own = write_digits(tmp_path / "own", 200)
+        model = str(train(tiny(source=own, epochs=1), tmp_path / "run").path)
+    command = ["audit", model, "--source", source, "--scales", "1,2"]
+    assert run([*command, "--out", str(tmp_path / "out")]) == 0, capsys.readouterr().err
+    found = content(tmp_path / "out")
+    assert (found["split"], found["images"]) == ("all", 20)
+
+
+def test_test_images_are_audited_of_the_folder_that_a_run_was_trained_on(tmp_path, capsys):
+    """Also if the folder has moved."""
+    own = write_digits(tmp_path / "own", 200)
+    made = train(tiny(source=own, epochs=1), tmp_path / "run").path
+    shutil.copytree(tmp_path / "own", tmp_path / "moved")
+    for source in (own, f"folder:{tmp_path / 'moved'}"):
+        command = ["audit", str(made), "--source", source, "--scales", "1"]
+        assert run([*command, "--out", str(tmp_path / "out")]) == 0
+        found = content(tmp_path / "out")
+        assert found["split"] == "test" and found["images"] == len(load_source(own).test)
+    capsys.readouterr()

@@ -1,6 +1,7 @@
 """The command that audits any classifier over scale: audit."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -8,13 +9,15 @@ from foveate.checks import check_choice
 from foveate.cli import options
 from foveate.cli.console import OUTPUT, print_message, print_table, progress
 from foveate.cli.training import cached_loader
-from foveate.errors import ConfigError
+from foveate.errors import ConfigError, DataError
 from foveate.files import check_folder
 from foveate.scales import as_scales
 
 if TYPE_CHECKING:
+    from foveate.data.sources import Load
     from foveate.evaluation.audit.audited_images import AuditImages
     from foveate.evaluation.audit.report import AuditReport
+    from foveate.evaluation.models import Model
     from foveate.models.pooling import Pool
 
 MAX_SAMPLES = 2**31
@@ -24,7 +27,8 @@ def audit(
     model: options.ModelArgument,
     source: Annotated[str, options.SOURCE()],
     split: Annotated[
-        str | None, options.SPLIT("test, or all images of a folder without splits")
+        str | None,
+        options.SPLIT("test; all images of a folder without splits that is not the run's own"),
     ] = None,
     samples: Annotated[int | None, options.SAMPLES("all images", min=1, max=MAX_SAMPLES)] = None,
     classes: Annotated[str | None, options.CLASSES("the names of the source")] = None,
@@ -66,8 +70,8 @@ def audit(
     shape (B, classes). The classes are the subfolders of folder:DIR in alphabetical order, or
     --classes. At scale 1 an image fills the input; at other scales it is rescaled about its centre.
     Runs on photographs and on CIFAR-10 prepare images with their own recipe. Other networks of
-    foveate, and sources other than folders, are audited on MNIST Large Scale. For runs, a scale
-    means the same as in 'foveate evaluate'.
+    foveate are audited on MNIST Large Scale, and so is any model on sources other than folders, tar
+    files and CIFAR-10. For runs, a scale means the same as in 'foveate evaluate'.
 
     The audit also evaluates the model inside scale channels, without training, unless --pool none
     is given. It writes audit.html (the report), audit.csv (per scale and class), audit.json,
@@ -105,7 +109,7 @@ def audit(
     load = cached_loader()
     if (run := Path(model).expanduser()).is_dir() and not changed_data:
         check_unchanged(RunFolder(run), source, load)
-    if split is None and found.source:
+    if split is None and _is_own(source, found, run, load):
         split = "test"
     images = open_images(source, split, samples, names, load)
     if run.is_dir():
@@ -133,6 +137,19 @@ def audit(
             advance=advance,
         )
     _write(report, images, found.trainable, out)
+
+
+def _is_own(source: str, model: "Model", run: Path, load: "Load") -> bool:
+    """Whether the model was trained on a source; the folder of its images can have moved."""
+    from foveate.training.checkpoint import RunFolder
+    from foveate.training.unchanged import LISTING, source_checksum
+
+    if source == model.source or not (source.startswith("folder:") and run.is_dir()):
+        return source == model.source
+    recorded = RunFolder(run).data().get("checksum", "")
+    with suppress(DataError):  # images that cannot be split were not trained on
+        return bool(source_checksum(source, load, recorded.startswith(LISTING)) == recorded)
+    return False
 
 
 def _write(report: "AuditReport", images: "AuditImages", trainable: bool, out: Path) -> None:
