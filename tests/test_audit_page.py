@@ -111,6 +111,18 @@ def test_the_page_has_both_forms_and_their_difference():
     assert "processes 3 times the pixels" in text
 
 
+def test_the_page_says_what_lies_outside_of_the_image():
+    small = {ORIGINAL: made([30, 50, 90], scales=(0.25, 0.5, 1.0))}
+    kinds = ({}, {"recipe": "mnist-large-scale"}, {"recipe": "mirrored"}, {"view": "resolution"})
+    transforms = [Transform(size=(9, 9), channels=1, **kind) for kind in kinds]
+    framed, black, mirrored, less = (words(report(small, transform=t)) for t in transforms)
+    assert "is cropped, and the area around a smaller image is padded." in framed
+    assert "is cropped, and the area around a smaller image is black." in black
+    assert "is cropped, and mirror images surround a smaller image." in mirrored
+    assert "the same scene" in less and "is cropped" not in less
+    assert all("is padded" not in text for text in (black, mirrored, less))
+
+
 def test_the_code_of_the_page_loads_a_torchscript_file(tmp_path):
     """Such a file can run code, so it is loaded with trust only."""
     program = str(tmp_path / "net.pt")

@@ -66,6 +66,7 @@ def test_scale_by_scale_a_run_is_right_as_often_as_evaluate_says(trained, tmp_pa
     assert (transform["recipe"], transform["base"], transform["size"]) == ("photo", 48, 16)
     assert transform["windows"] == [16.0, 32.0, 64.0]
     page = (tmp_path / "audit.html").read_text()
+    assert "windows that extend past the image see padding" in page and "cropped" not in page
     assert "from the whole image" in page and "short side of an image is 48 pixels" in page
     capsys.readouterr()
 
