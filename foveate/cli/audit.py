@@ -28,7 +28,10 @@ def audit(
     source: Annotated[str, options.SOURCE()],
     split: Annotated[
         str | None,
-        options.SPLIT("test; all images of a folder without splits that is not the run's own"),
+        options.SPLIT(
+            "test; all images of a folder without splits that is not the run's own",
+            values=("test", "val", "train", "all"),
+        ),
     ] = None,
     samples: Annotated[int | None, options.SAMPLES("all images", min=1, max=MAX_SAMPLES)] = None,
     classes: Annotated[str | None, options.CLASSES("the names of the source")] = None,
@@ -48,7 +51,9 @@ def audit(
     border: Annotated[str | None, options.BORDER("replicate, or that of a run")] = None,
     mean: Annotated[str | None, options.MEAN("that of a timm model; otherwise 0")] = None,
     std: Annotated[str | None, options.STD("that of a timm model; otherwise 1")] = None,
-    pool: Annotated[str, options.POOL(panel=options.EVALUATION)] = "logsumexp",
+    pool: Annotated[
+        str, options.POOL(panel=options.EVALUATION, values=(*options.POOLS, "none"))
+    ] = "logsumexp",
     patch: Annotated[int | None, options.PATCH("the input size", min=1)] = None,
     lazy: Annotated[float | None, options.LAZY("all channels")] = None,
     pretrained: options.PretrainedOption = False,
