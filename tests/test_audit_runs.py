@@ -63,7 +63,8 @@ def test_a_run_gets_the_curve_that_evaluate_gives(runs, tmp_path, capsys, name, 
     [
         ("mnist-5k", "mnist-5k", "test", False),
         ("mnist-5k", "mnist-5k", "train", True),
-        ("mnist-5k", "mnist-5k", "val", True),
+        ("mnist-5k", "mnist-5k", "val", False),
+        ("mnist", "mnist-5k", "val", True),
         ("mnist-5k", "mnist-5k", "all", True),
         ("mnist", "mnist", "test", False),
         ("mnist", "mnist-5k", "test", True),
@@ -90,6 +91,14 @@ def test_images_that_a_run_was_trained_on_are_warned_of(runs, tmp_path, capsys):
     assert warning in err and err.startswith("warning: ")
     assert warning in (tmp_path / "audit.html").read_text()
     assert warning in content(tmp_path)["notes"][0]
+
+
+def test_validation_images_of_a_run_are_named_as_such(runs, tmp_path, capsys):
+    command = ["audit", str(runs / "fovmax"), "--source", "mnist-5k", "--split", "val", *SCALES]
+    assert run([*command, "--samples", "20", "--out", str(tmp_path)]) == 0
+    expected = f"the images are the validation images of {runs / 'fovmax'}, which was not trained"
+    assert content(tmp_path)["notes"][0].startswith(expected)
+    assert "includes images of" not in capsys.readouterr().err
 
 
 def test_a_pretrained_network_by_its_name(tmp_path, monkeypatch, capsys):

@@ -177,11 +177,16 @@ def _doubts(audit: Audit, transform: AnyTransform) -> list[str]:
 
 
 def _notes(model: Model, images: AuditImages) -> Iterator[str]:
-    """Yield a note if the model was trained on these images, and if it evaluates few channels."""
+    """Yield a note if the model was trained or validated on these images, or is lazy."""
     if model.was_trained_on(images.source, images.split):
         yield (
             f"the model {model.name} was trained on {model.source}, which includes images of "
             f"{images.source} ({images.split})"
+        )
+    if images.split == "val" and images.source == model.source:
+        yield (
+            f"the images are the validation images of {model.name}, which was not trained on them; "
+            "their accuracy can have selected its weights"
         )
     if isinstance(model.net, ScaleChannels) and model.net.lazy is not None:
         yield (
