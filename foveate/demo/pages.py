@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from foveate.data.sources import load_source
 from foveate.demo.digit_page import DigitPage
@@ -11,6 +11,7 @@ from foveate.demo.photo_page import PhotoPage
 from foveate.errors import ConfigError
 from foveate.evaluation.models import TIMM, load_model
 
+WebPage: TypeAlias = DigitPage | PhotoPage
 DEFAULT_NETWORKS = ("cnn-mnist-tr2", "fovmax-mnist-tr2", "fovavg-mnist-tr2")
 MAX_NETWORKS = 4  # networks that fit next to each other on the page
 
@@ -21,7 +22,7 @@ def open_page(
     trust: bool = False,
     pretrained: bool = False,
     weights: str | Path | None = None,
-) -> DigitPage | PhotoPage:
+) -> WebPage:
     """Load networks and build the demo page for them.
 
     Args:
