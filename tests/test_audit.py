@@ -1,6 +1,7 @@
 """The audit of any classifier: counted by hand, its intervals, and what it refuses."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -109,11 +110,13 @@ def test_the_size_of_the_batches_does_not_matter():
 
 def test_answers_are_compared_with_the_native_scale_which_is_added_if_it_is_missing():
     images, labels = some()
-    found = audit(linear, images, labels, [0.5, 2.0], native=1.25)
-    assert found.scales == (0.5, 1.25, 2.0)
-    said = linear(zoom(images, 1.25)).argmax(1)
-    agreeing = (linear(zoom(images, 2.0)).argmax(1) == said).sum()
-    assert found.overall[2].agreeing == agreeing
+    one, batches = Classifier(linear, 4), [(partial(zoom, images), labels)]
+    (trained,) = audit_together([one], batches, [0.5, 2.0], "abcd", native=1.25)
+    for found, native in ((audit(linear, images, labels, [0.5, 2.0]), 1.0), (trained, 1.25)):
+        assert found.scales == (0.5, native, 2.0) and found.native == native
+        said = linear(zoom(images, native)).argmax(1)
+        agreeing = (linear(zoom(images, 2.0)).argmax(1) == said).sum()
+        assert found.overall[2].agreeing == agreeing
     assert audit(linear, images, labels, SCALES).scales == SCALES.values
 
 
@@ -300,7 +303,7 @@ def test_what_data_may_not_be():
     assert "labels must lie between 0 and 3" in refused(labels=labels - 1)
     assert "at least 1 image, got 0" in refused(images=images[:0], labels=labels[:0])
     assert "scales out of order" in refused(scales=[2, 1])
-    assert "each scale must be finite and above 0" in refused(native=0.0)
+    assert "each scale must be finite and above 0" in refused(scales=[0.0])
 
 
 @pytest.fixture(scope="module")

@@ -122,7 +122,7 @@ def test_the_json_says_how_it_was_made(audited, folder):
     }  # fmt: skip
     assert found["version"] == foveate_version() and "CPU" in found["hardware"]
     assert found["channels"] == [0.5, 1.0, 2.0] and found["pool"] == "logsumexp"
-    assert found["patch"] == SIZE and found["cost"]["pixels"] == 3 and found["cost"]["time"] > 0
+    assert found["patch"] == SIZE and found["cost"] == {"pixels": 3}
     assert "commit" in found and found["notes"] == []
 
 
@@ -166,7 +166,7 @@ def test_the_code_on_the_page_is_the_network_in_scale_channels(audited):
 
 def test_options_reach_the_audit(folder, tmp_path, capsys):
     command = ["audit", "audited_nets:net", "--source", f"folder:{folder}", "--samples", "10"]
-    options = ["--scales", "1:2:1", "--native", "1.5", "--size", "32", "--border", "reflect"]
+    options = ["--scales", "1.5:3:1", "--size", "32", "--border", "reflect"]
     options += ["--mean", "0.1", "--std", "0.5", "--pool", "none", "--batch", "4"]
     names = tmp_path / "names.txt"
     names.write_text("\n".join(NAMES) + "\n")
@@ -175,8 +175,8 @@ def test_options_reach_the_audit(folder, tmp_path, capsys):
     found = content(tmp_path / "a")
     transform = {"size": [32, 32], "border": "reflect", "mean": [0.1], "std": [0.5]}
     assert {key: found["transform"][key] for key in transform} == transform
-    assert [p["scale"] for p in found["audits"][ORIGINAL]["scales"]] == [1.0, 1.5, 2.0]
-    assert found["audits"][ORIGINAL]["native"] == 1.5 and set(found["audits"]) == {ORIGINAL}
+    assert [p["scale"] for p in found["audits"][ORIGINAL]["scales"]] == [1.0, 1.5, 3.0]
+    assert found["audits"][ORIGINAL]["native"] == 1 and set(found["audits"]) == {ORIGINAL}
     assert (found["split"], found["images"], found["pool"]) == ("train", 10, None)
     assert found["audits"][ORIGINAL]["classes"] == list(NAMES)
     capsys.readouterr()
@@ -218,14 +218,11 @@ def test_errors_are_one_line_and_nothing_is_written(folder, tmp_path, capsys):
         "split must be one of": [net, "--source", source, "--split", "some"],
         "scales must look like": [net, "--source", source, "--scales", "1:2"],
         "pool must be one of": [net, "--source", source, "--pool", "mean"],
-        "recipe must be one of frame, mirrored": [net, "--source", source, "--recipe", "other"],
-        "photo requires a run on photographs": [net, "--source", source, "--recipe", "photo"],
         "border must be": [net, "--source", source, "--border", "around"],
         "std must be a number": [net, "--source", source, "--std", "a"],
         "mean must be one number or one per channel (1), got 3": [
             net, "--source", source, "--mean", "1,2,3"
         ],
-        "each scale must be finite and above 0, got 0": [net, "--source", source, "--native", "0"],
         "unknown device 'abacus'": [net, "--source", source, "--device", "abacus"],
         "class 'digit-0', which is not among the 2": [
             net, "--source", source, "--classes", "a,b"

@@ -257,7 +257,7 @@ def test_grey_and_colour_become_what_the_model_takes():
 
 def test_the_recipe_large_scale_is_the_data_sets():
     digit = picture(1, 28, 28)
-    transform = Transform(size=(40, 40), channels=1, recipe="large-scale", border="zero")
+    transform = Transform(size=(40, 40), channels=1, recipe="mnist-large-scale", border="zero")
     torch.testing.assert_close(
         transform([digit], 2.0), rescale(digit[None], 2.0, size=40, border="zero")
     )
@@ -272,13 +272,15 @@ def test_transforms_that_cannot_be_are_refused():
         "std must be above 0": {"std": (0.0,)},
         "border must be replicate, reflect, a number or .*, got 'zero'": {"border": "zero"},
         "one number per channel, got nan": {"border": float("nan")},
-        "recipe must be one of frame, large-scale, mirrored, got 'other'": {"recipe": "other"},
-        "border must be one of replicate": {"recipe": "large-scale", "border": "around"},
+        "recipe must be one of frame, mirrored, mnist-large-scale, got 'other'": {
+            "recipe": "other"
+        },
+        "border must be one of replicate": {"recipe": "mnist-large-scale", "border": "around"},
         "border must be one number or one per channel \\(3\\), got 2": {"border": (0.1, 0.2)},
         "fit must be one of fill, inside, got 'in'": {"fit": "in"},
         "view must be one of zoom, resolution, got 'far'": {"view": "far"},
-        "fit and view require the recipe frame": {"recipe": "large-scale", "fit": "inside"},
-        "requires a square size": {"recipe": "large-scale", "size": (8, 9)},
+        "fit and view require the recipe frame": {"recipe": "mnist-large-scale", "fit": "inside"},
+        "requires a square size": {"recipe": "mnist-large-scale", "size": (8, 9)},
         "the recipe mirrored has no border": {"recipe": "mirrored", "border": "reflect"},
     }
     for words, changes in cases.items():

@@ -226,7 +226,7 @@ def test_the_number_of_channels_is_found_out(pictures):
         channels(audited_nets.instance, size=9)
 
 
-@pytest.mark.parametrize(("recipe", "antialias"), [("frame", True), ("large-scale", False)])
+@pytest.mark.parametrize(("recipe", "antialias"), [("frame", True), ("mnist-large-scale", False)])
 @pytest.mark.parametrize("pool", ["max", "avg", "logsumexp", "probabilities"])
 def test_in_channels_is_the_loop_over_windows(net, pool, recipe, antialias):
     """Channel s shows the middle of the image, size times s pixels wide, at the model's size."""
@@ -234,7 +234,7 @@ def test_in_channels_is_the_loop_over_windows(net, pool, recipe, antialias):
     classifier = Classifier(net, 10, 3)
     with torch.no_grad():
         transform = Transform(size=(SIZE, SIZE), channels=1, recipe=recipe)
-        wrapped = pair_with_channels(classifier, transform, SCALES, pool, None).inside
+        wrapped = pair_with_channels(classifier, transform, SCALES, pool, None)[1]
         patches = foveate_plain(images, SCALES, SIZE, antialias=antialias)
         logits = torch.stack([net(patches[:, s]) for s in range(3)], 1).double()
         expected = {
@@ -253,7 +253,7 @@ def test_the_windows_have_the_same_pixels_whatever_the_patch(net):
     pairs = [
         pair_with_channels(net, Transform(size=(SIZE, SIZE)), SCALES, "max", p) for p in (None, 20)
     ]
-    whole, half = (pair.inside for pair in pairs)
+    whole, half = (inside for _, inside, _ in pairs)
     assert [whole.size * s for s in whole.scales] == [half.size * s for s in half.scales]
     assert (whole.size, half.size) == (SIZE, 20)
 
@@ -262,7 +262,7 @@ def test_patches_that_the_model_rejects_are_said(pictures):
     model = load_model("audited_nets:net")
     fixed = replace(model, net=nn.Sequential(nn.Flatten(), nn.Linear(SIZE * SIZE, 10)).eval())
     transform = choose_transform(fixed, pictures, size=SIZE)
-    with pytest.raises(ConfigError, match=r"failed on images of shape \(24, 1, 9, 9\)"):
+    with pytest.raises(ConfigError, match=r"failed on images of shape \(32, 1, 9, 9\)"):
         audit_with_channels(fixed, pictures, transform, SCALES, patch=9)
 
 
@@ -270,16 +270,17 @@ def test_windows_beyond_the_input_see_the_picture_beyond_it(pictures):
     """The plain model sees the centre of what the channels see, as if it were audited alone."""
     transform = Transform(size=(9, 9), channels=1, border=0.25)
     images = pictures.first(3)
-    pair = pair_with_channels(nn.Identity(), transform, (0.5, 1.0, 2.0), "max", None)
-    wide = transform(images, 1.5, pair.side)
-    assert pair.side == 19 and wide.shape == (3, 1, 19, 19)
-    torch.testing.assert_close(pair.plain(wide), transform(images, 1.5), rtol=0, atol=1e-6)
-    largest = pair.inside.patches(wide)[:, 2]
+    plain, inside, side = pair_with_channels(nn.Flatten(), transform, SCALES, "max", None)
+    wide = transform(images, 1.5, side)
+    assert side == 19 and wide.shape == (3, 1, 19, 19)
+    assert torch.equal(plain(wide), wide[..., 5:14, 5:14].flatten(1))
+    torch.testing.assert_close(plain(wide), transform(images, 1.5).flatten(1), rtol=0, atol=1e-6)
+    largest = inside.patches(wide)[:, 2]
     torch.testing.assert_close(
         largest, transform(images, 0.75), rtol=0, atol=0.1
     )  # resampled twice
-    narrow = pair_with_channels(nn.Identity(), transform, (0.25, 1.0), "max", None)
-    assert narrow.side == 9 and isinstance(narrow.plain, nn.Identity)
+    plain, _, side = pair_with_channels(nn.Identity(), transform, (0.25, 1.0), "max", None)
+    assert side == 9 and isinstance(plain, nn.Identity)
 
 
 def test_wrong_numbers_of_classes_are_said_before_anything_is_read(pictures):
@@ -295,12 +296,15 @@ def test_the_transform_follows_model_and_pictures(pictures, net):
     assert choose_transform(model, pictures, size=32, border=0.5, mean=(0.5,)).size == (32, 32)
     digits = open_images("mnist-5k", limit=3)
     made = choose_transform(model, digits)
-    assert (made.recipe, made.size) == ("large-scale", (112, 112))
-    assert choose_transform(model, digits, recipe="frame").size == (28, 28)
+    assert (made.recipe, made.size) == ("mnist-large-scale", (112, 112))
     known = {"source": "mnist", "trained_on": "2", "border": "zero", "config": ModelConfig()}
     ours = Model(name="run", net=net, shape=(None, 1, 24, 24), **known)
     transform = choose_transform(ours, pictures)
-    assert (transform.recipe, transform.size, transform.border) == ("large-scale", (24, 24), "zero")
+    assert (transform.recipe, transform.size, transform.border) == (
+        "mnist-large-scale",
+        (24, 24),
+        "zero",
+    )
     assert ours.native_scale == 2 and replace(ours, trained_on="1-4").native_scale == 1
     own = Model(name="file", net=net, mean=(0.4,), std=(0.2,))
     assert choose_transform(own, pictures, mean=(0.5,)).mean == (0.5,)

@@ -17,7 +17,7 @@ from foveate.report.audit_page import CLASSES, audit_curves, audit_page, format_
 SCALES = (0.5, 1.0, 2.0)
 ABOUT = {
     "source": "folder:my photos", "split": "test", "images": 100, "checksum": "abc", "pool": "max",
-    "patch": 9, "cost": {"pixels": 3.0, "time": 2.5},
+    "patch": 9, "cost": {"pixels": 3.0},
     "version": "1", "commit": "", "hardware": "a CPU",
 }  # fmt: skip
 PICTURES = [torch.full((1, 9, 9), 40, dtype=torch.uint8)]
@@ -108,7 +108,19 @@ def test_the_page_has_both_forms_and_their_difference():
     assert "scales = [0.5, 1, 2]" in text
     assert "ScaleChannels(backbone, scales, size=9, pool='max', antialias=True)" in text
     assert "in scale channels 60.0 80.0 70.0 70.0 difference +30.0 -10.0 +20.0 +13.3" in text
-    assert "processes 3 times the pixels" in text and "took 2.5 times as long" in text
+    assert "processes 3 times the pixels" in text
+
+
+def test_the_page_says_what_lies_outside_of_the_image():
+    small = {ORIGINAL: made([30, 50, 90], scales=(0.25, 0.5, 1.0))}
+    kinds = ({}, {"recipe": "mnist-large-scale"}, {"recipe": "mirrored"}, {"view": "resolution"})
+    transforms = [Transform(size=(9, 9), channels=1, **kind) for kind in kinds]
+    framed, black, mirrored, less = (words(report(small, transform=t)) for t in transforms)
+    assert "is cropped, and the area around a smaller image is padded." in framed
+    assert "is cropped, and the area around a smaller image is black." in black
+    assert "is cropped, and mirror images surround a smaller image." in mirrored
+    assert "the same scene" in less and "is cropped" not in less
+    assert all("is padded" not in text for text in (black, mirrored, less))
 
 
 def test_the_code_of_the_page_loads_a_torchscript_file(tmp_path):

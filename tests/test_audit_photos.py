@@ -66,6 +66,7 @@ def test_scale_by_scale_a_run_is_right_as_often_as_evaluate_says(trained, tmp_pa
     assert (transform["recipe"], transform["base"], transform["size"]) == ("photo", 48, 16)
     assert transform["windows"] == [16.0, 32.0, 64.0]
     page = (tmp_path / "audit.html").read_text()
+    assert "windows that extend past the image see padding" in page and "cropped" not in page
     assert "from the whole image" in page and "short side of an image is 48 pixels" in page
     capsys.readouterr()
 
@@ -149,11 +150,8 @@ def test_what_lies_beyond_the_windows_of_a_run_is_said(trained, photos):
 
 def test_a_run_keeps_its_recipe(trained, photos):
     model = load_model(trained)
-    words = r"uses the recipe of its run; leave out --size, or pass --recipe frame"
-    with pytest.raises(ConfigError, match=words):
+    with pytest.raises(ConfigError, match=r"uses the recipe of its run; leave out --size$"):
         choose_transform(model, photos, size=32)
-    framed = choose_transform(model, photos, recipe="frame", size=32)
-    assert framed.mean == model.recipe.mean and framed.size == (32, 32)
     with pytest.raises(ConfigError, match=r"one per class, got \(2, 3\)"):
         choose_transform(model, open_images(SOURCE, "test", classes=["hat", "pants", "shoes", "x"]))
     transform = choose_transform(model, photos)
@@ -218,7 +216,7 @@ def test_scale_channels_without_training_are_a_wrapped_network_on_the_pictures(p
         right = int((net(wide).argmax(1) == photos.labels).sum())
         assert found.audits[IN_CHANNELS].overall[i].right == right
     assert found.metadata["pool"] == "logsumexp" and found.metadata["patch"] == 12
-    assert found.metadata["cost"]["pixels"] == 3 / 4 and found.metadata["cost"]["time"] > 0
+    assert found.metadata["cost"] == {"pixels": 3 / 4}
     alone = audit_with_channels(MODEL, photos, transform, scales, pool=None)
     for one, other in zip(found.plain.overall, alone.plain.overall, strict=True):
         assert (one.right, one.agreeing) == (other.right, other.agreeing)

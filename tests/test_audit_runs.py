@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 from tiny_runs import MODEL, tiny
 
 import foveate.evaluation.models as models
@@ -47,7 +48,7 @@ def test_a_run_gets_the_curve_that_evaluate_gives(runs, tmp_path, capsys, name, 
     expected = accuracy_over_scale(net, test, [0.5, 1.0, 2.0], size=24)
     found = content(tmp_path)
     points = found["audits"][ORIGINAL]["scales"]
-    assert found["transform"]["recipe"] == "large-scale"
+    assert found["transform"]["recipe"] == "mnist-large-scale"
     assert found["transform"]["size"] == [24, 24]
     assert [p["accuracy"]["value"] for p in points] == [at.accuracy for at in expected]
     assert found["audits"][ORIGINAL]["native"] == native
@@ -62,7 +63,8 @@ def test_a_run_gets_the_curve_that_evaluate_gives(runs, tmp_path, capsys, name, 
     [
         ("mnist-5k", "mnist-5k", "test", False),
         ("mnist-5k", "mnist-5k", "train", True),
-        ("mnist-5k", "mnist-5k", "val", True),
+        ("mnist-5k", "mnist-5k", "val", False),
+        ("mnist", "mnist-5k", "val", True),
         ("mnist-5k", "mnist-5k", "all", True),
         ("mnist", "mnist", "test", False),
         ("mnist", "mnist-5k", "test", True),
@@ -91,6 +93,14 @@ def test_images_that_a_run_was_trained_on_are_warned_of(runs, tmp_path, capsys):
     assert warning in content(tmp_path)["notes"][0]
 
 
+def test_validation_images_of_a_run_are_named_as_such(runs, tmp_path, capsys):
+    command = ["audit", str(runs / "fovmax"), "--source", "mnist-5k", "--split", "val", *SCALES]
+    assert run([*command, "--samples", "20", "--out", str(tmp_path)]) == 0
+    expected = f"the images are the validation images of {runs / 'fovmax'}, which was not trained"
+    assert content(tmp_path)["notes"][0].startswith(expected)
+    assert "includes images of" not in capsys.readouterr().err
+
+
 def test_a_pretrained_network_by_its_name(tmp_path, monkeypatch, capsys):
     torch.manual_seed(0)
     model = ModelConfig(size=12, features=(4, 8), hidden=8, scales=MODEL.scales)
@@ -103,7 +113,6 @@ def test_a_pretrained_network_by_its_name(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(by_name, "pretrained_info", lambda name: info)
     monkeypatch.setattr(by_name, "create_model", lambda name, pretrained: model.build().eval())
     command = ["audit", "small", "--source", "mnist-5k", *SCALES, "--samples", "20"]
-    command += ["--recipe", "mnist-large-scale"]  # the default, by the name that train has too
     assert run([*command, "--split", "all", "--out", str(tmp_path)]) == 0
     warning = (
         "warning: the model small was trained on mnist, which includes images of mnist-5k (all)\n"
@@ -111,5 +120,43 @@ def test_a_pretrained_network_by_its_name(tmp_path, monkeypatch, capsys):
     assert warning in capsys.readouterr().err
     found = content(tmp_path)
     assert found["audits"][ORIGINAL]["native"] == 2
-    assert found["transform"]["recipe"] == "large-scale"
+    assert found["transform"]["recipe"] == "mnist-large-scale"
     assert (found["transform"]["size"], found["transform"]["border"]) == ([24, 24], "zero")
+
+
+def write_digits(folder, count):
+    """Training digits as files, a subfolder per class, without splits."""
+    digits = load_source("mnist-5k").train
+    for index, label in enumerate(digits.labels[:count].tolist()):
+        (folder / str(label)).mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(digits.images[index, 0].numpy())
+        image.save(folder / str(label) / f"{index:03}.png")
+    return f"folder:{folder}"
+
+
+@pytest.mark.parametrize("name", ["a pretrained network", "a run on another folder"])
+def test_all_images_of_a_folder_are_audited_if_the_model_was_not_trained_on_it(
+    tmp_path, capsys, name
+):
+    """Twenty images in ten classes, too few to be split."""
+    source, model = write_digits(tmp_path / "few", 20), "fovmax-mnist-tr2"
+    if name != "a pretrained network":
+        own = write_digits(tmp_path / "own", 200)
+        model = str(train(tiny(source=own, epochs=1), tmp_path / "run").path)
+    command = ["audit", model, "--source", source, "--scales", "1,2"]
+    assert run([*command, "--out", str(tmp_path / "out")]) == 0, capsys.readouterr().err
+    found = content(tmp_path / "out")
+    assert (found["split"], found["images"]) == ("all", 20)
+
+
+def test_test_images_are_audited_of_the_folder_that_a_run_was_trained_on(tmp_path, capsys):
+    """Also if the folder has moved."""
+    own = write_digits(tmp_path / "own", 200)
+    made = train(tiny(source=own, epochs=1), tmp_path / "run").path
+    shutil.copytree(tmp_path / "own", tmp_path / "moved")
+    for source in (own, f"folder:{tmp_path / 'moved'}"):
+        command = ["audit", str(made), "--source", source, "--scales", "1"]
+        assert run([*command, "--out", str(tmp_path / "out")]) == 0
+        found = content(tmp_path / "out")
+        assert found["split"] == "test" and found["images"] == len(load_source(own).test)
+    capsys.readouterr()

@@ -15,10 +15,9 @@ from demo_nets import BAD, GOOD, SCALES, base64_of, made_runs, saved, seven
 from PIL import Image
 from tiny_runs import tiny
 
-from foveate.cli.app import run
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
-from foveate.demo import pages, scenes, uploads
+from foveate.demo import scenes, uploads
 from foveate.demo.digit_page import DigitPage
 from foveate.demo.networks import predict_digit
 from foveate.demo.pages import open_page
@@ -65,13 +64,6 @@ def test_networks_come_with_titles_and_what_they_scored(digit_networks, specs):
 def test_two_networks_of_one_kind_are_told_apart(specs):
     titles = [c.title for c in open_page([specs[1], specs[1]]).networks]
     assert titles == [f"FovMax ({specs[1]})"] * 2
-
-
-def test_without_shipped_networks_the_way_to_some_is_said(monkeypatch, capsys):
-    monkeypatch.setattr(pages, "pretrained_names", lambda: ["fovmax-mnist-tr2"])
-    assert run(["demo"]) == 2
-    said = capsys.readouterr().err
-    assert "run 'foveate quickstart'" in said and "--model quickstart/fovmax" in said
 
 
 def test_networks_that_do_not_fit_the_page_are_refused(specs, tmp_path):

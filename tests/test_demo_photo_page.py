@@ -153,6 +153,43 @@ def test_the_border_is_repeated_around_the_photograph(page, tmp_path):
         assert (red, alpha) == (pytest.approx(200, abs=3), 255) and max(green, blue) < 50
 
 
+RED, BLUE, GREY = (200, 40, 40), (40, 40, 200), (128, 128, 128)
+
+
+@pytest.mark.parametrize(
+    ("padding", "seen"),
+    [
+        ("border", [RED, RED, RED, BLUE, BLUE]),
+        ("reflect", [RED, BLUE, RED, BLUE, RED]),
+        ("rgb(50% 50% 50%)", [GREY, GREY, RED, BLUE, GREY]),
+    ],
+)
+def test_the_area_around_the_photograph_is_drawn_as_the_network_fills_it(
+    page, tmp_path, padding, seen
+):
+    """At a quarter of the size, 12 of 64 pixels; colours at 6, 17, 29, 35 and 47 of them."""
+    from PIL import Image
+
+    def answer(route):
+        html = route.fetch().text().replace('data-padding="border"', f'data-padding="{padding}"')
+        route.fulfill(body=html, content_type="text/html")
+
+    page.route("**/", answer)
+    page.reload()
+    page.wait_for_selector(".explore .card")
+    image = Image.new("RGB", (64, 64), RED)
+    image.paste(BLUE, (32, 0, 64, 64))
+    image.save(tmp_path / "two.png")
+    upload(page, tmp_path / "two.png")
+    resize(page, -2)
+    for place, colour in zip((6, 17, 29, 35, 47), seen, strict=True):
+        for row in (1, 31, 63):
+            at = f"getImageData({14 * place}, {14 * row}, 1, 1)"
+            found = page.locator("canvas").evaluate(f"c => [...c.getContext('2d').{at}.data]")
+            above = row != 31 and padding.startswith("rgb")
+            assert found[:3] == pytest.approx(GREY if above else colour, abs=4), (place, row)
+
+
 def test_a_dropped_file_is_taken(page):
     data = base64.b64encode(HAT.read_bytes()).decode()
     before = reply_count(page)

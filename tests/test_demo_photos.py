@@ -119,6 +119,24 @@ def test_the_winning_window_and_the_responses_are_those_of_the_network(page):
     assert re.fullmatch(r"\d+ ms", reply["took"])
 
 
+def test_the_page_says_how_the_area_around_a_photograph_is_filled(page, photo_run):
+    def filled(*paddings):
+        models = [load_model(photo_run) for _ in paddings]
+        for model, padding in zip(models, paddings, strict=True):
+            model.net.padding = padding
+        shown = PhotoPage(to_photo_networks(models)).html()
+        words = re.search(r"photograph is filled (.*?), as in", shown, re.DOTALL)[1]
+        return re.search(r'data-padding="(.*?)"', shown)[1], words
+
+    assert 'data-padding="border"' in page.html()
+    assert filled("border") == ("border", "by replicating its border")
+    assert filled("reflect") == ("reflect", "by reflecting it")
+    grey = "rgb(48.5% 45.6% 40.6%)"  # the mean of the recipe
+    assert filled(0) == (grey, "with the value 0 after normalisation")
+    both = "by reflecting it (as drawn) or by replicating its border, depending on the network"
+    assert filled("reflect", "border") == ("reflect", both)
+
+
 def test_several_networks_are_compared_as_they_are(photo_run, tmp_path):
     one = train(photo_config(epochs="1", model__scales="4:4:1"), tmp_path / "whole").path
     page = open_page([str(one), photo_run])

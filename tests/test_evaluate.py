@@ -307,6 +307,12 @@ def test_one_run_gets_its_results_in_its_folder_and_at_17_scales(tmp_path, capsy
     assert "8.000" in capsys.readouterr().out
 
 
+def test_a_run_that_is_named_twice_is_one_run(runs, tmp_path):
+    shutil.copytree(runs[2], tmp_path / "run")
+    assert run(["evaluate", str(tmp_path / "run"), f"{tmp_path / 'run'}/", "--scales", "1"]) == 0
+    assert len(read_results(tmp_path / "run")) == 1
+
+
 def test_a_pretrained_network_is_evaluated_by_its_name(tmp_path):
     digits = load_source("mnist-5k").train
     for name, array in zip(FILES, 2 * (digits.images[:40, 0], digits.labels[:40]), strict=True):
@@ -347,7 +353,7 @@ def test_errors_are_one_line_and_nothing_is_written(runs, tmp_path, capsys):
         "is not a run: it has no config.json": [str(tmp_path / "none")],
         "is not finished (0 of 3 epochs)": [one, str(tmp_path / "unfinished")],
         "is not a complete safetensors file": [str(tmp_path / "broken")],
-        "--out is required to evaluate 3 runs": [*map(str, runs)],
+        "--out is required to evaluate 3 runs": [*map(str, runs), one],
         "--out is required to evaluate fovplus-tr2": ["fovplus-tr2"],
         "split must be val or test, got 'train'": [one, "--split", "train"],
         "scales must look like": [one, "--scales", "big"],

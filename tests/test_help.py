@@ -11,14 +11,11 @@ from collections import defaultdict
 import pytest
 import typer
 
-from foveate.baselines.data_sets import DATA_SETS
-from foveate.baselines.methods import METHODS
 from foveate.cli import options
 from foveate.cli.app import HELP, app, run
 from foveate.data.sources import SOURCES
 from foveate.models.pretrained import pretrained_names
 from foveate.models.zoo import ZOO
-from foveate.training.presets import OWN, PRESETS
 
 ROOT = typer.main.get_command(app)
 COMMANDS = dict(sorted(ROOT.commands.items()))
@@ -165,11 +162,19 @@ def test_a_shell_completes_commands_options_and_values():
     assert completed("foveate", "re") == ["reproduce", "report"]
     assert completed("foveate", "train", "fovmax", "--prec") == ["--precision"]
     assert completed("foveate", "train", "fovmax", "--source", "mn") == ["mnist", "mnist-5k"]
-    assert "fovmax-tr2-9ch" in completed("foveate", "train", "fovmax-tr2")
+    assert completed("foveate", "train", "f") == ["fovmax", "fovavg", "fovconc", "finetune"]
     assert completed("foveate", "predict", "a.png", "--model", "swmax-mnist-tr1") == [
         "swmax-mnist-tr1",
         "swmax-mnist-tr14",
     ]
+
+
+@pytest.mark.parametrize("command", ["evaluate", "compare", "audit"])
+def test_a_shell_completes_values_that_the_command_accepts(command):
+    more = command == "audit"
+    assert completed("foveate", command, "--split", "t") == ["test", *["train"] * more]
+    if command != "compare":
+        assert completed("foveate", command, "--pool", "n") == ["none"] * more
 
 
 def test_the_script_for_a_shell_is_printed():
@@ -183,9 +188,6 @@ def test_the_script_for_a_shell_is_printed():
 
 def test_completed_names_are_those_of_the_registries():
     assert set(options.NETWORKS) == set(ZOO)
-    assert set(options.ROWS) == set(PRESETS) and len(options.ROWS) == len(PRESETS)
-    assert set(options.PRESETS) == {*ZOO, *PRESETS, *OWN}
     fixed = {re.sub(r"(DIR|FILE)$", "", name) for name in SOURCES if name != "FILE.h5"}
     assert set(options.SOURCES) == fixed
     assert set(options.trained_networks()) == set(pretrained_names())
-    assert tuple(METHODS) == options.METHODS and tuple(DATA_SETS) == options.DATA_SETS

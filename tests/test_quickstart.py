@@ -194,34 +194,28 @@ def test_another_seed_in_the_same_folder_is_refused(first):
         quickstart.train_runs(tiny_runs(seed=1), folder)
 
 
-def test_the_page_says_what_it_found_and_that_no_full_size_is_there(first):
+def test_the_page_says_what_it_found(first):
     folder, results = first
-    page = quick_page(results, [], folder).html()
+    page = quick_page(results, full_size_curves(), folder).html()
     low = 100 * min(at.accuracy for at in results[0].scales)  # all three scales are near 1
     assert f"CNN {low:.1f} %" in page
-    assert "This version contains no full-size results" in page
     assert page.count("<svg") == 2  # curves and samples
-    assert len(quick_figure(results, []).axes) == 1
 
 
 def test_the_commands_of_the_page_can_be_pasted_if_the_folder_has_spaces(first):
     _, results = first
-    page = html.unescape(quick_page(results, [], Path("my runs")).html())
+    page = html.unescape(quick_page(results, full_size_curves(), Path("my runs")).html())
     command = re.search(r"foveate demo (.*)</code>", page)[1]
     paths = [str(Path("my runs", Path(result.run).name)) for result in results]
     assert shlex.split(command)[1::2] == paths
     assert f"--model '{paths[-1]}'" in page
 
 
-def published_as(monkeypatch, folder, made):
-    records.write_results(folder, made, made_winners(seeds=1))
-    monkeypatch.setattr(quickstart, "published_folder", lambda: folder)
-
-
 def test_full_size_results_stand_beside_and_are_labelled(first, tmp_path, monkeypatch):
     folder, results = first
     made = made_records(seeds=3)
-    published_as(monkeypatch, tmp_path, made)
+    records.write_results(tmp_path, made, made_winners(seeds=1))
+    monkeypatch.setattr(quickstart, "published_folder", lambda: tmp_path)
     curves = full_size_curves()
     assert [curve.label for curve in curves] == ["CNN", "FovAvg", "FovMax"]
     at_4 = [r.accuracy for r in made if r.row == "cnn-tr2" and r.table == "table1" and r.scale == 4]
@@ -231,19 +225,6 @@ def test_full_size_results_stand_beside_and_are_labelled(first, tmp_path, monkey
     assert "not computed in this run" in page
     own, full = quick_figure(results, curves).axes
     assert (own.get_title(), full.get_title()) == ("this run", "full size (published results)")
-
-
-def test_full_size_results_of_fewer_seeds_say_so(tmp_path, monkeypatch):
-    made = [r for r in made_records(seeds=2) if r.row != "fovmax-tr2"]
-    published_as(monkeypatch, tmp_path, made)
-    curves = full_size_curves()
-    assert [c.label for c in curves] == ["CNN, 2 of 3 seeds", "FovAvg, 2 of 3 seeds"]
-    assert {c.runs for c in curves} == {2}
-
-
-def test_without_published_results_there_are_none(monkeypatch):
-    monkeypatch.setattr(quickstart, "published_folder", lambda: None)
-    assert full_size_curves() == []
 
 
 @pytest.mark.parametrize("spoil", ["damaged", "of another run"])

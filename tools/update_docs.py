@@ -221,6 +221,5 @@ BLOCKS: dict[str, Callable[[Reproduction], str]] = {
 
 
 if __name__ == "__main__":
-    folder = published_folder()
-    for written in update_docs(Reproduction.read(folder) if folder else Reproduction(), ROOT):
+    for written in update_docs(Reproduction.read(published_folder()), ROOT):
         print(written)

@@ -1,6 +1,7 @@
 """The command that audits any classifier over scale: audit."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -8,25 +9,29 @@ from foveate.checks import check_choice
 from foveate.cli import options
 from foveate.cli.console import OUTPUT, print_message, print_table, progress
 from foveate.cli.training import cached_loader
-from foveate.errors import ConfigError
+from foveate.errors import ConfigError, DataError
 from foveate.files import check_folder
 from foveate.scales import as_scales
 
 if TYPE_CHECKING:
+    from foveate.data.sources import Load
     from foveate.evaluation.audit.audited_images import AuditImages
     from foveate.evaluation.audit.report import AuditReport
+    from foveate.evaluation.models import Model
     from foveate.models.pooling import Pool
 
 MAX_SAMPLES = 2**31
-RECIPES = {name: name for name in ("frame", "mirrored", "mnist-large-scale", "photo")}
-RECIPES["mnist-large-scale"] = "large-scale"  # as saved
 
 
 def audit(
     model: options.ModelArgument,
     source: Annotated[str, options.SOURCE()],
     split: Annotated[
-        str | None, options.SPLIT("test, or all images of a folder without splits")
+        str | None,
+        options.SPLIT(
+            "test; all images of a folder without splits that is not the run's own",
+            values=("test", "val", "train", "all"),
+        ),
     ] = None,
     samples: Annotated[int | None, options.SAMPLES("all images", min=1, max=MAX_SAMPLES)] = None,
     classes: Annotated[str | None, options.CLASSES("the names of the source")] = None,
@@ -38,16 +43,7 @@ def audit(
             panel=options.EVALUATION,
         ),
     ] = None,
-    native: Annotated[float | None, options.NATIVE("1, or the training scale of a run")] = None,
     view: Annotated[str, options.VIEW()] = "zoom",
-    recipe: Annotated[
-        str | None,
-        options.RECIPE(
-            "that of a run; otherwise frame for folder:DIR, mirrored for cifar10, else "
-            "mnist-large-scale",
-            panel=options.EVALUATION,
-        ),
-    ] = None,
     fit: Annotated[str | None, options.FIT("fill")] = None,
     size: Annotated[
         int | None, options.SIZE("the model's input size", min=1, panel=options.EVALUATION)
@@ -55,7 +51,9 @@ def audit(
     border: Annotated[str | None, options.BORDER("replicate, or that of a run")] = None,
     mean: Annotated[str | None, options.MEAN("that of a timm model; otherwise 0")] = None,
     std: Annotated[str | None, options.STD("that of a timm model; otherwise 1")] = None,
-    pool: Annotated[str, options.POOL(panel=options.EVALUATION)] = "logsumexp",
+    pool: Annotated[
+        str, options.POOL(panel=options.EVALUATION, values=(*options.POOLS, "none"))
+    ] = "logsumexp",
     patch: Annotated[int | None, options.PATCH("the input size", min=1)] = None,
     lazy: Annotated[float | None, options.LAZY("all channels")] = None,
     pretrained: options.PretrainedOption = False,
@@ -77,8 +75,8 @@ def audit(
     shape (B, classes). The classes are the subfolders of folder:DIR in alphabetical order, or
     --classes. At scale 1 an image fills the input; at other scales it is rescaled about its centre.
     Runs on photographs and on CIFAR-10 prepare images with their own recipe. Other networks of
-    foveate, and sources other than folders, are audited on MNIST Large Scale. For runs, a scale
-    means the same as in 'foveate evaluate'.
+    foveate are audited on MNIST Large Scale, and so is any model on sources other than folders, tar
+    files and CIFAR-10. For runs, a scale means the same as in 'foveate evaluate'.
 
     The audit also evaluates the model inside scale channels, without training, unless --pool none
     is given. It writes audit.html (the report), audit.csv (per scale and class), audit.json,
@@ -101,8 +99,6 @@ def audit(
     from foveate.training.unchanged import check_classes, check_unchanged
 
     check_choice("pool", pool, (*options.POOLS, "none"))
-    if recipe is not None:
-        check_choice("recipe", recipe, RECIPES)
     grid, place = None if scales is None else as_scales(scales), find_device(device)
     check_folder(out)
     check_size(size or 1)
@@ -116,13 +112,9 @@ def audit(
     if lazy is not None:
         lazy_channels(found.net).lazy = lazy
     load = cached_loader()
-    if recipe == "photo" and found.photo is None:
-        raise ConfigError(
-            "--recipe photo requires a run on photographs; use --recipe frame for other models"
-        )
     if (run := Path(model).expanduser()).is_dir() and not changed_data:
         check_unchanged(RunFolder(run), source, load)
-    if split is None and found.source:
+    if split is None and _is_own(source, found, run, load):
         split = "test"
     images = open_images(source, split, samples, names, load)
     if run.is_dir():
@@ -130,7 +122,6 @@ def audit(
     transform = choose_transform(
         found,
         images,
-        recipe=None if recipe is None else RECIPES[recipe],
         size=size,
         border=parse_border(border),
         mean=_numbers("mean", mean),
@@ -145,13 +136,25 @@ def audit(
             images,
             transform,
             wanted,
-            native=native,
             pool=None if pool == "none" else cast("Pool", pool),
             patch=patch,
             batch=batch,
             advance=advance,
         )
     _write(report, images, found.trainable, out)
+
+
+def _is_own(source: str, model: "Model", run: Path, load: "Load") -> bool:
+    """Whether the model was trained on a source; the folder of its images can have moved."""
+    from foveate.training.checkpoint import RunFolder
+    from foveate.training.unchanged import LISTING, source_checksum
+
+    if source == model.source or not (source.startswith("folder:") and run.is_dir()):
+        return source == model.source
+    recorded = RunFolder(run).data().get("checksum", "")
+    with suppress(DataError):  # images that cannot be split were not trained on
+        return bool(source_checksum(source, load, recorded.startswith(LISTING)) == recorded)
+    return False
 
 
 def _write(report: "AuditReport", images: "AuditImages", trainable: bool, out: Path) -> None:

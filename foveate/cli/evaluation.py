@@ -70,8 +70,9 @@ def evaluate(
     if split not in ("val", "test"):
         raise ConfigError(f"split must be val or test, got {split!r}")
     folders = [open_run(path) for path in dict.fromkeys(runs)]
-    if out is None and (len(runs) > 1 or isinstance(folders[0], PretrainedRun)):
-        what = f"{len(runs)} runs" if len(runs) > 1 else f"{runs[0]}, which has no folder"
+    count = len(folders)
+    if out is None and (count > 1 or isinstance(folders[0], PretrainedRun)):
+        what = f"{count} runs" if count > 1 else f"{runs[0]}, which has no folder"
         raise ConfigError(f"--out is required to evaluate {what}; name a folder for the results")
     target, place, factors = out or runs[0], find_device(device), as_scales(scales)
     tolerance = _tolerance(lazy)

@@ -18,27 +18,7 @@ SOURCES = (
     "mnist", "fashion-mnist", "cifar10", "mnist-5k", "idx:", "cifar10:", "folder:", "shards:"
 )  # fmt: skip
 NETWORKS = ("cnn", "fovmax", "fovavg", "fovconc", "swmax")
-COUNTS = (10000, 5000, 2000, 1000, 500, 200, 100)
-ROWS = (
-    *(f"{name}-{scale}" for name in NETWORKS for scale in ("tr1", "tr2", "tr4")),
-    *(f"{name}-tr14" for name in NETWORKS if name != "fovconc"),
-    *("fovconc5-tr2", "fovconc5-tr14"),
-    *(f"{name}-tr2-{count}ch" for name in ("fovmax", "fovavg") for count in (17, 9, 5)),
-    *(f"{name}-few{n}" for name in NETWORKS for n in COUNTS),
-)
-PRESETS = (
-    *(*NETWORKS, "finetune", "fovplus-tr1", "fovplus-tr2", "fovplus-tr4"),
-    *(f"fovplus-few{n}" for n in COUNTS),
-    *ROWS,
-)
 TABLES = ("table1", "table2", "table3", "all")
-METHODS = (
-    *("cnn", "cnn-all-scales", "cnn-zooms", "cnn-averaged", "pyramid", "pyramid-wide"),
-    *("sesn", "sesn-wide", "disco", "disco-wide", "gaussian", "gaussian-wide"),
-    *("riesz", "fovmax", "fovavg", "swmax"),
-    *("fovconc", "fovplus", "residual-zooms", "cnn-expert", "fovmax-expert", "residual-expert"),
-)
-DATA_SETS = ("mnist", "fashion-mnist", "cifar10", "photographs", "mnist-few")
 POOLS = ("max", "avg", "logsumexp", "probabilities")
 
 SCALE_GRAMMAR = "a list 0.5,1,2, a range 1-4, a grid 0.5:8:4 (4 per octave), or all (0.5:8:4)"
@@ -83,7 +63,7 @@ def shared(
         panel: Panel of the help.
         *names: Names of the option; by default that of the parameter. State it if it equals the
             placeholder: some versions of typer then take the spelling of the placeholder.
-        values: Values that a shell completes.
+        values: Values that a shell completes; a command can pass others to the returned function.
         **how: Further arguments of `typer.Option`.
 
     Returns:
@@ -91,11 +71,16 @@ def shared(
         command computes, `panel` replaces the panel, `min` and `max` limit a number.
     """
     how = {"metavar": metavar, "help": help, **how}
-    if values:
-        how["autocompletion"] = completing(*values)
 
-    def option(default: str | None = None, panel: str = panel, **limits: Any) -> Any:
+    def option(
+        default: str | None = None,
+        panel: str = panel,
+        values: Iterable[str] = values,
+        **limits: Any,
+    ) -> Any:
         shown: dict[str, Any] = {"show_default": default or True, "rich_help_panel": panel}
+        if values:
+            shown["autocompletion"] = completing(*values)
         make: Any = typer.Option  # its overloads do not admit keyword dictionaries
         return make(*names, **how, **shown, **limits)
 
@@ -116,17 +101,16 @@ SPLIT = shared(
     "Split to evaluate: test or val; audit also accepts train and all.",
     DATA,
     "--split",
-    values=("test", "val", "train", "all"),
+    values=("test", "val"),
 )
 SAMPLES = shared("N", "Use only the first N images.", DATA)
 SCALES = shared("SCALES", f"Scale factors: {SCALE_GRAMMAR}.", DATA, "--scales")
 RECIPE = shared(
     "RECIPE",
-    "Preprocessing: photo, mirrored or mnist-large-scale; audit also accepts frame, which rescales "
-    "the image itself.",
+    "Preprocessing: photo, mirrored or mnist-large-scale.",
     DATA,
     "--recipe",
-    values=("photo", "mirrored", "mnist-large-scale", "frame"),
+    values=("photo", "mirrored", "mnist-large-scale"),
 )
 SIZE = shared("PIXELS", "Width and height of the images in pixels.", DATA)
 WORKERS = shared("N", "Number of workers that prepare images; it does not change results.", DATA)
@@ -140,7 +124,7 @@ POOL = shared(
     "Pooling over scale channels: max, avg, logsumexp or probabilities; audit also accepts none.",
     MODEL,
     "--pool",
-    values=(*POOLS, "none"),
+    values=POOLS,
 )
 LAZY = shared(
     "TOLERANCE", "Evaluate further scale channels only until the best class leads by this many "
@@ -159,7 +143,6 @@ OUT_FILE = shared("FILE", "Output file.", OUTPUT)
 CLASSES = shared(
     "NAMES", "Classes in the order of the logits: a,b,c, or a file with one per line.", DATA
 )
-NATIVE = shared("SCALE", "Reference scale, with which all others are compared.", EVALUATION)
 VIEW = shared(
     "VIEW", "Meaning of scale s. zoom: objects are s times as large. resolution: the same scene "
     "with s times the pixels along each axis, s at most 1.", EVALUATION, "--view",
@@ -171,7 +154,8 @@ FIT = shared(
 )  # fmt: skip
 BORDER = shared(
     "BORDER", "Fill outside the image: replicate, reflect, a value (0.5) or a colour "
-    "(0.5,0.4,0.4).", EVALUATION, "--border", values=("replicate", "reflect"),
+    "(0.5,0.4,0.4). In audits on MNIST Large Scale, fill outside the frame when smoothing: "
+    "replicate, reflect, zero or whole.", EVALUATION, "--border", values=("replicate", "reflect"),
 )  # fmt: skip
 MEAN = shared("VALUES", "Mean used for normalisation, one value or one per channel.", EVALUATION)
 STD = shared(
@@ -179,12 +163,9 @@ STD = shared(
 )
 PATCH = shared("PIXELS", "Patch size of the scale channels in pixels.", EVALUATION)
 METHOD = shared(
-    "NAMES", "Methods to compare, such as fovmax,cnn; can be repeated.", MODEL, "--methods",
-    values=METHODS,
-)  # fmt: skip
-SETS = shared(
-    "NAMES", "Datasets, such as mnist,cifar10; can be repeated.", DATA, "--data", values=DATA_SETS
+    "NAMES", "Methods to compare, such as fovmax,cnn; can be repeated.", MODEL, "--methods"
 )
+SETS = shared("NAMES", "Datasets, such as mnist,cifar10; can be repeated.", DATA, "--data")
 REPLACED = shared(
     "NAME=SOURCE", "Source of a dataset, such as mnist=idx:DIR; can be repeated.", DATA,
     "--source",
@@ -207,9 +188,11 @@ SEARCH = shared("", "Search each image for an off-centre object.", EVALUATION, "
 STEP = shared("PIXELS", "Distance between the centres that --search tries.", EVALUATION)
 PICTURE = shared("PNG", "Draw the winning window and the class into a copy of the image.", OUTPUT)
 ROWS_OPTION = shared(
-    "ROW", "Only this row of the tables, such as fovavg or cnn-tr4; can be repeated.", DATA,
-    "--rows", values=ROWS,
-)  # fmt: skip
+    "ROW",
+    "Only this row of the tables, such as fovavg or cnn-tr4; can be repeated.",
+    DATA,
+    "--rows",
+)
 SEEDS = shared("N", "Runs per row, with the seeds 0 to N - 1; at most 1,000.", TRAINING)
 TOGETHER = shared(
     "N", "Runs trained in parallel; 0 means 3 or 6 on a GPU, 1 on a CPU.", EXECUTION, min=0, max=64
@@ -245,7 +228,8 @@ IMAGES = argument("IMAGE", "Image files.")
 NETWORK = argument(
     "NETWORK",
     "cnn, fovmax, fovavg, fovconc, swmax, or a preset such as fovavg-tr2 or finetune.",
-    *PRESETS,
+    *NETWORKS,
+    "finetune",
 )
 RUNS = argument("RUN", "Folders of finished training runs, or pretrained networks (fovplus-tr2).")
 RESULTS = argument(

@@ -5,7 +5,6 @@ from typing import Annotated
 
 from foveate.cli import options
 from foveate.cli.console import OUTPUT, print_table, progress
-from foveate.errors import DataError
 from foveate.files import check_folder
 
 COLOURS = {"holds": "green", "fails": "bold red", "undecided": "yellow"}
@@ -32,11 +31,6 @@ def report(
     from foveate.report.reproduction import Reproduction, captioned_figures, reproduction_page
 
     folder = results or published_folder()
-    if folder is None:
-        raise DataError(
-            "this version includes no published results; run 'foveate reproduce --out paper', then "
-            "'foveate report paper'"
-        )
     check_folder(out)
     found = Reproduction.read(folder)
     drawn, source = captioned_figures(found), str(results or "published with foveate")

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from foveate.data.sources import load_source
 from foveate.demo.digit_page import DigitPage
@@ -10,8 +10,8 @@ from foveate.demo.networks import to_digit_networks, to_photo_networks
 from foveate.demo.photo_page import PhotoPage
 from foveate.errors import ConfigError
 from foveate.evaluation.models import TIMM, load_model
-from foveate.models.pretrained import pretrained_names
 
+WebPage: TypeAlias = DigitPage | PhotoPage
 DEFAULT_NETWORKS = ("cnn-mnist-tr2", "fovmax-mnist-tr2", "fovavg-mnist-tr2")
 MAX_NETWORKS = 4  # networks that fit next to each other on the page
 
@@ -22,7 +22,7 @@ def open_page(
     trust: bool = False,
     pretrained: bool = False,
     weights: str | Path | None = None,
-) -> DigitPage | PhotoPage:
+) -> WebPage:
     """Load networks and build the demo page for them.
 
     Args:
@@ -52,11 +52,6 @@ def open_page(
         raise ConfigError(f"{timm[0]} has no trained weights here: add --pretrained or --weights")
     if weights and len(timm) > 1:
         raise ConfigError(f"--weights is for one timm model, got {len(timm)}; use --pretrained")
-    if not refs and not set(DEFAULT_NETWORKS) <= set(pretrained_names()):
-        raise ConfigError(
-            "this version contains no trained networks: run 'foveate quickstart', then 'foveate "
-            "demo --model quickstart/cnn --model quickstart/fovmax --model quickstart/fovavg'"
-        )
     chosen = refs or DEFAULT_NETWORKS
     models = [load_model(r, trust=trust, **(start if r in timm else {})) for r in chosen]
     photos = [model for model in models if model.photo or model.name.startswith(TIMM)]

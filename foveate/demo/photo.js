@@ -6,6 +6,7 @@ const root = document.getElementById("photo");
 const find = (what) => root.querySelector(what);
 const canvas = find("canvas"), pen = canvas.getContext("2d"), slider = find(".zoom input");
 const base = Number(root.dataset.base), frame = Number(root.dataset.frame);
+const padding = root.dataset.padding;  // "border", "reflect" or a colour
 const { request, notify } = connect(root);
 let image = null;  // canvas or <img> that is drawn
 let picture = null;  // value sent to the server: a JPEG in base64, or the index of an example
@@ -25,11 +26,17 @@ function show(reply) {
   find(".below").hidden = false;
 }
 
-/** Source and target intervals along one axis; the first and last pixel fill the outside. */
+/** Source and target intervals along one axis, and whether they are mirrored. */
 function spans(length, middle, shown, total) {
+  if (padding === "reflect") {  // each copy shares its edge pixels with its neighbours
+    const step = Math.max(1, shown - total / frame), start = middle - shown / 2;
+    const first = Math.floor(-start / step), last = Math.ceil((total - start) / step);
+    return Array.from({ length: last - first }, (_, n) => first + n)
+      .map((k) => [0, length, start + k * step, start + k * step + shown, k % 2 !== 0]);
+  }
   const start = Math.round(middle - shown / 2), end = Math.round(middle + shown / 2);
-  return [[0, 1, 0, start], [length - 1, 1, end, total], [0, length, start, end]]
-    .filter(([, , from, to]) => to > from);
+  const edges = padding === "border" ? [[0, 1, 0, start], [length - 1, 1, end, total]] : [];
+  return [...edges, [0, length, start, end]].filter(([, , from, to]) => to > from);
 }
 
 function draw() {
@@ -37,12 +44,19 @@ function draw() {
   if (!image) return;
   const width = image.naturalWidth || image.width, height = image.naturalHeight || image.height;
   const side = canvas.width, factor = size() * base / Math.min(width, height) * side / frame;
+  const columns = spans(width, (0.5 + x) * side, width * factor, side);
+  const rows = spans(height, (0.5 + y) * side, height * factor, side);
   pen.imageSmoothingQuality = "high";
-  for (const [left, w, from, to] of spans(width, (0.5 + x) * side, width * factor, side)) {
-    for (const [top, h, above, below] of spans(height, (0.5 + y) * side, height * factor, side)) {
+  pen.fillStyle = padding;  // stays black if it is not a colour
+  pen.fillRect(0, 0, side, side);
+  for (const [left, w, from, to, across] of columns) {
+    for (const [top, h, above, below, down] of rows) {
+      const flip = [across ? -1 : 1, 0, 0, down ? -1 : 1];
+      pen.setTransform(...flip, across ? from + to : 0, down ? above + below : 0);
       pen.drawImage(image, left, top, w, h, from, above, to - from, below - above);
     }
   }
+  pen.resetTransform();
 }
 
 function choose(shown, sent) {

@@ -20,12 +20,14 @@ from foveate.demo.fields import check_integer, check_number
 from foveate.demo.networks import PageNetwork, predict_photo, recipe_of
 from foveate.demo.uploads import decode
 from foveate.errors import DataError, FoveateError
+from foveate.models.channels import ScaleChannels
 from foveate.training.data import open_pictures
 
 LOW, HIGH = 0.25, 4.0  # range of the size slider
 EXAMPLES_SHOWN = 8  # examples shown at a time
 SIDE = 512  # longest side of an example in the browser; the networks get the full image
 TURNS = 2**31 - 1
+PADDINGS = {"border": "by replicating its border", "reflect": "by reflecting it"}
 
 
 class PhotoPage:
@@ -79,10 +81,13 @@ class PhotoPage:
     def html(self) -> str:
         """Return the initial page."""
         page = Path(__file__).with_name("photo.html").read_text("utf-8")
+        words, colours = zip(*map(_padding, self.networks), strict=True)
+        filled = " (as drawn) or ".join(found := dict.fromkeys(words))
+        filled += ", depending on the network" if len(found) > 1 else ""
         return Template(page).substitute(
             samples=self.samples(0)["html"], hidden="" if self.count else "hidden",
             base=recipe_of(self.networks[0]).base, frame=f"{self.frame:g}",
-            shown=f"{self.frame:.0f}",
+            shown=f"{self.frame:.0f}", filled=filled, padding=colours[0],
         )  # fmt: skip
 
     def _pixels(self, picture: object) -> tuple[Tensor, str | None, str]:
@@ -110,6 +115,20 @@ class PhotoPage:
             f'<button type="button" data-index="{index}" title="{escape(name)}">'
             f"{panels.image(drawn, name, 'jpeg')}</button>"
         )
+
+
+def _padding(network: PageNetwork) -> tuple[str, str]:
+    """Return in words how a network fills the area around an image, and the padding or its colour.
+
+    The words continue the sentence of the page: the area is filled ...
+    """
+    net, recipe = network.model.net, recipe_of(network)
+    assert isinstance(net, ScaleChannels)
+    if isinstance(net.padding, str):
+        return PADDINGS[net.padding], net.padding
+    shades = [net.padding * s + m for m, s in zip(recipe.mean, recipe.std, strict=True)]
+    colour = " ".join(f"{100 * shade:.1f}%" for shade in shades)
+    return f"with the value {net.padding:g} after normalisation", f"rgb({colour})"
 
 
 def _open_samples(networks: Sequence[PageNetwork]) -> tuple[Shards | None, list[str]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from foveate.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foveate.demo.web import WebPage
+    from foveate.demo.pages import WebPage
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 BUSY = 96  # concurrent requests, including those of closed connections; more get status 503

@@ -3,10 +3,10 @@
 import asyncio
 import inspect
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from starlette.applications import Starlette
@@ -19,27 +19,20 @@ from foveate.demo.uploads import MAX_FILE_BYTES
 from foveate.errors import ConfigError, FoveateError
 from foveate.files import parse_json
 
+if TYPE_CHECKING:
+    from foveate.demo.pages import WebPage
+
 MAX_REQUEST_BYTES = 4 * MAX_FILE_BYTES // 3 + 2**16  # a base64 file and other fields
 KINDS = {".css": "text/css", ".js": "text/javascript"}
 HERE = Path(__file__).parent
 Handler: TypeAlias = Callable[..., dict[str, Any]]
 
 
-class WebPage(Protocol):
-    """A page: its initial HTML, its files in this folder, and the requests it handles.
-
-    Each request is a method: its name is the path, and its arguments are the fields of the JSON
-    object. It returns the reply, or raises a `FoveateError` with a message for the user.
-    """
-
-    @property
-    def files(self) -> Sequence[str]: ...  # noqa: D102
-    def html(self) -> str: ...  # noqa: D102
-    def requests(self) -> Sequence[Handler]: ...  # noqa: D102
-
-
-def make_app(page: WebPage, names: Collection[str] = ()) -> Starlette:
+def make_app(page: "WebPage", names: Collection[str] = ()) -> Starlette:
     """Build the application. With `names`, it rejects requests for any other host name.
+
+    Each request is a method of the page: its name is the path, and its arguments are the fields of
+    the JSON object. It returns the reply, or raises a `FoveateError` with a message for the user.
 
     A single thread does all computation, so that requests queue instead of competing for cores.
     Set `app.state.closing` to reject queued requests, so that the server can shut down.

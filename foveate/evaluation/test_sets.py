@@ -46,7 +46,7 @@ class TestSet:
 
     With the recipes `mnist-large-scale` and `mirrored`, each image is rescaled into a frame of the
     size of the run. With `photo`, scale s resizes the short side of an image to s times the base
-    size of the recipe; windows that extend past the image see its edge pixels repeated, or the
+    size of the recipe; windows that extend past the image see the padding of the network, or the
     given `border`. The view "resolution" of photographs reduces their resolution instead.
     """
 

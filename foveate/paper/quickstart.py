@@ -13,7 +13,7 @@ from foveate.evaluation.curve import accuracy_over_scale
 from foveate.evaluation.results import Curve, RunResult, read_results, save_results
 from foveate.native.build import library
 from foveate.paper.processes import Send, run_tasks
-from foveate.paper.tables import SCALES, SEEDS, Row, Summaries, published_folder
+from foveate.paper.tables import SCALES, Row, Summaries, published_folder
 from foveate.provenance import hardware
 from foveate.sweeps.records import read_records
 from foveate.training.checkpoint import Progress, RunFolder
@@ -85,16 +85,9 @@ def count_images(runs: Runs, scales: Sequence[float] = SCALES) -> int:
 
 
 def full_size_curves() -> list[Curve]:
-    """Return the published curves of the same networks trained on all of MNIST.
-
-    Empty if the package contains no published results.
-    """
-    folder = published_folder()
-    if folder is None:
-        return []
-    rows = Summaries(read_records(folder))
-    found = [rows.row(f"{name}-tr2") for name in NETWORKS]
-    return [_curve(row) for row in found if all(point.seeds for point in row.points)]
+    """Return the published curves of the same networks trained on all of MNIST."""
+    rows = Summaries(read_records(published_folder()))
+    return [_curve(rows.row(f"{name}-tr2")) for name in NETWORKS]
 
 
 def _tested(
@@ -131,7 +124,5 @@ def _about(results: Sequence[RunResult]) -> dict[str, object]:
 
 
 def _curve(row: Row) -> Curve:
-    runs = min(point.seeds for point in row.points)
-    partly = "" if row.complete else f", {runs} of {SEEDS} seeds"
     values = [[percent / 100 for percent in point.values] for point in row.points]
-    return Curve.of(f"{row.network}{partly}", row.config.scales, row.scales, values)
+    return Curve.of(row.network, row.config.scales, row.scales, values)

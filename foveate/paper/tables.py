@@ -15,7 +15,7 @@ from foveate.checks import check_range, suggest
 from foveate.errors import ConfigError
 from foveate.models.channels import PAPER_SCALES
 from foveate.sweeps.jobs import MAX_SEEDS, Job
-from foveate.sweeps.records import RESULTS, Record
+from foveate.sweeps.records import Record
 from foveate.training.config import Precision, TrainConfig
 from foveate.training.presets import preset
 
@@ -205,13 +205,11 @@ def paper_jobs(rows: Iterable[Row], seeds: int, precision: Precision) -> list[Jo
     return list(jobs.values())
 
 
-def published_folder() -> Path | None:
-    """Return the folder of the results published with the package; None if there are none."""
+def published_folder() -> Path:
+    """Return the folder of the results published with the package."""
     package = Path(__file__).parents[1]
-    for folder in (package / "published", package.parent / "results" / "paper"):
-        if (folder / RESULTS).exists():
-            return folder
-    return None
+    installed = package / "published"
+    return installed if installed.exists() else package.parent / "results" / "paper"
 
 
 class Summaries:

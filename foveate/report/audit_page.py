@@ -22,11 +22,18 @@ LABELS = {
 }
 ENOUGH = 10  # images of a class below which its accuracy is not shown
 CLASSES = 40  # rows of the per-class table; audit.csv has all classes
-VIEWS = {
-    "zoom": "At scale s, objects are s times as large as at scale 1. Below 1 the image is smaller "
-    "than the model input and is padded; above 1 it is larger and is cropped.",
-    "resolution": "At scale s, the same scene is sampled with s times the pixels along each axis: "
-    "the image is downsampled with antialiasing and then upsampled to its original size.",
+RESOLUTION = (
+    "At scale s, the same scene is sampled with s times the pixels along each axis: the image is "
+    "downsampled with antialiasing and then upsampled to its size at scale 1."
+)
+ZOOM = "At scale s, objects are s times as large as at scale 1."
+CROPPED = "What extends past the model input is cropped, and"
+OUTSIDE = {
+    "frame": f"{CROPPED} the area around a smaller image is padded.",
+    "mnist-large-scale": f"{CROPPED} the area around a smaller image is black.",
+    "mirrored": f"{CROPPED} mirror images surround a smaller image.",
+    "photo": "The network sees what is inside its largest window; windows that extend past the "
+    "image see padding.",
 }
 READ = (
     "Accuracy is the share of correct predictions. Agreement is the share of predictions that "
@@ -106,7 +113,8 @@ def audit_page(
     if report.notes:
         page.notice(*(f"{note[0].upper()}{note[1:]}." for note in report.notes))
     page.section("Accuracy, agreement and confidence over scale")
-    page.text(VIEWS[report.transform.view])
+    recipe = report.transform.to_dict()["recipe"]
+    page.text(RESOLUTION if report.transform.view == "resolution" else f"{ZOOM} {OUTSIDE[recipe]}")
     page.figure(
         *(audit_curves(report.audits, [measure]) for measure in MEASURES),
         caption=CURVES,
@@ -237,7 +245,7 @@ def _caption(transform: AnyTransform) -> str:
             f"image. Padding: {'replicate' if padding == 'border' else padding}."
         )
     height, width = transform.size
-    if transform.recipe == "large-scale":
+    if transform.recipe == "mnist-large-scale":
         return (
             "Images generated at each scale by the recipe of MNIST Large Scale, as in `foveate "
             f"evaluate`, {height} × {width} pixels; border mode of the smoothing: "

@@ -25,7 +25,7 @@ def scale_channel_section(page: Page, report: AuditReport, trainable: bool) -> N
     metadata = report.metadata
     rows = [[100 * at.accuracy.value for at in audit.overall] for audit in (before, after)]
     rows.append([b - a for a, b in zip(*rows, strict=True)])
-    gain, cost = rows[2], metadata["cost"]
+    gain, cost = rows[2], metadata["cost"]["pixels"]
     page.text(
         f"`ScaleChannels` applies the same model to {len(report.channels)} windows of the image, "
         f"from {report.channels[0]:.3g} to {report.channels[-1]:.3g} times the size of its input, "
@@ -33,8 +33,7 @@ def scale_channel_section(page: Page, report: AuditReport, trainable: bool) -> N
         f"({metadata['pool']}). Without any training, accuracy changes by "
         f"{gain[before.scales.index(before.native)]:+.1f} points at the native scale and by "
         f"{mean(gain):+.1f} points on average over the scales.{_beyond(report)} "
-        f"The model processes {cost['pixels']:.3g} times the pixels; a batch of this audit took "
-        f"{cost['time']:.2g} times as long."
+        f"The model processes {cost:.3g} times the pixels."
     )
     _compare(page, before.scales, rows)
     page.text(

@@ -182,14 +182,13 @@ class Page:
         finally:
             self._parts.append("</details>")
 
-    def provenance(self, facts: Mapping[str, object], title: str = "Provenance") -> None:
+    def provenance(self, facts: Mapping[str, object]) -> None:
         """Add a section with the settings and versions needed to reproduce the page.
 
         Args:
             facts: Values by name.
-            title: Heading of the section.
         """
-        self.section(title)
+        self.section("Provenance")
         pairs = "".join(
             f"<dt>{_text(name)}</dt><dd>{_text(str(value))}</dd>" for name, value in facts.items()
         )

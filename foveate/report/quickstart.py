@@ -16,7 +16,6 @@ from foveate.report.plots import accuracy_curves, sample_grid
 
 SHOWN = (0.5, 1.0, 2.0, 4.0, 8.0)
 STRONG = 0.5  # loss of accuracy that gets the strongest colour
-NO_FULL_SIZE = "This version contains no full-size results; run `foveate reproduce` to create them."
 FULL_SIZE = (
     "Full size: published results from `results/`, not computed in this run. The same networks "
     "were trained on 50,000 MNIST images for 20 epochs and tested on the 10,000 MNIST test images."
@@ -24,11 +23,10 @@ FULL_SIZE = (
 
 
 def quick_figure(results: Sequence[RunResult], full: Sequence[Curve]) -> Figure:
-    """Plot the accuracy of this run, next to the full-size results if there are any."""
-    own = summarise(results)
-    if not full:
-        return accuracy_curves(own)
-    return accuracy_curves(own, full, titles=["this run", "full size (published results)"])
+    """Plot the accuracy of this run, next to the full-size results."""
+    return accuracy_curves(
+        summarise(results), full, titles=["this run", "full size (published results)"]
+    )
 
 
 def quick_page(results: Sequence[RunResult], full: Sequence[Curve], folder: Path) -> Page:
@@ -42,7 +40,7 @@ def quick_page(results: Sequence[RunResult], full: Sequence[Curve], folder: Path
     )
     page.figure(
         quick_figure(results, full),
-        caption=f"{caption} {FULL_SIZE if full else NO_FULL_SIZE}",
+        caption=f"{caption} {FULL_SIZE}",
         alt="accuracy of each network over scale",
     )
     _table(page, results, full)

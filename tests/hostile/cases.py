@@ -126,7 +126,6 @@ BOUNDS = {
     "workers": (1, 99),
     "recompute": (0, 1000),
     "scale": (MIN_SCALE, MAX_SCALE),
-    "native": (MIN_SCALE, MAX_SCALE),
     "hidden": (1, 999),
     "channels": (1, 1),
     "classes": (3, 99),

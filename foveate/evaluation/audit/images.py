@@ -25,7 +25,7 @@ from foveate.data.mirrored import rescale_mirrored
 from foveate.errors import ConfigError
 from foveate.scales import check_scale
 
-Recipe = Literal["frame", "large-scale", "mirrored"]
+Recipe = Literal["frame", "mirrored", "mnist-large-scale"]
 Fit = Literal["fill", "inside"]
 View = Literal["zoom", "resolution"]
 BorderMode = str | float | tuple[float, ...]
@@ -123,13 +123,14 @@ class Transform:
     Attributes:
         size: Height and width of the input.
         channels: Number of input channels, 1 or 3.
-        recipe: "frame" resizes the image and normalises its values of 0 to 1. "large-scale" makes
-            images of MNIST Large Scale, and "mirrored" frames filled with mirror images, as
+        recipe: "frame" resizes the image and normalises its values of 0 to 1. "mnist-large-scale"
+            makes images of MNIST Large Scale, and "mirrored" frames filled with mirror images, as
             `foveate evaluate` does.
-        border: Pixels outside the image; with "large-scale", the border mode of the smoothing.
-            "mirrored" does not use it.
-        mean: Mean used for normalisation, one value or one per channel; not for "large-scale".
-        std: Standard deviation used for normalisation; not for "large-scale".
+        border: Pixels outside the image; with "mnist-large-scale", the border mode of the
+            smoothing. "mirrored" does not use it.
+        mean: Mean used for normalisation, one value or one per channel; not for
+            "mnist-large-scale".
+        std: Standard deviation used for normalisation; not for "mnist-large-scale".
         fit: At scale 1, "fill" resizes the image to cover the input and crops the excess; "inside"
             resizes it to fit inside the input, and the border fills the rest.
         view: At scale s, "zoom" magnifies the image s times about its centre. "resolution" reduces
@@ -165,7 +166,7 @@ class Transform:
             check_border_mode(self.border, self.channels)
 
     def _check_square(self) -> None:
-        if self.recipe == "large-scale":
+        if self.recipe == "mnist-large-scale":
             check_border(str(self.border))
         elif self.border != "replicate":
             raise ConfigError(f"the recipe mirrored has no border, got {self.border!r}")
@@ -198,7 +199,7 @@ class Transform:
     def show(self, images: Sequence[Tensor], scale: float = 1.0) -> Tensor:
         """Return the input at a scale with values of 0 to 1, for display."""
         shown = self(images, scale)
-        if self.recipe == "large-scale":
+        if self.recipe == "mnist-large-scale":
             low, high = shown.amin((1, 2, 3), keepdim=True), shown.amax((1, 2, 3), keepdim=True)
             return (shown - low) / (high - low).clamp_min(1e-9)
         return denormalise(shown, self.mean, self.std)
@@ -212,7 +213,7 @@ class Transform:
 
     def cropped_share(self, height: int, width: int) -> float:
         """Return the share of the area that is cropped from an image of this size at scale 1."""
-        if self.recipe == "large-scale":
+        if self.recipe == "mnist-large-scale":
             return 0.0
         factor = self._factor(height, width)
         seen = (min(1.0, n / factor / m) for n, m in zip(self.size, (height, width), strict=True))
@@ -235,7 +236,7 @@ class Transform:
             grey = images.new_tensor(GREY)
             images = torch.einsum("bchw,c->bhw", images, grey).unsqueeze(1)
         images = images.expand(-1, self.channels, -1, -1)
-        if self.recipe == "large-scale":
+        if self.recipe == "mnist-large-scale":
             border = check_border(str(self.border))
             return rescale(images, scale, size=self.size[0], border=border)
         size = self.size if canvas is None else (canvas, canvas)

@@ -203,7 +203,6 @@ def audit(
     classes: Sequence[str] = (),
     border: BorderMode = "replicate",
     view: View = "zoom",
-    native: float = 1.0,
     batch: int = 64,
 ) -> Audit:
     """Measure accuracy, agreement and confidence of a classifier on rescaled images.
@@ -215,14 +214,14 @@ def audit(
         model: Any callable from images to logits or probabilities.
         images: Float images, preprocessed for the model.
         labels: Class indices.
-        scales: Scales to audit at; the native scale is added if it is missing.
+        scales: Scales to audit at; scale 1 is added if it is missing, as the reference for
+            agreement.
         classes: Class names; class indices by default.
         border: Pixels outside the images: "replicate", "reflect", a number, or a tuple of one
             number per channel.
         view: Meaning of scale s. "zoom" magnifies the images s times about their centre.
             "resolution" reduces them to s times the pixels along each axis and keeps their size,
             for s of at most 1.
-        native: Scale whose predictions are the reference for agreement.
         batch: Number of images per call of the model.
 
     Shape:
@@ -266,7 +265,7 @@ def audit(
     parts = zip(images.split(batch), labels.cpu().long().split(batch), strict=True)
     batches = ((partial(shown, part), chunk) for part, chunk in parts)
     classifier = Classifier(model, len(names), batch)
-    return audit_together([classifier], batches, scales, names, native)[0]
+    return audit_together([classifier], batches, scales, names)[0]
 
 
 def audit_together(
@@ -282,7 +281,6 @@ def audit_together(
     Each batch is a function from a scale to images, and labels. The native scale is added to
     `scales` if it is missing.
     """
-    (native,) = as_scales([native])
     others = [s for s in as_scales(scales) if not math.isclose(s, native, rel_tol=1e-9)]
     grid = tuple(sorted((*others, native)))
     order = sorted(range(len(grid)), key=lambda i: grid[i] != native)  # native scale first

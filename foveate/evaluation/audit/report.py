@@ -81,7 +81,6 @@ def audit_with_channels(
     transform: AnyTransform,
     scales: ScaleGrid | Sequence[float],
     *,
-    native: float | None = None,
     pool: Pool | None = "logsumexp",
     patch: int | None = None,
     batch: int = 32,
@@ -90,18 +89,17 @@ def audit_with_channels(
     """Audit a model, and the same model in scale channels without training.
 
     The window of each channel is c times the model's input, where c is an audited scale divided by
-    the native scale. The native scale is the training scale of a foveate network, and 1 for other
-    models. With the view "resolution", c is the inverse ratio, so that one channel sees the image
-    at its original resolution. With the recipe "frame", windows larger than the input extend into
-    the image around it. Without a `pool`, and for a model that already has scale channels, only the
-    model itself is audited.
+    the native scale. The native scale, whose predictions are the reference for agreement, is the
+    training scale of a foveate network, and 1 for other models. With the view "resolution", c is
+    the inverse ratio, so that one channel sees the image at its original resolution. With the
+    recipe "frame", windows larger than the input extend into the image around it. Without a `pool`,
+    and for a model that already has scale channels, only the model itself is audited.
 
     Args:
         model: The model.
         images: Images with labels.
         transform: Transform from images to the model's input, see `choose_transform`.
         scales: Scales to audit at, such as those of `default_scales`.
-        native: Scale whose predictions are the reference for agreement.
         pool: Pooling over the channels; logsumexp gave the best accuracy without training.
         patch: Side of the patches in pixels; the side of the model's input by default.
         batch: Number of images per call of the model.
@@ -111,8 +109,7 @@ def audit_with_channels(
         ConfigError: If an argument is invalid, or the model does not return finite logits.
         DataError: If no image can be read.
     """
-    wanted = as_scales(scales)
-    (middle,) = as_scales([model.native_scale if native is None else native])
+    wanted, middle = as_scales(scales), model.native_scale
     for scale in (*wanted, middle):
         transform.check_scale(scale)
     net = classifier_for(model, transform, len(images.classes), batch)
@@ -122,16 +119,15 @@ def audit_with_channels(
     windows = _windows(transform, wanted, middle)
     if pool is not None and not model.scales and isinstance(transform, Transform):
         try:
-            pair = pair_with_channels(net, transform, windows, pool, patch)
+            plain, inside, side = pair_with_channels(net, transform, windows, pool, patch)
         except ConfigError as error:
             notes.append(f"the model was not wrapped in scale channels: {error}")
         else:
-            models = {ORIGINAL: pair.plain, IN_CHANNELS: pair.inside}
-            prepare = partial(transform, canvas=pair.side)
-            batch = largest_batch(batch, transform.channels * pair.side**2)
-            few = [image.to(model.device) for image in images.first(min(batch, 8))]
-            cost = pair.cost(prepare(few, middle), transform.size[0])
-            metadata |= {"pool": pool, "patch": pair.inside.size, "cost": cost}
+            models = {ORIGINAL: plain, IN_CHANNELS: inside}
+            prepare = partial(transform, canvas=side)
+            batch = largest_batch(batch, transform.channels * side**2)
+            pixels = len(windows) * (inside.size / transform.size[0]) ** 2
+            metadata |= {"pool": pool, "patch": inside.size, "cost": {"pixels": pixels}}
     check = partial(transform.check, scale=max(*wanted, middle))
     batches = images.batches(prepare, batch, model.device, check)
     found = audit_together(list(models.values()), batches, wanted, images.classes, middle, advance)
@@ -162,7 +158,7 @@ def default_scales(transform: AnyTransform) -> ScaleGrid:
     """
     if transform.view == "resolution":
         return RESOLUTIONS
-    usual = {"large-scale": PAPER_SCALES, "mirrored": MIRRORED_SCALES}
+    usual = {"mnist-large-scale": PAPER_SCALES, "mirrored": MIRRORED_SCALES}
     return usual.get(transform.recipe, SCALES) if isinstance(transform, Transform) else SCALES
 
 
@@ -181,11 +177,16 @@ def _doubts(audit: Audit, transform: AnyTransform) -> list[str]:
 
 
 def _notes(model: Model, images: AuditImages) -> Iterator[str]:
-    """Yield a note if the model was trained on these images, and if it evaluates few channels."""
+    """Yield a note if the model was trained or validated on these images, or is lazy."""
     if model.was_trained_on(images.source, images.split):
         yield (
             f"the model {model.name} was trained on {model.source}, which includes images of "
             f"{images.source} ({images.split})"
+        )
+    if images.split == "val" and images.source == model.source:
+        yield (
+            f"the images are the validation images of {model.name}, which was not trained on them; "
+            "their accuracy can have selected its weights"
         )
     if isinstance(model.net, ScaleChannels) and model.net.lazy is not None:
         yield (

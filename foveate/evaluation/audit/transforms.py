@@ -129,7 +129,6 @@ def choose_transform(
     model: Model,
     images: AuditImages,
     *,
-    recipe: str | None = None,
     size: int | None = None,
     border: BorderMode | None = None,
     mean: tuple[float, ...] | None = None,
@@ -140,27 +139,28 @@ def choose_transform(
     """Choose the transform from images to the input of the model; arguments override the defaults.
 
     Runs with the recipe `photo` or `mirrored` use it, and CIFAR-10 uses `mirrored`. Other foveate
-    networks, and sources other than folders, use MNIST Large Scale, so that results are comparable
-    with `foveate evaluate`. Other models receive the resized images. The size defaults to the input
-    size of the model, else to the size of the first image. The model is called once on zeros, so
-    that wrong shapes are reported before the data is read.
+    networks, and sources other than folders and tar files, use MNIST Large Scale, so that results
+    are comparable with `foveate evaluate`. Other models receive the resized images of folders and
+    tar files. The size defaults to the input size of the model, else to the size of the first
+    image. The model is called once on zeros, so that wrong shapes are reported before the data is
+    read.
     """
     image = images.first(1)[0]
-    files = images.source.startswith(("folder:", "shards:"))
-    if model.photo is not None and recipe in (None, "photo"):
+    if model.photo is not None:
         given = {"size": size, "mean": mean, "std": std, "fit": fit}
         return _own_transform(model, len(images.classes), given, cast(View, view), border)
-    usual = "frame" if files and model.config is None else "large-scale"
-    own = model.recipe
-    if (own and own.name == "mirrored") or images.source.partition(":")[0] == "cifar10":
-        usual = "mirrored"
-    recipe = usual if recipe is None else recipe
+    own, kind = model.recipe, images.source.partition(":")[0]
+    recipe: Recipe = "mnist-large-scale"
+    if (own and own.name == "mirrored") or kind == "cifar10":
+        recipe = "mirrored"
+    elif kind in ("folder", "shards") and model.config is None:
+        recipe = "frame"
     frame = (size, size) if size else _usual_frame(model, recipe, image)
-    beyond = model.border if recipe == "large-scale" else "replicate"
+    beyond = model.border if recipe == "mnist-large-scale" else "replicate"
     return Transform(
         size=frame,
         channels=_input_channels(model, frame, image.shape[0], len(images.classes)),
-        recipe=cast(Recipe, recipe),
+        recipe=recipe,
         border=beyond if border is None else border,
         mean=mean or (own.mean if own else model.mean),
         std=std or (own.std if own else model.std),
@@ -178,10 +178,7 @@ def _own_transform(
 ) -> PhotoTransform:
     """Return the transform of a run on photographs, after one call of the model on zeros."""
     if named := [name for name, value in given.items() if value is not None]:
-        raise ConfigError(
-            f"{model.name} uses the recipe of its run; leave out --{named[0]}, or pass "
-            "--recipe frame"
-        )
+        raise ConfigError(f"{model.name} uses the recipe of its run; leave out --{named[0]}")
     assert model.photo is not None and isinstance(model.net, nn.Module)
     seen: dict[str, Any] = {"view": view, "border": border}
     transform = PhotoTransform(recipe=model.photo, windows=windows_of(model.net), **seen)
@@ -211,7 +208,7 @@ def classifier_for(
 def _usual_frame(model: Model, recipe: str, image: Tensor) -> tuple[int, int]:
     height, width = image.shape[-2:]
     if recipe != "frame":
-        height = width = FRAME if recipe == "large-scale" else 2 * max(height, width)
+        height = width = FRAME if recipe == "mnist-large-scale" else 2 * max(height, width)
     return model.shape[2] or height, model.shape[3] or width
 
 
