@@ -92,6 +92,10 @@ def test_the_summary_says_how_it_holds():
     assert f"it is {format_estimate(counts(30).accuracy)} % at scale 0.5" in text
     assert f"and {format_estimate(counts(50).accuracy)} % at scale 2" in text
     assert "at most 5 points from scale 1 to 2;" in summary(made([30, 90, 87]))
+    assert (
+        summary(made([90], scales=(1.0,)))
+        == f"{best} % accuracy at the native scale 1, on 100 images."
+    )
     assert format_estimate(counts(90).accuracy) == "90.0 (83–94)"  # Wilson's interval, from tables
 
 
@@ -139,7 +143,10 @@ def test_the_code_of_the_page_loads_a_torchscript_file(tmp_path):
 def test_without_weights_or_channels_the_page_says_so():
     assert "audit the PyTorch module" in words(report(), trainable=False)
     alone = report({ORIGINAL: made([1, 2, 3])}, channels=())
-    assert "was not wrapped in scale channels" in words(alone, trainable=False)
+    text = words(alone, trainable=False)
+    assert (
+        "was not wrapped in scale channels: it already has them, --pool none was given, or" in text
+    )
 
 
 def test_notes_and_what_was_left_out_are_on_the_page():

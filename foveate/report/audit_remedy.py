@@ -17,8 +17,8 @@ def scale_channel_section(page: Page, report: AuditReport, trainable: bool) -> N
     page.section("The model in scale channels")
     if IN_CHANNELS not in report.audits:
         page.text(
-            "The model was not wrapped in scale channels: it already has them, or the notes at the "
-            "top give the reason."
+            "The model was not wrapped in scale channels: it already has them, `--pool none` was "
+            "given, or a note at the top gives the reason."
         )
         return
     before, after = report.audits[ORIGINAL], report.audits[IN_CHANNELS]
