@@ -257,6 +257,7 @@ def test_steady_is_the_range_about_the_native_scale():
     assert audit_of([0.9, 0.5, 0.9, 0.86, 0.84]).stable_range() == (1.0, 2.0)
     assert audit_of([0.1, 0.5, 0.9, 0.6, 0.84]).stable_range(0.4) == (0.5, 4.0)
     assert audit_of([0.1, 0.5, 0.9, 0.6, 0.84]).stable_range() == (1.0, 1.0)
+    assert audit_of([0.3, 0.35, 0.4, 0.35, 0.34]).stable_range() == (0.5, 2.0)  # 0.4 - 0.05 > 0.35
 
 
 def refused(classify=linear, images=None, labels=None, **options):

@@ -167,7 +167,7 @@ class Audit:
         Returns:
             The lowest and the highest scale of the range.
         """
-        least = self.at_native.accuracy.value - drop
+        least = self.at_native.accuracy.value - drop - 1e-9  # shares are not exact in binary
         first = last = self.scales.index(self.native)
         while first > 0 and self.overall[first - 1].accuracy.value >= least:
             first -= 1
