@@ -13,7 +13,7 @@ from foveate.data.sources import load_source
 from foveate.models.channels import PAPER_SCALES
 from foveate.paper.tables import SCALES, Summaries, paper_rows
 from foveate.report import figures
-from foveate.report.plots import save, scale_axis
+from foveate.report.plots import sample_grid, save, scale_axis
 from foveate.resampling import foveate
 
 DRAWN = (
@@ -204,3 +204,11 @@ def test_equal_figures_have_equal_files(tmp_path, kind):
     records = Summaries(made_records())
     files = [save(figures.spacing(records), tmp_path / f"{n}.{kind}") for n in range(2)]
     assert files[0].read_bytes() == files[1].read_bytes()
+
+
+def test_samples_have_their_own_contrast_unless_they_exceed_the_range_of_colours():
+    shades = torch.tensor([0.4, 0.5, 0.6]).reshape(1, 1, 1, 3)
+    drawn = [axes.get_images()[0] for axes in sample_grid([shades, 5 * shades - 2], ["", ""]).axes]
+    own, stretched = (image.get_array().ravel() for image in drawn)
+    assert own.tolist() == pytest.approx([0.4, 0.5, 0.6])
+    assert stretched.tolist() == pytest.approx([0, 0.5, 1])

@@ -29,7 +29,8 @@ DASHED = (0, (4, 2))
 def sample_grid(images: Sequence[Tensor], titles: Sequence[str]) -> Figure:
     """Show batches of images in a grid, one column per batch.
 
-    The contrast of each image is stretched to its full range.
+    Images with values from 0 to 1 are shown as they are; the contrast of others is stretched to
+    their full range.
 
     Args:
         images: One batch per column, all with the same number of images.
@@ -58,7 +59,9 @@ def sample_grid(images: Sequence[Tensor], titles: Sequence[str]) -> Figure:
             axes.set_axis_off()
             pixels = image.movedim(0, -1).float().numpy()
             low, high = float(pixels.min()), float(pixels.max())
-            axes.imshow((pixels - low) / max(high - low, 1e-9), cmap="gray", vmin=0, vmax=1)
+            if low < 0 or high > 1:
+                pixels = (pixels - low) / max(high - low, 1e-9)
+            axes.imshow(pixels, cmap="gray", vmin=0, vmax=1)
     return figure
 
 
