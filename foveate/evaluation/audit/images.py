@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from foveate.checks import check_choice
-from foveate.data.large_scale import check_border, frame_matrices, rescale
+from foveate.data.large_scale import BACKGROUND, check_border, frame_matrices, rescale
 from foveate.data.mirrored import rescale_mirrored
 from foveate.errors import ConfigError
 from foveate.scales import check_scale
@@ -200,8 +200,7 @@ class Transform:
         """Return the input at a scale with values of 0 to 1, for display."""
         shown = self(images, scale)
         if self.recipe == "mnist-large-scale":
-            low, high = shown.amin((1, 2, 3), keepdim=True), shown.amax((1, 2, 3), keepdim=True)
-            return (shown - low) / (high - low).clamp_min(1e-9)
+            return ((shown / BACKGROUND - 1) / -2).clamp(0, 1)
         return denormalise(shown, self.mean, self.std)
 
     def check_scale(self, scale: float) -> None:
