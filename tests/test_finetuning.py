@@ -1,6 +1,7 @@
 """Fine-tuning: schedule, weight decay, smoothing, clipping, frozen norms, and the best weights."""
 
 import copy
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -311,6 +312,8 @@ def test_a_run_is_tested_with_other_windows_and_another_pool(tmp_path, capsys):
     assert run_command([*arguments, "--pool", "max", "--out", str(tmp_path / "out")]) == 0
     (line,) = (tmp_path / "out" / "accuracy.csv").read_text().splitlines()[1:]
     assert f"{found.accuracy}" in line
+    results = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert (results["windows"], results["pool"]) == ("20-80", "max")  # not those of training
     assert "trained on" not in capsys.readouterr().out  # photographs have no training scale
     assert run_command([*arguments, "--pool", "concat"]) == 2
     assert "windows and pool can be changed" in capsys.readouterr().err

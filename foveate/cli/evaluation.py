@@ -103,6 +103,8 @@ def evaluate(
         "split": split,
         "view": view,
         "border": border,
+        "windows": windows,
+        "pool": pool,
         "sources": [{"name": n, "checksum": c} for n, c in sorted(checksums.items())],
         "hardware": hardware(place),
     }
