@@ -310,6 +310,10 @@ def test_the_transform_follows_model_and_pictures(pictures, net):
     assert choose_transform(own, pictures, mean=(0.5,)).mean == (0.5,)
     found = choose_transform(own, pictures)
     assert (found.mean, found.std) == ((0.4,), (0.2,))
+    unused = choose_transform(own, digits)  # such images are not normalised
+    assert (unused.recipe, unused.mean, unused.std) == ("mnist-large-scale", (0.0,), (1.0,))
+    with pytest.raises(ConfigError, match="not normalised; leave out mean and std"):
+        choose_transform(model, digits, mean=(0.5,))
     fixed = Model(name="file", net=net, shape=(None, 1, 36, 36))
     assert choose_transform(fixed, pictures).size == (36, 36)
 
@@ -332,7 +336,10 @@ def test_classes_in_the_order_of_the_model(net, pictures, tmp_path):
     assert (
         "not above chance; check that the classes of the model are 0-digit-9" in doubt
         and "--classes" in doubt
+        and "(--mean, --std, --size)" in doubt
     )
+    (doubt,) = audited("audited_nets:net", open_images("mnist-5k", limit=4)).notes
+    assert "that it was trained on images of MNIST Large Scale" in doubt and "--mean" not in doubt
 
 
 def test_digits_are_those_of_the_source():

@@ -168,6 +168,11 @@ class Transform:
     def _check_square(self) -> None:
         if self.recipe == "mnist-large-scale":
             check_border(str(self.border))
+            if (self.mean, self.std) != ((0.0,), (1.0,)):
+                raise ConfigError(
+                    "images of MNIST Large Scale are not normalised; leave out mean and std, got "
+                    f"{self.mean} and {self.std}"
+                )
         elif self.border != "replicate":
             raise ConfigError(f"the recipe mirrored has no border, got {self.border!r}")
         if self.size[0] != self.size[1]:

@@ -170,9 +170,12 @@ def _doubts(audit: Audit, transform: AnyTransform) -> list[str]:
     if not isinstance(transform, Transform):  # a run on photographs fixes its input and classes
         return [f"{doubt}; train the network longer, or audit more images (--samples)"]
     names = ", ".join([*audit.classes[:3], *(["..."] if len(audit.classes) > 3 else [])])
+    made = "its input is normalised and sized as in training (--mean, --std, --size)"
+    if transform.recipe == "mnist-large-scale":
+        made = "it was trained on images of MNIST Large Scale"
     return [
         f"{doubt}; check that the classes of the model are {names} in this order (--classes), and "
-        "that its input is normalised and sized as in training (--mean, --std, --size)"
+        f"that {made}"
     ]
 
 

@@ -156,14 +156,16 @@ def choose_transform(
     elif kind in ("folder", "shards") and model.config is None:
         recipe = "frame"
     frame = (size, size) if size else _usual_frame(model, recipe, image)
-    beyond = model.border if recipe == "mnist-large-scale" else "replicate"
+    large_scale = recipe == "mnist-large-scale"
+    normal: Any = Transform if large_scale else own or model
+    beyond = model.border if large_scale else "replicate"
     return Transform(
         size=frame,
         channels=_input_channels(model, frame, image.shape[0], len(images.classes)),
         recipe=recipe,
         border=beyond if border is None else border,
-        mean=mean or (own.mean if own else model.mean),
-        std=std or (own.std if own else model.std),
+        mean=mean or normal.mean,
+        std=std or normal.std,
         fit=cast(Fit, fit or "fill"),
         view=cast(View, view),
     )
