@@ -58,7 +58,7 @@ def test_the_page_has_every_verdict_with_its_number(whole):
         for check in claim.checks:
             assert f"{check.measured} {check.threshold}" in text
     assert "Of the paper's 7 claims, 7 hold. 180 runs took" in text
-    assert "Partial" not in text
+    assert "Seeds per row of its three tables: 3. " in text and "Partial" not in text
 
 
 def test_the_page_has_ours_the_papers_and_the_difference(whole):
@@ -87,6 +87,7 @@ def test_a_partial_page_says_what_is_missing_and_of_how_many_seeds_a_figure_is(p
     text = words(partial)
     assert "Partial results: 2 rows are incomplete; 5 runs are missing." in text
     assert "Incomplete rows: fovavg-tr2, cnn-few100." in text
+    assert "Seeds per row of its three tables: 0 to 3. " in text
     assert "98.58 (1 of 3) 98.58" in text and "cannot be judged yet" in text
     assert "a undecided the mean accuracy of FovMax and FovAvg" in text
 
