@@ -309,8 +309,10 @@ def test_one_run_gets_its_results_in_its_folder_and_at_17_scales(tmp_path, capsy
 
 def test_a_run_that_is_named_twice_is_one_run(runs, tmp_path):
     shutil.copytree(runs[2], tmp_path / "run")
-    assert run(["evaluate", str(tmp_path / "run"), f"{tmp_path / 'run'}/", "--scales", "1"]) == 0
-    assert len(read_results(tmp_path / "run")) == 1
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    for same in (f"{tmp_path / 'run'}/", str(tmp_path / "link")):
+        assert run(["evaluate", str(tmp_path / "run"), same, "--scales", "1"]) == 0
+        assert len(read_results(tmp_path / "run")) == 1
 
 
 def test_a_pretrained_network_is_evaluated_by_its_name(tmp_path):

@@ -69,7 +69,7 @@ def evaluate(
 
     if split not in ("val", "test"):
         raise ConfigError(f"split must be val or test, got {split!r}")
-    folders = [open_run(path) for path in dict.fromkeys(runs)]
+    folders = [open_run(path) for path in {path.resolve(): path for path in runs}.values()]
     count = len(folders)
     if out is None and (count > 1 or isinstance(folders[0], PretrainedRun)):
         what = f"{count} runs" if count > 1 else f"{runs[0]}, which has no folder"
@@ -133,15 +133,15 @@ def _make_lazy(
         channels.lazy = lazy
         return lazy
     images = open_split(split="val")
-    count = len(scales) * len(images)
-    with progress("calibration images", count) as advance:
+    with progress("calibration images", len(scales) * len(images)) as advance:
         found = images.calibrate(channels, scales, advance=advance)
     if math.isfinite(up := found.tolerance):
         up = math.ceil(1000 * up) / 1000  # as printed
     channels.lazy = up
     OUTPUT.print(
         f"tolerance {channels.lazy:.3f}: {found.channels:.1f} of {len(channels.scales)} channels; "
-        f"the class differs for {100 * found.disagreement:.2f} % of {count:,} validation images"
+        f"the class differs for {100 * found.disagreement:.2f} % of {len(images):,} validation "
+        "images, on average over the scales"
     )
     return channels.lazy
 
