@@ -473,6 +473,7 @@ def test_every_combination_of_results_makes_a_page():
         counts[kind] = len(drawn)
         html = comparison_page(lines, drawn, {}).html()
         assert all(f">{m.method}<" in html for m in lines)
+        assert ("dashed line" in html) == any(view.ceiling for view, _ in drawn)
     assert list(counts.values()) == [0, 1, 1, 2, 0]
     (view,) = comparison_views(few)
     curve = view.curves["cnn"]

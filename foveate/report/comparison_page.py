@@ -35,10 +35,13 @@ DEEP = 50.0  # points below the ceiling that get the strongest colour
 COLUMN_KEYS = ("learning_rate", "epochs", "batch")
 CEILING = "trained on the test scale"
 HOW_TO_READ = (
-    "Curves are means over seeds, with one standard deviation as a band. The dashed line is the "
-    "ceiling: at each scale, the better of the experts, which are trained on that scale alone. In "
-    "the tables, colours show the distance from the ceiling. ± is a 95 % confidence interval of "
-    "the mean over seeds (Student's t); it does not contain the uncertainty of a finite test set."
+    "Curves are means over seeds, with one standard deviation as a band. ± is a 95 % confidence "
+    "interval of the mean over seeds (Student's t); it does not contain the uncertainty of a "
+    "finite test set."
+)
+HOW_TO_READ_CEILING = (
+    "The dashed line is the ceiling: at each scale, the better of the experts, which are trained "
+    "on that scale alone. In the tables, colours show the distance from the ceiling."
 )
 
 
@@ -85,6 +88,8 @@ def comparison_page(
     page = Page("Comparison of methods over scale", lead)
     _missing(page, missing)
     page.text(HOW_TO_READ)
+    if any(view.ceiling for view, _ in drawn):
+        page.text(HOW_TO_READ_CEILING)
     for name in sets:
         page.section(DATA_SETS[name].title)
         for view, figure in drawn:
