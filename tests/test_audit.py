@@ -232,6 +232,17 @@ def test_probabilities_are_taken_for_what_they_are():
         assert a.confidences == pytest.approx(b.confidences, abs=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_rounded_probabilities_are_probabilities_in_every_batch(dtype):
+    logits = 3 * torch.randn(200, 10, generator=torch.Generator().manual_seed(0))
+    shares = logits.softmax(1).to(dtype)
+    found = Classifier(lambda batch: shares[batch[:, 0, 0, 0].long()], batch=20)(
+        torch.arange(200.0).reshape(-1, 1, 1, 1)
+    )
+    error = torch.finfo(dtype).eps / 2 + 1e-6  # of the sum, by which softmax divides
+    torch.testing.assert_close(found.softmax(1), shares.float(), atol=error, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 def test_one_hot_predictions_are_probabilities(dtype):
     images, labels = some()
