@@ -93,15 +93,15 @@ def scene(seed: int, count: int = 5) -> Blobs:
     return _random_blobs(random, 40 * _uniform(random, count, 2) - 20, 10, 20)
 
 
-def ring(seed: int, radius: float = 120.0, count: int = 4) -> Blobs:
-    """Return random blobs with deviations of 15 to 20 pixels on a circle.
+def ring(seed: int) -> Blobs:
+    """Return four random blobs with deviations of 15 to 20 pixels on a circle of radius 120.
 
     The image is empty at the centre and far outside, so that the finest and the coarsest channels
     of a wide enough set see only background.
     """
     random = torch.Generator().manual_seed(seed)
-    angle = 2 * math.pi * _uniform(random, count)
-    return _random_blobs(random, radius * torch.stack([angle.sin(), angle.cos()], 1), 15, 20)
+    angle = 2 * math.pi * _uniform(random, 4)
+    return _random_blobs(random, 120 * torch.stack([angle.sin(), angle.cos()], 1), 15, 20)
 
 
 def _random_blobs(random: torch.Generator, centres: Tensor, low: float, high: float) -> Blobs:
