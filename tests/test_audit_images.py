@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from made_images import random_images
 from PIL import Image
 
-from foveate.data.large_scale import rescale
+from foveate.data.large_scale import BACKGROUND, rescale
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.audit.audited_images import open_images
@@ -261,6 +261,8 @@ def test_the_recipe_large_scale_is_the_data_sets():
     torch.testing.assert_close(
         transform([digit], 2.0), rescale(digit[None], 2.0, size=40, border="zero")
     )
+    shown = transform.show([digit], 2.0)  # the values of all images, and not of each, become 0 to 1
+    torch.testing.assert_close(BACKGROUND * (1 - 2 * shown), transform([digit], 2.0))
 
 
 def test_transforms_that_cannot_be_are_refused():
