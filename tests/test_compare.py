@@ -505,6 +505,9 @@ def test_the_page_shows_the_settings_of_its_data_sets():
     assert "0.01<" in html and "photographs<" not in html
     html = comparison_page([line(method="fovplus", data="mnist-few")], [], {}).html()
     assert "presets fovplus-few..." in html
+    html = comparison_page([line(method="cnn-expert"), line(data="mnist-few")], [], {}).html()
+    assert "mnist, mnist-few<" in html  # of the CNN; experts have no runs with few samples
+    assert "<th>cnn-expert</th><td>mnist</td>" in html
 
 
 def test_a_method_is_calibrated_on_the_scales_of_its_reference():
