@@ -324,10 +324,13 @@ def folder(tiny_set, tmp_path_factory):
     return out
 
 
-def test_the_page_attributes_changed_settings_to_the_last_command(folder):
-    """Runs of earlier commands can have other settings."""
+def test_the_page_attributes_settings_and_sources_to_the_last_command(folder):
+    """Runs of earlier commands can have others."""
+    assert compare(folder, "--source", "tiny=mnist-5k") == 0
     html = (folder / "compare.html").read_text()
-    assert "settings changed by the last command" in html and ">changed settings<" not in html
+    for what, value in (("settings changed", ", ".join(SMALL)), ("sources", "tiny=mnist-5k")):
+        found = re.search(f"{what}[^<]*by the last command</dt><dd>([^<]*)<", html)
+        assert found and found[1] == value, what
 
 
 def test_the_table_is_tidy(folder):

@@ -69,7 +69,7 @@ def compare(
     finally:
         if not dry_run and study.records:
             with study.locked():  # otherwise two commands can end with older results last
-                _write(study, cast("SplitName", split), change or [])
+                _write(study, cast("SplitName", split), change or [], source or [])
 
 
 def _split(names: list[str] | None) -> list[str]:
@@ -77,7 +77,9 @@ def _split(names: list[str] | None) -> list[str]:
     return [name.strip() for part in names or [] for name in part.split(",")]
 
 
-def _write(study: "Study", split: "SplitName", changes: Sequence[str]) -> None:
+def _write(
+    study: "Study", split: "SplitName", changes: Sequence[str], sources: Sequence[str]
+) -> None:
     """Write the table, the page and the figures of all results in the folder."""
     from foveate.baselines.comparison import Measurement, measurements
     from foveate.baselines.summary import comparison_views
@@ -91,6 +93,7 @@ def _write(study: "Study", split: "SplitName", changes: Sequence[str]) -> None:
     facts = {
         "split": split,
         "settings changed by the last command": ", ".join(changes) or "none",
+        "sources replaced by the last command": ", ".join(sources) or "none",
         "hardware": "; ".join(sorted({record.hardware for record in study.records})),
         "foveate version of the runs": ", ".join(sorted(made)),
     }
