@@ -119,6 +119,8 @@ def run(options: argparse.Namespace) -> None:
     """Train and test every row, `options.parallel` at a time, then run the other tests."""
     suite: Suite = options.suite
     names = options.rows or [*suite.rows, *suite.tests]
+    if unknown := sorted({*names} - {*suite.rows, *suite.tests}):
+        sys.exit(f"no row {unknown[0]}; choose from {', '.join([*suite.rows, *suite.tests])}")
     # Rows with the most epochs take longest; sorting keeps the order of the others.
     rows = [name for name in names if name in suite.rows]
     rows.sort(key=lambda name: _epochs(suite.rows[name][1]), reverse=True)

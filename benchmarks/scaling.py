@@ -182,6 +182,7 @@ def of_a_run() -> Table:
     optimiser.step()
     with tempfile.TemporaryDirectory() as folder:
         run, state = RunFolder(Path(folder)), capture_state(net, optimiser)
+        run.write_or_check_config(config, CPU)
         saving = medians({"save": lambda: run.save(Progress(), state)})["save"]
         run.finish(Progress(), net.state_dict(), config)
         weights = run.weights.stat().st_size

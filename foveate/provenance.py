@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -14,8 +15,11 @@ def commit() -> str:
     The suffix ``-dirty`` marks uncommitted changes. The environment variable FOVEATE_COMMIT
     overrides the result, for copies without git history.
     """
-    if "FOVEATE_COMMIT" in os.environ:
-        return os.environ["FOVEATE_COMMIT"]
+    return os.environ["FOVEATE_COMMIT"] if "FOVEATE_COMMIT" in os.environ else _commit()
+
+
+@cache  # later changes of the checkout do not change the code that this process has imported
+def _commit() -> str:
     here = Path(__file__)
     if not (here.parents[1] / ".git").exists():  # git would search the parent folders
         return ""

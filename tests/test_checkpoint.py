@@ -22,7 +22,7 @@ from torch import nn
 import foveate
 from foveate.cli.app import run as command_line
 from foveate.errors import DataError, FoveateError
-from foveate.provenance import commit, hardware
+from foveate.provenance import _commit, commit, hardware
 from foveate.training.checkpoint import Progress, RunFolder
 from foveate.training.loop import train
 from foveate.training.tensors import pack_tensors, read_tensors
@@ -433,8 +433,11 @@ def test_a_backbone_needs_scale_channels(tmp_path):
 
 
 def test_the_commit_is_of_this_checkout_or_nothing(monkeypatch, tmp_path):
-    assert commit() == "" or commit().removesuffix("-dirty").isalnum()
+    found = commit()
+    assert found == "" or found.removesuffix("-dirty").isalnum()
     monkeypatch.setenv("PATH", str(tmp_path))  # no git
+    assert commit() == found  # the code of this process is that of its start
+    monkeypatch.setattr("foveate.provenance._commit", _commit.__wrapped__)
     assert commit() == ""
 
 

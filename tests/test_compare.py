@@ -2,8 +2,11 @@
 
 import csv
 import math
+import os
 import re
 import sys
+import time
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -324,10 +327,13 @@ def folder(tiny_set, tmp_path_factory):
     return out
 
 
-def test_the_page_attributes_changed_settings_to_the_last_command(folder):
-    """Runs of earlier commands can have other settings."""
+def test_the_page_attributes_settings_and_sources_to_the_last_command(folder):
+    """Runs of earlier commands can have others."""
+    assert compare(folder, "--source", "tiny=mnist-5k") == 0
     html = (folder / "compare.html").read_text()
-    assert "settings changed by the last command" in html and ">changed settings<" not in html
+    for what, value in (("settings changed", ", ".join(SMALL)), ("sources", "tiny=mnist-5k")):
+        found = re.search(f"{what}[^<]*by the last command</dt><dd>([^<]*)<", html)
+        assert found and found[1] == value, what
 
 
 def test_the_table_is_tidy(folder):
@@ -364,6 +370,24 @@ def test_results_that_another_command_has_added_meanwhile_are_kept(folder, monke
     monkeypatch.setattr("foveate.cli.compare.run_study", run_study)
     assert compare(folder) == 0
     assert (folder / "compare.csv").read_bytes() == table
+
+
+@pytest.mark.parametrize(("last", "drawn"), [(b"\n", False), (b"5\n", True)])
+def test_commands_that_end_together_draw_the_same_results_once(folder, monkeypatch, last, drawn):
+    table, page = folder / "compare.csv", folder / "compare.html"
+    content, before = table.read_bytes(), page.stat().st_mtime_ns
+
+    @contextmanager
+    def locked(study):  # another command has held the lock, and written its results
+        table.write_bytes(content[:-1] + last)
+        os.utime(table, (time.time() + 60,) * 2)
+        yield
+
+    monkeypatch.setattr(runner.Study, "locked", locked)
+    assert compare(folder) == 0
+    os.utime(table)
+    assert table.read_bytes() == content
+    assert (page.stat().st_mtime_ns != before) is drawn
 
 
 def test_logits_are_averaged_over_five_sizes_of_the_frame(folder):
@@ -506,6 +530,9 @@ def test_the_page_shows_the_settings_of_its_data_sets():
     assert "0.01<" in html and "photographs<" not in html
     html = comparison_page([line(method="fovplus", data="mnist-few")], [], {}).html()
     assert "presets fovplus-few..." in html
+    html = comparison_page([line(method="cnn-expert"), line(data="mnist-few")], [], {}).html()
+    assert "mnist, mnist-few<" in html  # of the CNN; experts have no runs with few samples
+    assert "<th>cnn-expert</th><td>mnist</td>" in html
 
 
 def test_a_method_is_calibrated_on_the_scales_of_its_reference():

@@ -76,16 +76,6 @@ def test_what_is_done_is_not_done_again(done, monkeypatch):
     assert len(Study(jobs(4), done.folder).remaining) == 1
 
 
-def test_a_finished_run_that_is_not_in_the_table_is_taken_up(done, tmp_path):
-    for name in ("row-s0", "row-s2"):
-        (tmp_path / name).mkdir()
-        outcome = (done.folder / name / "outcome.json").read_text()
-        (tmp_path / name / "outcome.json").write_text(outcome)
-    study = Study(jobs(), tmp_path)
-    assert [job.config.seed for job in study.remaining] == [1]
-    assert read_records(tmp_path) == [r for r in read_records(done.folder) if r.seed != 1]
-
-
 @pytest.mark.parametrize("kept", [0, 1])
 def test_a_kill_while_the_tables_are_written_loses_nothing(done, tmp_path, monkeypatch, kept):
     for seed in range(3):

@@ -18,6 +18,7 @@ PAGE = (ROOT / "docs" / "scaling.md").read_text()
 STUDIES = (ROOT / "docs" / "studies.md").read_text()
 COMMANDS = typer.main.get_command(app).commands
 sys.path.append(str(ROOT / "benchmarks"))
+import scaling  # noqa: E402
 import scaling_tables  # noqa: E402
 
 sys.path.pop()
@@ -39,6 +40,12 @@ def test_other_results_give_another_page():
     other = json.loads(json.dumps(FOUND))
     other["channels"]["17"] = 123456.0
     assert "| 17 | 123,000 |" in scaling_tables.refresh(PAGE, other)
+
+
+def test_the_files_of_a_run_are_those_of_the_page():
+    found = scaling.rounded(scaling.of_a_run())
+    assert found.keys() == FOUND["run"].keys()
+    assert found["checkpoint, kB"] == FOUND["run"]["checkpoint, kB"]
 
 
 def test_many_gpus_help_a_long_step_more_than_a_short_one():

@@ -306,4 +306,8 @@ def test_failed_runs_are_named_and_the_others_done(tmp_path, capsys, monkeypatch
     assert first.startswith("bad_model.dropout=0 seed 0 failed: ") and "it broke" in first
     assert last.startswith("1 runs failed: bad_model.dropout=0 seed 0; run the same")
     assert {r.row for r in read_records(tmp_path / "runs" / "small")} == {"fovavg_model.dropout=0"}
+    assert "results.csv" in said.out
+    alone = text.replace('[[runs]]\npreset = "fovavg"\n', "").replace("small", "alone")
+    assert run(["sweep", str(written(tmp_path, alone)), "--trust", "--device", "cpu"]) == 1
+    assert "results.csv" not in capsys.readouterr().out  # there is none
     sys.modules.pop("fragile")

@@ -303,7 +303,7 @@ _METHODS = (
         (3e-3, 2), (1e-3, 10), Reference(trained="2", mean=65.7),
     ),
     _baseline(
-        "sesn-wide", "scale-steerable filters for all test scales", SESN, STEERABLE,
+        "sesn-wide", "scale-steerable filters, scales over a factor of 8", SESN, STEERABLE,
         "steerable:wide", (3e-3, 2), (1e-3, 10),
     ),
     _baseline(
@@ -311,8 +311,8 @@ _METHODS = (
         (3e-3, 2), (1e-3, 10), Reference(trained="2", mean=55.6),
     ),
     _baseline(
-        "disco-wide", "discrete scale-steerable filters for all test scales", DISCO, STEERABLE,
-        "steerable:discrete_wide", (3e-3, 2), (1e-3, 10),
+        "disco-wide", "discrete scale-steerable filters, scales over a factor of 8", DISCO,
+        STEERABLE, "steerable:discrete_wide", (3e-3, 2), (1e-3, 10),
     ),
     _baseline(
         "gaussian", "Gaussian derivatives, maximum over channels", GAUSSIAN, DERIVATIVES,

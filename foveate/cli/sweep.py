@@ -146,7 +146,8 @@ def run_study(study: "Study", labels: Labels, *, dry_run: bool, **engine: Any) -
     ):
         failures = live.follow(study.run(workers))
     _print_runs(study, labels)
-    OUTPUT.print(study.folder / "results.csv")
+    if study.records:
+        OUTPUT.print(study.folder / "results.csv")
     if failures:
         names = ", ".join(f"{job.name} seed {job.config.seed}" for job, _ in failures)
         print_message(f"{len(failures)} runs failed: {names}; run the same command to retry them")

@@ -229,7 +229,7 @@ def _settings(method: Method, sets: Sequence[str]) -> list[list[Cell]]:
         if name in method.presets:
             preset = f"those of the presets {method.presets[name]}..."
             rows.append([method.name, name, None, None, None, preset])
-        elif name not in method.missing:
+        elif method.trainings(DATA_SETS[name]):
             settings = method.settings_by_data.get(name, method.settings)
             objects = "objects {} to {}".format(*DATA_SETS[name].objects) if method.zooms else ""
             groups.setdefault((settings, objects), []).append(name)
