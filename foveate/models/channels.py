@@ -1,13 +1,13 @@
 """Scale channels: one backbone, shared by rescaled copies of the image, pooled over scale."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels, K classes.
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import get_args
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from foveate.checks import check_choice
 from foveate.errors import ConfigError
@@ -375,20 +375,22 @@ class ScaleChannels(nn.Module):
 
 
 def _shape_refused(backbone: nn.Module, given: tuple[Tensor, ...]) -> bool:
-    """Whether a zero-weight copy of the backbone on the CPU also rejects two zero patches."""
-    if any(isinstance(module, torch.jit.ScriptModule) for module in backbone.modules()):
+    """Whether a zero-weight copy of the backbone on the CPU also rejects two zero patches.
+
+    The backbone itself can be in use by other threads.
+    """
+    script = torch.jit.ScriptModule
+    if any(isinstance(m, script) or "forward" in vars(m) for m in backbone.modules()):
+        return False  # a copy would run with the original weights
+    tensors = (*backbone.parameters(), *backbone.buffers())
+    try:
+        copied = copy.deepcopy(backbone, {id(t): _zeros(t, t.shape) for t in tensors})
+    except Exception:  # uninitialised parameters have no shape, and modules can forbid copies
         return False
-    # One name for each module: with two, `functional_call` would leave the zeros in the module.
-    zeros = {
-        name: _zeros(tensor, tensor.shape)
-        for path, module in backbone.named_modules()
-        for kind in (module.named_parameters, module.named_buffers)
-        for name, tensor in kind(path, False, False)
-    }
     two = tuple(_zeros(tensor, (2, *tensor.shape[1:])) for tensor in given)
     try:
         with torch.no_grad(), torch.random.fork_rng([]):
-            functional_call(backbone, zeros, two, tie_weights=False)
+            copied(*two)
     except (RuntimeError, ValueError, AssertionError):
         return True
     return False
