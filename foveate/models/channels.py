@@ -25,6 +25,7 @@ from foveate.models.recompute import forward_in_groups
 from foveate.models.search import SearchResult, search
 from foveate.resampling import Padding, check_window, foveate
 from foveate.scales import MAX_SCALES, ScaleGrid, as_scales
+from foveate.tracing import is_transformed
 
 PAPER_SCALES = ScaleGrid(0.5, 8, per_octave=4)
 
@@ -54,6 +55,7 @@ class ScaleChannels(nn.Module):
         classes: Number of classes K, required for ``pool="concat"`` only.
         recompute: Number of channels whose activations are in memory at a time during training, or
             0 for all. A small number saves memory and costs time; the gradients are the same.
+            Compilers, tracers and `torch.func` always use all channels.
 
     Shape:
         - Input: ``(B, C, H, W)``, any height and width.
@@ -202,7 +204,7 @@ class ScaleChannels(nn.Module):
             else:
                 parts = flat.split(max(1, len(patches) * self.recompute or len(flat)))
                 outputs = torch.cat([run_part(part).clone() for part in parts])
-        elif self.recompute and not torch.compiler.is_compiling():
+        elif self.recompute and not is_transformed(patches):
             return forward_in_groups(self.backbone, run_backbone, patches, self.recompute)
         else:
             outputs = run_backbone(self.backbone, flat)
