@@ -211,6 +211,21 @@ def test_prepared_images_can_be_picked():
     torch.testing.assert_close(picked, net(images[chosen]).detach(), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_prepared_images_can_be_used_again_after_a_backbone_changed_its_input(grad):
+    class Centred(nn.Flatten):
+        def forward(self, patches):
+            return super().forward(patches.sub_(0.5))
+
+    net = ScaleChannels(nn.Sequential(Centred(), nn.Linear(64, 3)), SCALES, 8)
+    images = new_images((20, 24))
+    with torch.set_grad_enabled(grad):
+        prepared = prepare(net, images)
+        found = [logits(net, prepared) for _ in range(2)]
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[0], net(images))
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_what_others_watch_takes_the_definition(name):
     net, images = made(name).eval(), new_images(SHAPES.get(name, [(61, 90)])[0])
