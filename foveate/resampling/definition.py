@@ -310,7 +310,8 @@ def _fold(taps: Tensor, length: int, padding: Padding) -> Tensor:
     """Map any pixel index to a pixel of an image with `length` pixels."""
     if padding == "reflect":
         last = length - 1
-        return last - (last - taps.remainder(max(2 * last, 1))).abs()
+        period = taps.new_full((), max(2 * last, 1))  # ONNX cannot divide by a variable size
+        return last - (last - taps.remainder(period)).abs()
     return taps.clamp(0, length - 1)
 
 
