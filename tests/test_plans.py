@@ -115,11 +115,18 @@ def test_the_plans_that_fit_are_those_expected(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_empty_batch_has_no_logits(name):
-    net, images = made(name).eval(), new_images(SHAPES.get(name, [(61, 90)])[0], count=0)
+@pytest.mark.parametrize("training", [True, False])
+def test_an_empty_batch_has_no_logits(name, training):
+    net, images = made(name).train(training), new_images(SHAPES.get(name, [(61, 90)])[0], count=0)
     assert predict(net, images).logits.shape == net(images).shape == (0, 10)
-    whole = new_images(SHAPES.get(name, [(61, 90)])[0])
-    assert logits(net, prepare(net, whole)[torch.arange(0)]).shape == (0, 10)
+    whole = prepare(net.eval(), new_images(SHAPES.get(name, [(61, 90)])[0]))
+    assert logits(net, whole[torch.arange(0)]).shape == (0, 10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_device_meta_computes_shapes(name):
+    net, images = made(name).to("meta"), new_images(SHAPES.get(name, [(61, 90)])[0])
+    assert net(images.to("meta")).shape == (3, 10)
 
 
 @pytest.mark.parametrize("name", NAMES)
