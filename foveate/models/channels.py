@@ -187,7 +187,8 @@ class ScaleChannels(nn.Module):
         """Run the backbone on the patches that `patches` returns.
 
         Args:
-            patches: Patches of all channels, shape ``(B, S, C, P, P)``.
+            patches: Patches of all channels, shape ``(B, S, C, P, P)``. A backbone that changes its
+                input in place can change them.
 
         Returns:
             Logits of the channels, shape ``(B, S, K)``.

@@ -142,7 +142,7 @@ def search(
             found.append(job.coarse_to_fine(torch.cartesian_prod(*sides), refine, beam, own))
             logits += [torch.cat(own).T.unflatten(1, [2 * k + 1 for k in reach])] if own else []
     best = _joined(found)
-    windows = torch.tensor([net.size * scale for scale in net.scales], device=images.device)
+    windows = _pixels([net.size * scale for scale in net.scales], images)
     return SearchResult(
         best.classes,
         _centres(best.places, images, unit),
@@ -158,13 +158,17 @@ def _joined(parts: Sequence[_Responses]) -> _Responses:
 
 def _centres(places: Tensor, images: Tensor, unit: float) -> Tensor:
     """Convert positions (N, 2) to image points in pixels; (0, 0) is the image centre."""
-    middle = torch.tensor(images.shape[2:], device=images.device) / 2
-    return middle + places * unit
+    return _pixels(images.shape[2:], images) / 2 + places * unit
+
+
+def _pixels(lengths: Sequence[float], images: Tensor) -> Tensor:
+    """Return lengths in float32: in bf16, which can be the default, 301 pixels are 302."""
+    return torch.tensor(lengths, dtype=torch.float32, device=images.device)
 
 
 def _inside(places: Tensor, images: Tensor, unit: float) -> Tensor:
     """Whether each of the positions (N, 2) is inside the image or on its edge."""
-    ends = torch.tensor(images.shape[2:], device=images.device) / (2 * unit)
+    ends = _pixels(images.shape[2:], images) / (2 * unit)
     return (places.abs() <= ends + 1e-6).all(1)
 
 
