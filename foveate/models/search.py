@@ -116,17 +116,12 @@ def search(
     beam: int = 8,
     maps: bool = False,
     batch_size: int | None = None,
-    forward: Callable[[Tensor], Tensor] | None = None,
+    channels: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> SearchResult:
     """Find the strongest response over centres and scales; see `ScaleChannels.search`.
 
-    `forward` replaces `net.forward_patches`, for example by a faster function with equal results.
+    `channels` replaces `net.channels`, for example by a faster function with equal results.
     """
-
-    def fast_channels(images: Tensor, centres: Tensor) -> Tensor:
-        assert forward is not None
-        return forward(net.patches(images, centres))
-
     step = net.size * net.scales[0] if step is None else step
     _check(net, images, step, refine, beam, batch_size)
     unit, held = step / 2**refine, images[0].numel()
@@ -136,8 +131,8 @@ def search(
     found, logits = [], []
     with torch.no_grad():
         for image in images.split(1):
-            channels = net.channels if forward is None else fast_channels
-            job = _Search(net, channels, image, unit, batch_size or AT_ONCE // held or 1)
+            at_once = batch_size or AT_ONCE // held or 1
+            job = _Search(net, channels or net.channels, image, unit, at_once)
             own: list[Tensor] | None = [] if maps else None
             found.append(job.coarse_to_fine(torch.cartesian_prod(*sides), refine, beam, own))
             logits += [torch.cat(own).T.unflatten(1, [2 * k + 1 for k in reach])] if own else []
