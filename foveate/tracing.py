@@ -1,8 +1,11 @@
-"""Detect whether PyTorch runs, traces or transforms the current call."""
+"""Detect whether PyTorch runs, traces, transforms or differentiates the current call."""
+
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.function import once_differentiable
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
@@ -15,18 +18,42 @@ def exporting() -> bool:
     return torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling()
 
 
-def is_traced(tensor: Tensor) -> bool:
-    """Whether PyTorch must see every operation on a tensor, which rules out compiled kernels.
+def is_transformed(tensor: Tensor) -> bool:
+    """Whether PyTorch traces the call, batches it, or differentiates it forward or by `torch.func`.
 
-    True under a compiler, a transform such as `vmap`, forward-mode differentiation, or a mode that
-    counts operations. The mode of `torch.set_default_device` has no effect on kernels.
+    An autograd function without the methods for this fails, as a compiled kernel does.
     """
-    if torch.compiler.is_compiling() or type(tensor) is not Tensor:
+    if torch.compiler.is_compiling():
         return True
     if torch._C._functorch.is_legacy_batchedtensor(tensor):  # set by `is_grads_batched` of autograd
         return True
     traced = torch._C._get_tracing_state() is not None or forward_ad._current_level >= 0
-    modes = torch._C._len_torch_dispatch_stack() > 0 or any(
+    return traced or torch._C._are_functorch_transforms_active()
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether PyTorch must see every operation on a tensor, which rules out compiled kernels.
+
+    True for subclasses of tensors, under a compiler, a transform such as `vmap`, forward-mode
+    differentiation, or a mode that counts operations. The mode of `torch.set_default_device` has no
+    effect on kernels.
+    """
+    if is_transformed(tensor) or type(tensor) is not Tensor:
+        return True
+    return torch._C._len_torch_dispatch_stack() > 0 or any(
         type(mode) is not DeviceContext for mode in _get_current_function_mode_stack()
     )
-    return traced or modes or torch._C._are_functorch_transforms_active()
+
+
+def differentiable_once(backward: Any) -> Any:
+    """Decorate a backward function so that differentiating its result raises an error.
+
+    `once_differentiable` alone treats the result for a constant incoming gradient as a constant, so
+    that a gradient penalty has no effect.
+    """
+    once = once_differentiable(backward)
+
+    def wrapper(ctx: Any, slope: Tensor) -> Any:
+        return once(ctx, slope.detach().requires_grad_() if torch.is_grad_enabled() else slope)
+
+    return wrapper

@@ -13,6 +13,7 @@ LAYOUTS = {
     "columns": lambda images: images.mT.contiguous().mT,
     "colours": lambda images: images.contiguous(memory_format=torch.channels_last),
     "every other pixel": lambda images: images.repeat_interleave(2, -1)[..., ::2],
+    "imaginary parts": lambda images: torch.complex(images, -images).conj().imag,
     "one image": lambda images: images[:1].expand(images.shape),
 }
 

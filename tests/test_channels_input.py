@@ -158,13 +158,25 @@ def test_a_nan_stays_with_its_image(pool):
     torch.testing.assert_close(spoiled[[0, 2]], clean[[0, 2]], rtol=0, atol=0)
 
 
-def test_refused_images_leave_a_module_with_two_names_alone():
-    conv = nn.Conv2d(1, 4, 3)
-    backbone = nn.Sequential(conv, nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 3))
-    backbone.register_module("first", conv)
-    net = ScaleChannels(backbone, FEW, 8)
-    before = {key: (value, value.clone()) for key, value in net.state_dict(keep_vars=True).items()}
+def test_refused_images_do_not_disturb_other_threads():
+    """While PyTorch runs the backbone a second time to explain the error, others can use it."""
+    seen = []
+
+    class Watched(nn.Linear):
+        def forward(self, patches):
+            seen.append(bool(net.backbone[1].weight.all()))
+            return super().forward(patches)
+
+    net = ScaleChannels(nn.Sequential(nn.Flatten(), Watched(9, 2)), FEW, 4)
     with pytest.raises(ConfigError, match="rejected"):
-        net(torch.zeros(1, 2, 20, 20))
-    for key, value in net.state_dict(keep_vars=True).items():
-        assert value is before[key][0] and torch.equal(value, before[key][1])
+        net(torch.zeros(1, 1, 8, 8))
+    assert seen == [True, True]
+
+
+def test_a_replaced_forward_runs_once_on_refused_images():
+    backbone = nn.Sequential(nn.BatchNorm2d(1), nn.Flatten(), nn.Linear(9, 2))
+    original = backbone.forward
+    backbone.forward = lambda patches: original(patches)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        ScaleChannels(backbone, FEW, 4)(torch.zeros(1, 1, 8, 8))
+    assert backbone[0].num_batches_tracked == 1

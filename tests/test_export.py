@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -168,9 +169,54 @@ class Weighted(torch.nn.Module):
         return self.head(images.mean((2, 3)) * self.scales)
 
 
-def test_only_scales_of_channels_are_noted(tmp_path):
-    export(Weighted(), tmp_path / "net.pt2", shape=(3, 8, 8))
+class Pair(torch.nn.Flatten):
+    """The same as a tuple."""
+
+    scales = (torch.ones(3), "each")
+
+
+@pytest.mark.parametrize("net", [Weighted(), Pair()])
+def test_only_scales_of_channels_are_noted(tmp_path, net):
+    export(net, tmp_path / "net.pt2", shape=(3, 8, 8))
     assert about(tmp_path / "net.pt2") == {"version": foveate.__version__}
+
+
+class Wide(torch.nn.LayerNorm):
+    """A norm in float32 for any input, which some libraries use."""
+
+    def forward(self, values):
+        return super().forward(values.float())
+
+
+class Bessel(torch.nn.Module):
+    """An operator that ONNX does not have."""
+
+    def forward(self, values):
+        return torch.special.bessel_j0(values)
+
+
+@pytest.mark.parametrize(
+    ("layer", "suffix", "says"),
+    [(Wide(10), "pt2", "runs in float64"), (Bessel(), "onnx", "bessel_j0.*or export to .pt2")],
+)
+def test_backbones_that_cannot_be_written_or_checked_are_named(tmp_path, layer, suffix, says):
+    net = tiny_net()
+    net.backbone = torch.nn.Sequential(net.backbone, layer)
+    message = one_line(ConfigError, lambda: export(net, tmp_path / f"a.{suffix}", shape=SHAPE))
+    assert re.search(f"cannot export this network for images of .*{says}", message)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("padding", ["border", "reflect", 0.5])
+@pytest.mark.parametrize("antialias", [False, True])
+def test_a_file_for_images_of_any_size_pads_as_the_network(tmp_path, padding, antialias):
+    backbone = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
+    net = ScaleChannels(backbone, [0.3, 1, 7], 8, padding=padding, antialias=antialias).eval()
+    made = export(net, tmp_path / "net.onnx", shape=(1, None, None))
+    for shape in ((1, 1, 1, 1), (2, 1, 1, 9), (5, 1, 30, 2)):
+        images = torch.rand(shape)
+        found = answers(tmp_path / "net.onnx", images)["logits"]
+        torch.testing.assert_close(found, net(images).detach(), atol=made.allowed, rtol=0)
 
 
 def shifted(amount):

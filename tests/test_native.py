@@ -263,3 +263,17 @@ def test_the_buffers_kept_are_bounded(monkeypatch):
     for size in range(1, 60):
         native_stages.Buffers().allocate(size)
     assert len(kept) <= native_stages.SIZES + 1
+
+
+def test_buffers_are_kept_while_other_threads_keep_some(monkeypatch):
+    class Counted(list):
+        """Buffers of one size; another thread keeps one of a new size while they are counted."""
+
+        def __len__(self):
+            store.setdefault(9, [])
+            return super().__len__()
+
+    store = {7: Counted()}
+    monkeypatch.setattr(native_stages.Buffers, "_store", store)
+    native_stages.Buffers()._keep(torch.zeros(8))
+    assert len(store[8]) == 1

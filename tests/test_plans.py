@@ -115,11 +115,18 @@ def test_the_plans_that_fit_are_those_expected(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_empty_batch_has_no_logits(name):
-    net, images = made(name).eval(), new_images(SHAPES.get(name, [(61, 90)])[0], count=0)
+@pytest.mark.parametrize("training", [True, False])
+def test_an_empty_batch_has_no_logits(name, training):
+    net, images = made(name).train(training), new_images(SHAPES.get(name, [(61, 90)])[0], count=0)
     assert predict(net, images).logits.shape == net(images).shape == (0, 10)
-    whole = new_images(SHAPES.get(name, [(61, 90)])[0])
-    assert logits(net, prepare(net, whole)[torch.arange(0)]).shape == (0, 10)
+    whole = prepare(net.eval(), new_images(SHAPES.get(name, [(61, 90)])[0]))
+    assert logits(net, whole[torch.arange(0)]).shape == (0, 10)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_device_meta_computes_shapes(name):
+    net, images = made(name).to("meta"), new_images(SHAPES.get(name, [(61, 90)])[0])
+    assert net(images.to("meta")).shape == (3, 10)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -209,6 +216,21 @@ def test_prepared_images_can_be_picked():
     with torch.no_grad():
         picked = logits(net, prepare(net, images)[chosen])
     torch.testing.assert_close(picked, net(images[chosen]).detach(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_prepared_images_can_be_used_again_after_a_backbone_changed_its_input(grad):
+    class Centred(nn.Flatten):
+        def forward(self, patches):
+            return super().forward(patches.sub_(0.5))
+
+    net = ScaleChannels(nn.Sequential(Centred(), nn.Linear(64, 3)), SCALES, 8)
+    images = new_images((20, 24))
+    with torch.set_grad_enabled(grad):
+        prepared = prepare(net, images)
+        found = [logits(net, prepared) for _ in range(2)]
+    assert torch.equal(found[0], found[1])
+    torch.testing.assert_close(found[0], net(images))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -393,3 +393,47 @@ def test_buffers_that_are_one_tensor_stay_so():
             return self.head(self.net(patches).mean((2, 3)) + self.net[1].running_mean)
 
     assert_same_step(shaken(Tied))
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gradients_are_of_the_parameters_that_a_call_replaced(frozen):
+    """`torch.func.functional_call` restores the parameters of the network before backward."""
+    net, (images, labels) = shaken(BACKBONES["odd"]), data()
+
+    def step(recompute):
+        net.recompute = recompute
+        weights = {n: (2 * p + 0.1).detach() for n, p in net.named_parameters()}
+        weights = {n: p.requires_grad_(not frozen) for n, p in weights.items()}
+        leaf = images.clone().requires_grad_()
+        tensors = {**weights, **{n: b.clone() for n, b in net.named_buffers()}}
+        F.cross_entropy(torch.func.functional_call(net, tensors, (leaf,)), labels).backward()
+        return [leaf.grad, *(p.grad for p in weights.values())]
+
+    for expected, found in zip(step(0), step(2), strict=True):
+        assert (expected is None) == (found is None)
+        if expected is not None:
+            torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit|.*Converting a tensor")
+def test_transforms_and_tracers_use_all_channels_at_once():
+    net, (images, _) = shaken(conv_net()).eval().requires_grad_(False), data()
+    calls = (
+        lambda: torch.func.jacrev(net)(images),
+        lambda: torch.func.jvp(net, (images,), (images,))[1],
+        lambda: torch.vmap(lambda image: net(image[None]))(images),
+        lambda: torch.jit.trace(net, images)(images),
+    )
+    expected = [call() for call in calls]
+    net.recompute = 1
+    for call, right in zip(calls, expected, strict=True):
+        torch.testing.assert_close(call(), right)
+
+
+def test_a_gradient_of_the_gradient_is_refused():
+    net, (images, _) = shaken(conv_net()), data()
+    net.recompute = 1
+    leaf = images.requires_grad_()
+    slope = torch.autograd.grad(net(leaf).sum(), leaf, create_graph=True)[0]
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        slope.square().sum().backward()

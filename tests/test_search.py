@@ -293,3 +293,15 @@ def test_local_maps_call_the_dense_of_a_subclass():
 def test_images_without_a_batch_are_refused_by_the_fast_search():
     with pytest.raises(ConfigError, match="shape"):
         plan.search(small_net().eval(), torch.zeros(40))
+
+
+def test_positions_are_precise_whatever_the_default_dtype_is():
+    net, images = detector(), image(150.5, 301.5, 24, 1, (301, 603))
+    expected = net.search(images)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = net.search(images)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found.centres, expected.centres) and found.centres.dtype == torch.float32
+    assert torch.equal(found.windows, expected.windows)

@@ -22,6 +22,6 @@ def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor]
 
 
 def outputs(net: nn.Module, inputs: tuple[Tensor, ...]) -> Outputs:
-    """Run the backbone on the patches and pool."""
+    """Run the backbone on a copy of the patches, which it can change in place, and pool."""
     assert isinstance(net, ScaleChannels)
-    return patch_outputs(net, *inputs)
+    return patch_outputs(net, inputs[0].clone())

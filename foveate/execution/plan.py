@@ -6,7 +6,6 @@ module with the functions of `Plan` and its entries in `PLANS`. Deleting both re
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, K classes.
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Protocol
 
 import torch
@@ -183,7 +182,10 @@ def search(net: ScaleChannels, images: Tensor, step: float | None = None) -> Sea
 
     On a CPU, the included digit networks take 0.2 to 0.35 of the time of `net.search`.
     """
+
+    def fast_channels(images: Tensor, centres: Tensor) -> Tensor:
+        return convnet.all_channels(net, net.patches(images, centres))
+
     check_images(images)
     fast = type(net) is ScaleChannels and not is_traced(images) and convnet.fits(net, images)
-    forward = partial(convnet.all_channels, net) if fast else None
-    return plain_search(net, images, step, forward=forward)
+    return plain_search(net, images, step, channels=fast_channels if fast else None)

@@ -105,7 +105,8 @@ class ConvNet(nn.Module):
         if mask is None:
             hidden = self.dropout(hidden)
         else:
-            hidden = (hidden.unflatten(0, (mask.shape[0], -1)) * mask[:, None]).flatten(0, 1)
+            each = hidden.shape[0] // max(1, mask.shape[0])
+            hidden = (hidden.unflatten(0, (mask.shape[0], each)) * mask[:, None]).flatten(0, 1)
         return self.head(hidden)  # type: ignore[no-any-return]
 
     def draw_mask(self, images: Tensor) -> Tensor | None:

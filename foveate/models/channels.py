@@ -1,13 +1,13 @@
 """Scale channels: one backbone, shared by rescaled copies of the image, pooled over scale."""
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels, K classes.
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import get_args
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from foveate.checks import check_choice
 from foveate.errors import ConfigError
@@ -25,6 +25,7 @@ from foveate.models.recompute import forward_in_groups
 from foveate.models.search import SearchResult, search
 from foveate.resampling import Padding, check_window, foveate
 from foveate.scales import MAX_SCALES, ScaleGrid, as_scales
+from foveate.tracing import is_transformed
 
 PAPER_SCALES = ScaleGrid(0.5, 8, per_octave=4)
 
@@ -54,6 +55,7 @@ class ScaleChannels(nn.Module):
         classes: Number of classes K, required for ``pool="concat"`` only.
         recompute: Number of channels whose activations are in memory at a time during training, or
             0 for all. A small number saves memory and costs time; the gradients are the same.
+            Compilers, tracers and `torch.func` always use all channels.
 
     Shape:
         - Input: ``(B, C, H, W)``, any height and width.
@@ -185,7 +187,8 @@ class ScaleChannels(nn.Module):
         """Run the backbone on the patches that `patches` returns.
 
         Args:
-            patches: Patches of all channels, shape ``(B, S, C, P, P)``.
+            patches: Patches of all channels, shape ``(B, S, C, P, P)``. A backbone that changes its
+                input in place can change them.
 
         Returns:
             Logits of the channels, shape ``(B, S, K)``.
@@ -202,7 +205,7 @@ class ScaleChannels(nn.Module):
             else:
                 parts = flat.split(max(1, len(patches) * self.recompute or len(flat)))
                 outputs = torch.cat([run_part(part).clone() for part in parts])
-        elif self.recompute and not torch.compiler.is_compiling():
+        elif self.recompute and not is_transformed(patches):
             return forward_in_groups(self.backbone, run_backbone, patches, self.recompute)
         else:
             outputs = run_backbone(self.backbone, flat)
@@ -375,20 +378,22 @@ class ScaleChannels(nn.Module):
 
 
 def _shape_refused(backbone: nn.Module, given: tuple[Tensor, ...]) -> bool:
-    """Whether a zero-weight copy of the backbone on the CPU also rejects two zero patches."""
-    if any(isinstance(module, torch.jit.ScriptModule) for module in backbone.modules()):
+    """Whether a zero-weight copy of the backbone on the CPU also rejects two zero patches.
+
+    The backbone itself can be in use by other threads.
+    """
+    script = torch.jit.ScriptModule
+    if any(isinstance(m, script) or "forward" in vars(m) for m in backbone.modules()):
+        return False  # a copy would run with the original weights
+    tensors = (*backbone.parameters(), *backbone.buffers())
+    try:
+        copied = copy.deepcopy(backbone, {id(t): _zeros(t, t.shape) for t in tensors})
+    except Exception:  # uninitialised parameters have no shape, and modules can forbid copies
         return False
-    # One name for each module: with two, `functional_call` would leave the zeros in the module.
-    zeros = {
-        name: _zeros(tensor, tensor.shape)
-        for path, module in backbone.named_modules()
-        for kind in (module.named_parameters, module.named_buffers)
-        for name, tensor in kind(path, False, False)
-    }
     two = tuple(_zeros(tensor, (2, *tensor.shape[1:])) for tensor in given)
     try:
         with torch.no_grad(), torch.random.fork_rng([]):
-            functional_call(backbone, zeros, two, tie_weights=False)
+            copied(*two)
     except (RuntimeError, ValueError, AssertionError):
         return True
     return False

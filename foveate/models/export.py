@@ -21,6 +21,7 @@ from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.files import check_regular, replacing, wrap_write_errors
 from foveate.models.channels import ScaleChannels
 from foveate.models.outputs import plain_outputs
+from foveate.models.sliding import SlidingChannels
 
 Format = Literal["onnx", "torch"]
 FORMATS: dict[str, Format] = {".onnx": "onnx", ".pt2": "torch"}
@@ -114,8 +115,11 @@ def export(
     names = ("logits", "channels")[: len(program.graph_signature.user_outputs)]
     note = json.dumps({"version": __version__, **_channels(net), **(about or {})})
     axes = _dynamic(shape)
-    data = _to_onnx(program, axes, names, note) if kind == "onnx" else _to_torch(program, note)
-    load = _load_onnx if kind == "onnx" else _load_torch
+    if kind == "onnx":
+        with _explained(shape, "replace what ONNX does not support, or export to .pt2"):
+            data, load = _to_onnx(program, axes, names, note), _load_onnx
+    else:
+        data, load = _to_torch(program, note), _load_torch
     with wrap_write_errors(path), replacing(path) as temporary:
         temporary.write_bytes(data)
         difference, allowed = _compare(plain, load(temporary.read_bytes()), shape)
@@ -164,23 +168,29 @@ def _check_packages() -> None:
 
 
 def _channels(net: nn.Module) -> dict[str, Any]:
-    scales = getattr(net, "scales", None)  # other modules can use this name for anything
-    return {"scales": list(scales)} if isinstance(scales, tuple) else {}
+    if isinstance(net, ScaleChannels | SlidingChannels):  # others can use the name for anything
+        return {"scales": list(net.scales)}
+    return {}
 
 
 def _trace(plain: _PlainOutputs, shape: Shape) -> torch.export.ExportedProgram:
     images = torch.zeros(2, *_sized(shape, SIDES[0]))
+    with _explained(shape, "check that torch.export accepts the backbone"), torch.no_grad():
+        plain(images)
+        return torch.export.export(plain, (images,), dynamic_shapes=_dynamic(shape))
+
+
+@contextmanager
+def _explained(shape: Shape, remedy: str) -> Iterator[None]:
+    """Convert any error of a custom backbone into a ConfigError."""
     try:
-        with torch.no_grad():
-            plain(images)
-            return torch.export.export(plain, (images,), dynamic_shapes=_dynamic(shape))
+        yield
     except FoveateError:
         raise
-    except Exception as error:  # a custom backbone can raise anything
-        reason = " ".join(str(error).split())[:200]
+    except Exception as error:
+        reason = " ".join(str(error.__cause__ or error).split())[:200]
         raise ConfigError(
-            f"cannot export this network for images of shape {shape}: {reason}; check that "
-            "torch.export accepts the backbone"
+            f"cannot export this network for images of shape {shape}: {reason}; {remedy}"
         ) from error
 
 
@@ -272,9 +282,9 @@ def _compare(plain: _PlainOutputs, forward: ForwardFunction, shape: Shape) -> tu
     rounding: list[Tensor] = []
     for batch, sides in zip(BATCHES, SIDES, strict=True):
         images = torch.randn(batch, *_sized(shape, sides), generator=random)
-        for ours, theirs, right in zip(
-            plain(images), forward(images), exact(images.double()), strict=True
-        ):
+        with _explained(shape, "check that the backbone runs in float64, which shows its rounding"):
+            wide = exact(images.double())
+        for ours, theirs, right in zip(plain(images), forward(images), wide, strict=True):
             if theirs.shape != ours.shape:
                 raise DataError(
                     f"the file returns shape {tuple(theirs.shape)}, expected {tuple(ours.shape)}"

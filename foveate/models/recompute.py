@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function_unary
 
 from foveate.errors import ConfigError
+from foveate.tracing import differentiable_once
 
 Sum = Callable[[Tensor], Tensor]
 """Sums a tensor over all processes."""
@@ -129,8 +129,8 @@ def forward_in_groups(
     groups = -(-patches.shape[1] // size)
     with torch.random.fork_rng([]):
         seeds = torch.randint(2**62, (groups,)).tolist()
-    parameters = [p for p in backbone.parameters() if p.requires_grad]
     passes = _Passes(backbone, run_backbone, size, seeds)
+    parameters = passes.parameters.values()
     outputs: Tensor = _Grouped.apply(patches, passes, *parameters)  # type: ignore[no-untyped-call]
     if passes.used_random:
         torch.randint(2**62, (groups,))
@@ -149,7 +149,7 @@ class _Grouped(torch.autograd.Function):
             return passes.forward(patches)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         """Recompute the activations group by group and return the gradients."""
         patches, *parameters = ctx.saved_tensors
@@ -189,7 +189,11 @@ class _Passes(TorchFunctionMode):
         super().__init__()
         self.backbone, self.run_backbone = backbone, run_backbone
         self.size, self.seeds = size, seeds
-        self.buffers_before = _cloned(_buffers(backbone))
+        self.buffers_before = _cloned(_named("buffers", backbone))
+        named = _named("parameters", backbone)
+        self.parameters = {id(p): p for p in named.values()}
+        self.ids = {name: id(p) for name, p in named.items()}
+        self.weights: dict[str, Tensor] = {}  # by name, in the backward pass
         self.known: list[Statistics] = []
         self.sums: list[Sum] = []
         self.calls = self.end = 0
@@ -205,7 +209,7 @@ class _Passes(TorchFunctionMode):
                 known = statistics(self.sums[-1](torch.stack(found).sum(0)))
                 mean, variance = (t.requires_grad_() for t in known[:2])
                 self.known.append(Statistics(mean, variance, known.number))
-        for name, buffer in _buffers(self.backbone).items():
+        for name, buffer in _named("buffers", self.backbone).items():
             clone = self.buffers_after[name]
             if clone is not self.buffers_given[name]:  # the module has assigned another tensor
                 path, _, own = name.rpartition(".")
@@ -217,7 +221,12 @@ class _Passes(TorchFunctionMode):
     def backward(
         self, patches: Tensor, parameters: list[Tensor], slope: Tensor
     ) -> list[Tensor | None]:
-        """Return the gradients of the patches and parameters, given those of the logits."""
+        """Return the gradients of the patches and parameters, given those of the logits.
+
+        The parameters are those of the forward pass: `functional_call` can have replaced them.
+        """
+        saved = dict(zip(self.parameters, parameters, strict=True))
+        self.weights = {name: saved[which] for name, which in self.ids.items()}
         leaves = [patches, *parameters, *(t for known in self.known for t in known[:2])]
         gradients: list[Tensor | None] = [None] * len(leaves)
         for end in reversed(range(len(self.known) + 1)):
@@ -265,9 +274,9 @@ class _Passes(TorchFunctionMode):
         # A copy: a backbone can change its input in place, and the patches are used several times.
         part = patches.split(self.size, 1)[group].clone().flatten(0, 1)
         self.calls, self.end = 0, end
-        buffers = _cloned(self.buffers_before)
+        tensors = self.weights | _cloned(self.buffers_before)
         if group == 0:
-            self.buffers_given, self.buffers_after = dict(buffers), buffers
+            self.buffers_given, self.buffers_after = dict(tensors), tensors
         with (
             _seeded(self.seeds[group], part.device) as drew,
             torch.compiler.set_stance("force_eager"),
@@ -275,7 +284,7 @@ class _Passes(TorchFunctionMode):
             try:
                 with self:
                     return self.run_backbone(
-                        lambda *a: functional_call(self.backbone, buffers, a, tie_weights=False),
+                        lambda *a: functional_call(self.backbone, tensors, a, tie_weights=False),
                         part,
                     )
             except _StopAtNorm as stop:
@@ -301,13 +310,13 @@ class _Passes(TorchFunctionMode):
         return lambda values: _affine(values, 2 * of_variance, shift)
 
 
-def _buffers(backbone: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers by name, once for each module that has them.
+def _named(kind: str, backbone: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters or buffers by name, once for each module that has them.
 
     With two names for one module, `functional_call` would not restore its tensors.
     """
     modules = backbone.named_modules()
-    return dict(pair for path, m in modules for pair in m.named_buffers(path, False, False))
+    return dict(n for path, m in modules for n in getattr(m, f"named_{kind}")(path, False, False))
 
 
 def _cloned(buffers: dict[str, Tensor]) -> dict[str, Tensor]:

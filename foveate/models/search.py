@@ -116,17 +116,12 @@ def search(
     beam: int = 8,
     maps: bool = False,
     batch_size: int | None = None,
-    forward: Callable[[Tensor], Tensor] | None = None,
+    channels: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> SearchResult:
     """Find the strongest response over centres and scales; see `ScaleChannels.search`.
 
-    `forward` replaces `net.forward_patches`, for example by a faster function with equal results.
+    `channels` replaces `net.channels`, for example by a faster function with equal results.
     """
-
-    def fast_channels(images: Tensor, centres: Tensor) -> Tensor:
-        assert forward is not None
-        return forward(net.patches(images, centres))
-
     step = net.size * net.scales[0] if step is None else step
     _check(net, images, step, refine, beam, batch_size)
     unit, held = step / 2**refine, images[0].numel()
@@ -136,13 +131,13 @@ def search(
     found, logits = [], []
     with torch.no_grad():
         for image in images.split(1):
-            channels = net.channels if forward is None else fast_channels
-            job = _Search(net, channels, image, unit, batch_size or AT_ONCE // held or 1)
+            at_once = batch_size or AT_ONCE // held or 1
+            job = _Search(net, channels or net.channels, image, unit, at_once)
             own: list[Tensor] | None = [] if maps else None
             found.append(job.coarse_to_fine(torch.cartesian_prod(*sides), refine, beam, own))
             logits += [torch.cat(own).T.unflatten(1, [2 * k + 1 for k in reach])] if own else []
     best = _joined(found)
-    windows = torch.tensor([net.size * scale for scale in net.scales], device=images.device)
+    windows = _pixels([net.size * scale for scale in net.scales], images)
     return SearchResult(
         best.classes,
         _centres(best.places, images, unit),
@@ -158,13 +153,17 @@ def _joined(parts: Sequence[_Responses]) -> _Responses:
 
 def _centres(places: Tensor, images: Tensor, unit: float) -> Tensor:
     """Convert positions (N, 2) to image points in pixels; (0, 0) is the image centre."""
-    middle = torch.tensor(images.shape[2:], device=images.device) / 2
-    return middle + places * unit
+    return _pixels(images.shape[2:], images) / 2 + places * unit
+
+
+def _pixels(lengths: Sequence[float], images: Tensor) -> Tensor:
+    """Return lengths in float32: in bf16, which can be the default, 301 pixels are 302."""
+    return torch.tensor(lengths, dtype=torch.float32, device=images.device)
 
 
 def _inside(places: Tensor, images: Tensor, unit: float) -> Tensor:
     """Whether each of the positions (N, 2) is inside the image or on its edge."""
-    ends = torch.tensor(images.shape[2:], device=images.device) / (2 * unit)
+    ends = _pixels(images.shape[2:], images) / (2 * unit)
     return (places.abs() <= ends + 1e-6).all(1)
 
 

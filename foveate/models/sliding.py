@@ -14,7 +14,7 @@ from foveate.models.backbone import ConvNet
 from foveate.models.channels import PAPER_SCALES, ScaleChannels
 from foveate.models.pooling import pool_scales
 from foveate.resampling import Padding, check_images
-from foveate.resampling.definition import PatchSpec, axis_matrices
+from foveate.resampling.definition import PatchSpec, axis_matrices, full_precision
 from foveate.scales import ScaleGrid, as_scales
 
 SlidingPool = Literal["max", "avg"]
@@ -232,7 +232,7 @@ def _rescaled(net: ScaleChannels | SlidingChannels, images: Tensor, scale: float
         size = extent(length / scale, backbone.size, backbone.stride)
         spec = PatchSpec((scale,), size, net.padding, net.antialias)
         sides.append(axis_matrices(length, spec, None, images.device)[0].to(images))
-    with torch.autocast(images.device.type, enabled=False):
+    with full_precision(images):
         return sides[0] @ (images @ sides[1].mT)
 
 

@@ -30,6 +30,7 @@ def gather_patches(images: Tensor, spec: PatchSpec, out: Tensor | None = None) -
 
     Images must be float32 on the CPU, with any strides. `library` must not return None.
     """
+    images = images.resolve_neg()  # the imaginary part of a conjugate is stored with other signs
     count, colours = images.shape[:2]
     shape = (count, len(spec.scales), colours, spec.size, spec.size)
     patches = images.new_empty(shape) if out is None else out

@@ -123,7 +123,7 @@ def resample(images: Tensor, spec: PatchSpec, out: Tensor | None = None) -> Tens
         return gather(images, spec, out)
     # The products read `images.shape` as numbers, which would fix the size of an exported program.
     variable = exporting() and not isinstance(images.shape[-1], int)
-    with _full_precision(images):
+    with full_precision(images):
         patches = _by_definition(images, spec) if variable else _resample(images, spec)
     return patches if out is None else out.copy_(patches)
 
@@ -139,7 +139,7 @@ def _by_definition(images: Tensor, spec: PatchSpec) -> Tensor:
 
 def scatter_plain(gradient: Tensor, shape: torch.Size, spec: PatchSpec) -> Tensor:
     """Apply the transpose of `_resample`: from (B, S, C, P, P) to the `shape` of the images."""
-    with _full_precision(gradient):
+    with full_precision(gradient):
         slopes = gradient.to(_working_dtype(gradient))
         rows, columns, _ = _matrices(slopes, shape, spec)
         # Matrix products, because batched gradients do not support einsum.
@@ -310,7 +310,8 @@ def _fold(taps: Tensor, length: int, padding: Padding) -> Tensor:
     """Map any pixel index to a pixel of an image with `length` pixels."""
     if padding == "reflect":
         last = length - 1
-        return last - (last - taps.remainder(max(2 * last, 1))).abs()
+        period = taps.new_full((), max(2 * last, 1))  # ONNX cannot divide by a variable size
+        return last - (last - taps.remainder(period)).abs()
     return taps.clamp(0, length - 1)
 
 
@@ -330,10 +331,11 @@ def _working_dtype(images: Tensor) -> torch.dtype:
     return torch.float64 if images.dtype == torch.float64 else torch.float32
 
 
-def _full_precision(images: Tensor) -> AbstractContextManager[object]:
+def full_precision(images: Tensor) -> AbstractContextManager[object]:
     """Disable autocast if it is enabled; an unneeded context would nest exported graphs."""
     kind = images.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
+    enabled = kind != "meta" and torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if enabled else nullcontext()
 
 
 def check_images(images: Tensor) -> None:

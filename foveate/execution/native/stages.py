@@ -64,7 +64,8 @@ class Buffers:
                 self._keep(flat)
 
     def _keep(self, flat: Tensor) -> None:
-        total = flat.numel() + sum(size * len(cached) for size, cached in self._store.items())
+        stored = list(self._store.items())  # a copy: other threads can add sizes
+        total = flat.numel() + sum(size * len(cached) for size, cached in stored)
         if total > MAX_CACHED or len(self._store) > SIZES:  # drops sizes that are no longer used
             self._store.clear()
         self._store.setdefault(flat.numel(), []).append(flat)

@@ -15,14 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.autograd.graph import increment_version
 
 from foveate.execution.exact import Block, plain_blocks
 from foveate.execution.native.passes import Backward, Forward, sides_of
 from foveate.native.build import library
 from foveate.native.calls import PARTS
-from foveate.tracing import is_traced
+from foveate.tracing import differentiable_once, is_traced
 
 MULTIPLE = 16  # the number of filters must be a multiple of this
 # Values of the largest feature map without gradients: maps that leave the cache are slow to write.
@@ -96,7 +95,7 @@ class _Trunk(torch.autograd.Function):
         return result  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of the parameters, block by block."""
         images, *rest = ctx.saved_tensors
