@@ -26,6 +26,7 @@ from foveate.scales import ScaleGrid
 from foveate.training.backbones import normalisation
 from foveate.training.config import Precision, TrainConfig, is_mirrored
 from foveate.training.config import is_photo as is_photo
+from foveate.training.decoded import memory_for
 from foveate.training.rescaling import (
     AugmentationSeed,
     RescaleFunction,
@@ -176,7 +177,9 @@ def open_batches(
 
         pictures = open_pictures(config.source)
         _check_fit(config, PHOTO_SHAPE, pictures.labels(split))
-        return open_photos(config, pictures, split, net, device, workers, bad=bad)
+        decoded = memory_for(pictures, split) if config.epochs > 1 else None
+        options = {"bad": bad, "decoded": decoded}
+        return open_photos(config, pictures, split, net, device, workers, **options)
     images = open_source(config.source, load, stream)
     labels = images.labels(split)
     _check_fit(config, images.shape, labels)
