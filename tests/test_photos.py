@@ -26,6 +26,7 @@ from foveate.data.sources import load_source, open_source
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.evaluation.audit.report import ORIGINAL
 from foveate.execution import patches
+from foveate.training import decoded
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import build_net
 from foveate.training.data import adapt_to_source, open_batches
@@ -226,7 +227,11 @@ def test_workers_by_the_cores(monkeypatch):
     assert default_workers() == 2
 
 
-def test_only_workers_decode(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("most", "decodings"), [(decoded.MOST_BYTES, 1), (30_000, 3)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_only_workers_decode_and_small_images_only_once(
+    tmp_path, monkeypatch, whole, workers, most, decodings
+):
     log = tmp_path / "log"
 
     def logging(path):
@@ -235,10 +240,24 @@ def test_only_workers_decode(tmp_path, monkeypatch):
         return read_picture(path)
 
     monkeypatch.setattr("foveate.data.pictures.read_picture", logging)
-    train(photo_config(epochs="1"), tmp_path / "run", workers=2)
+    monkeypatch.setattr(decoded, "MOST_BYTES", most)
+    run = train(photo_config(), tmp_path / "run", workers=workers)
     processes = log.read_text().split()
-    assert len(processes) == 24 + 9
-    assert str(os.getpid()) not in processes
+    assert len(processes) == decodings * (24 + 9)
+    assert (str(os.getpid()) in processes) == (workers == 0)
+    assert same_bits(weights(run.path), weights(whole.path))
+
+
+def test_decoded_images_are_kept_with_their_layout_while_there_is_space():
+    grey, colour = (np.random.default_rng(0).integers(0, 256, (5, 4, c), np.uint8) for c in (1, 3))
+    kept = decoded.DecodedImages(3, grey.size + colour.size)
+    for index, image in enumerate((grey, colour, grey)):
+        kept.add(index, image.transpose(2, 0, 1))
+    for index, image in enumerate((grey, colour)):
+        found = kept.get(index)
+        assert np.array_equal(found, image.transpose(2, 0, 1))
+        assert found.strides == image.transpose(2, 0, 1).strides
+    assert kept.get(2) is None
 
 
 # What goes wrong

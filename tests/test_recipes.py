@@ -92,8 +92,14 @@ def test_exif_orientation_is_applied(tmp_path, orientation):
     upright.save(tmp_path / "upright.png")
     found, expected = (pixels(tmp_path / f"{name}.png") for name in ("turned", "upright"))
     assert torch.equal(PHOTO.transform()(found), PHOTO.transform()(expected))
-    stored.save(tmp_path / "turned.jpg", exif=exif)
-    assert read_size(tmp_path / "turned.jpg") == (upright.height, upright.width)
+    for kind in ("png", "jpg", "tif", "webp"):
+        stored.save(tmp_path / f"turned.{kind}", exif=exif)
+        assert read_size(tmp_path / f"turned.{kind}") == (upright.height, upright.width)
+    for mode in ("L", "RGBA", "CMYK"):
+        stored.convert(mode).save(tmp_path / "turned.tif", exif=exif)
+        upright.convert(mode).save(tmp_path / "upright.tif")
+        found, expected = (pixels(tmp_path / f"{name}.tif") for name in ("turned", "upright"))
+        assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "I;16", "P", "PA", "RGBA", "CMYK"])

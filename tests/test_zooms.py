@@ -8,13 +8,16 @@ import torch
 import torch.nn.functional as F
 from tiny_runs import MODEL, STEPS, assert_same_batches, same_bits, tiny, trained, weights
 
+from foveate.data import large_scale
 from foveate.data.large_scale import rescale, stretch_contrast
 from foveate.data.recipes import find_recipe
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
-from foveate.execution.plan import logits, prepare
+from foveate.execution import convnet, patches, windows
+from foveate.execution.plan import PLANS, logits, prepare
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
+from foveate.training import session
 from foveate.training.config import TrainConfig
 from foveate.training.data import open_batches
 from foveate.training.loop import train, train_together
@@ -78,6 +81,23 @@ def test_a_zoom_divides_the_scales_and_crops_the_image_or_reduces_it():
     assert net.scales == MODEL.scales.values
 
 
+@pytest.mark.parametrize("plan", [windows, convnet, patches], ids=lambda plan: plan.__name__[18:])
+def test_zoomed_images_are_prepared_for_every_plan_as_a_network_with_these_scales(
+    plan, monkeypatch
+):
+    monkeypatch.setitem(PLANS, "cpu", (plan,))
+    net, images = MODEL.build().train(), torch.rand(7, 1, 24, 24)
+    factors = torch.tensor([2.0, 1.5, 2.0, 1.0, 1.5, 1.0, 4.0], dtype=torch.float64)
+    found = prepare_zoomed(net, images, factors, "float32", PLAIN)
+    assert found.plan is plan
+    for i, zoom in enumerate(factors.tolist()):
+        zoomed = ScaleChannels(net.backbone, [s / zoom for s in net.scales], net.size, net.pool)
+        alone = prepare(zoomed.train(), crop_frame(images[i : i + 1], zoom))
+        assert torch.equal(found.inputs[0][i : i + 1], alone.inputs[0])
+        for moments, same in zip(found.inputs[1:], alone.inputs[1:], strict=True):
+            torch.testing.assert_close(moments[i : i + 1], same)
+
+
 @pytest.mark.parametrize("zoom", [0.5, 0.7, 1.0, 1.3, 2.0])
 def test_a_margin_shows_what_lies_beyond_the_frame(zoom):
     images = torch.rand(1, 1, 48, 48)  # a frame of 24 pixels and 12 more on each side
@@ -124,10 +144,32 @@ def test_resident_images_are_zoomed_anew_in_each_epoch_and_as_streamed_ones():
     assert torch.equal(batch.images.inputs[0], plain.images.inputs[0])  # validation is not zoomed
 
 
+def test_few_images_are_rescaled_in_each_epoch_with_weights_that_are_computed_once(monkeypatch):
+    def counted(*args):
+        calls.append(args)
+        return smoothing_matrices(*args)
+
+    calls, config, net = (
+        [],
+        tiny(zooms=ZOOMS, distortions=1.0, scales="1-4", samples=40),
+        MODEL.build(),
+    )
+    smoothing_matrices = large_scale.smoothing_matrices
+    monkeypatch.setattr(large_scale, "smoothing_matrices", counted)
+    resident = open_batches(config, "train", net, CPU, False, load_source)
+    begun = len(calls)
+    batches = [next(resident(torch.arange(40), 40, (0, epoch))) for epoch in (0, 1)]
+    assert len(calls) == begun + 1
+    order, streamed = torch.randperm(40), open_batches(config, "train", net, CPU, True, load_source)
+    (other,) = streamed(order, 40, (0, 1))  # computes weights in another order
+    assert torch.equal(batches[1].images.inputs[0][order], other.images.inputs[0])
+
+
 @pytest.mark.parametrize("changes", [{"zooms": ZOOMS}, {"distortions": 1.0}], ids=str)
 def test_a_run_with_random_images_resumes_and_trains_beside_others_with_the_same_bits(
-    changes, tmp_path
+    changes, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(session, "TIME_SLICE", 0.0)  # one step of each run in turn
     whole = trained(tmp_path / "whole", **changes)
     assert not same_bits(whole, trained(tmp_path / "plain"))
 
@@ -135,12 +177,14 @@ def test_a_run_with_random_images_resumes_and_trains_beside_others_with_the_same
         if progress.epoch * steps + progress.step == STEPS + 2:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny(**changes), tmp_path / "parts", callback=stop)
+    for name in ("parts", "ahead"):
+        with pytest.raises(KeyboardInterrupt):
+            train(tiny(**changes), tmp_path / name, callback=stop)
     assert same_bits(weights(train(tiny(**changes), tmp_path / "parts").path), whole)
-    runs = [(tiny(**changes, seed=seed), tmp_path / f"seed{seed}") for seed in (0, 1)]
-    beside = train_together(runs)
-    assert same_bits(weights(beside[0].path), whole)
+    seeds = {"seed0": 0, "seed1": 1, "ahead": 0}
+    runs = [(tiny(**changes, seed=seed), tmp_path / name) for name, seed in seeds.items()]
+    found = [same_bits(weights(run.path), whole) for run in train_together(runs)]
+    assert found == [True, False, True]
 
 
 @pytest.mark.parametrize(

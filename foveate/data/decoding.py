@@ -3,13 +3,14 @@
 
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import BinaryIO, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from PIL import ExifTags, Image, ImageOps, ImageStat
+from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
 from foveate.errors import DataError
 from foveate.files import check_regular
@@ -36,6 +37,8 @@ def read_size(path: Path | BinaryIO) -> tuple[int, int]:
     """Read height and width of an image after EXIF rotation, without decoding its pixels."""
     with _opened(path) as image:
         width, height = image.size
+        if isinstance(image, TiffImageFile):  # versions of Pillow differ in the size of turned ones
+            width, height = (image.tag_v2[tag] for tag in (IMAGEWIDTH, IMAGELENGTH))
         # `getexif` decodes such a PNG to find tags after its pixels.
         decodes = image.format == "PNG" and "exif" not in image.info
         tags = {} if decodes else image.getexif()
@@ -61,7 +64,10 @@ def _opened(path: Path | BinaryIO) -> Iterator[Image.Image]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns of damaged tags that affect no pixel
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
+            # Pillow 12.3 maps an uncompressed TIFF that it opens by name, and then scrambles the
+            # pixels of a grey or transparent one whose orientation swaps rows and columns.
+            opened = path.open("rb") if isinstance(path, Path) else nullcontext(path)
+            with opened as file, Image.open(file) as image:
                 if image.format == "EPS":  # Pillow would run the file in Ghostscript
                     raise DataError("is a PostScript program; save it as PNG")
                 yield image

@@ -35,6 +35,7 @@ from foveate.scales import check_scale
 
 RECIPE = 1  # increase this number whenever the same options produce different pixels
 Border = Literal["replicate", "reflect", "zero", "whole"]
+Weights = tuple[Tensor, Tensor, Tensor]  # rescale rows and columns, and smooth them
 MAX_SIZE = 4096  # pixels per side
 BACKGROUND = 2 / math.pi * math.atan(0.02 * (0 - 128))
 
@@ -77,11 +78,24 @@ def rescale(
     # The result and two intermediate products are in memory.
     factors = check_rescaling(images, scales, size, copies=3)
     if len(factors) > 1:
-        factors = factors.to(images.device)
-        down, across, smooth = _matrices(factors, images.shape[2:], size, border)
-        rescaled = apply_matrices(down, images.float(), across).clamp_(0, 256)
-        return _finish(apply_matrices(smooth, rescaled, smooth), reaches_all=True)
+        weights = rescaling_weights(images.shape[2:], images.device, factors, size, border)
+        return apply_weights(images, weights)
     return _one_scale(images, float(factors), size, border)
+
+
+def rescaling_weights(
+    shape: Sequence[int], device: torch.device, scales: Tensor, size: int, border: Border
+) -> Weights:
+    """Return the weights with which `apply_weights` rescales images (h, w) to scales (N,)."""
+    down, across, smooth = _matrices(scales.to(device), shape, size, border)
+    return down.float(), across.float(), smooth.float()
+
+
+def apply_weights(images: Tensor, weights: Weights) -> Tensor:
+    """Compute `rescale` for one scale per image, given its `rescaling_weights`."""
+    down, across, smooth = weights
+    rescaled = apply_matrices(down, images.float(), across).clamp_(0, 256)
+    return _finish(apply_matrices(smooth, rescaled, smooth), reaches_all=True)
 
 
 def _one_scale(images: Tensor, scale: float, size: int, border: Border) -> Tensor:
@@ -111,9 +125,7 @@ def _reached_matrices(
     return *(m.float() for m in used), lines, places  # type: ignore[return-value]
 
 
-def _matrices(
-    scales: Tensor, shape: Sequence[int], size: int, border: Border
-) -> tuple[Tensor, Tensor, Tensor]:
+def _matrices(scales: Tensor, shape: Sequence[int], size: int, border: Border) -> Weights:
     """Return the weights that rescale rows and columns of images, and those that smooth them."""
     smooth = smoothing_matrices(scales, size, border)
     down, across = (bicubic_matrices(scales, side, smooth.shape[-1]) for side in shape)

@@ -118,6 +118,14 @@ def prepare(net: nn.Module, images: Tensor, precision: Precision = "float32") ->
     return Prepared(plan, plan.prepare(net, images, dtype))
 
 
+def prepare_patches(net: ScaleChannels, cut: Tensor) -> Prepared:
+    """Return the result of `prepare` in training mode, given the patches (B, S, C, P, P)."""
+    plan = choose(net, cut[:, 0])
+    if plan is windows:
+        return Prepared(plan, windows.cut_patches(net, cut))
+    return Prepared(patches if plan is definition else plan, (cut,))
+
+
 def outputs(net: nn.Module, prepared: Prepared) -> Outputs:
     """Run the network on prepared images."""
     return prepared.plan.outputs(net, prepared.inputs)

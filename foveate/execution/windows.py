@@ -48,18 +48,23 @@ def fits(net: nn.Module, images: Tensor) -> bool:
 
 
 def prepare(net: nn.Module, images: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Cut the windows (B, S, m, m, 16 C) of all patches.
+    """Cut the windows of all patches, see `cut_patches`."""
+    images = net.patches(images) if isinstance(net, ScaleChannels) else images[:, None]
+    return cut_patches(net, images)
+
+
+def cut_patches(net: nn.Module, patches: Tensor) -> tuple[Tensor, ...]:
+    """Cut patches (B, S, C, P, P) into windows (B, S, m, m, 16 C).
 
     In training mode, also return the mean (9 C,) and mean square (9 C, 9 C) of the 3 × 3 windows
     of each image.
     """
-    patches = net.patches(images) if isinstance(net, ScaleChannels) else images
-    cut = cut_windows(patches.flatten(0, -4)).unflatten(0, (len(images), -1))
+    cut = cut_windows(patches.flatten(0, 1)).unflatten(0, patches.shape[:2])
     if not net.training:
         return (cut,)
     mean, covariance = window_moments(cut.flatten(1, 3).double())
     square = covariance + mean[:, :, None] * mean[:, None, :]
-    wide = torch.promote_types(images.dtype, torch.float32)
+    wide = torch.promote_types(patches.dtype, torch.float32)
     return cut, mean.to(wide), square.to(wide)
 
 

@@ -26,6 +26,7 @@ from foveate.scales import ScaleGrid
 from foveate.training.backbones import normalisation
 from foveate.training.config import Precision, TrainConfig, is_mirrored
 from foveate.training.config import is_photo as is_photo
+from foveate.training.decoded import memory_for
 from foveate.training.rescaling import (
     AugmentationSeed,
     RescaleFunction,
@@ -140,16 +141,17 @@ class Batches:
             check_memory(step, f"steps of {config.batch} images", "use a smaller batch")
 
     def _fill(self, whole: Prepared, seed: AugmentationSeed = (0, 0)) -> None:
-        """Prepare all images in the memory of `whole`, in the order of their zooms."""
+        """Prepare all images in the memory of `whole`, several chunks in order of their zooms."""
         order, on_gpu = torch.arange(self.count), self.device.type == "cuda"
-        if self.zooms is not None:
+        chunk = CHUNK_ON_GPU if self.random and on_gpu else CHUNK
+        if self.zooms is not None and self.count > chunk:
             order = draw_zooms(self.zooms.limits, self.count, seed).argsort()
-        for indices in order.split(CHUNK_ON_GPU if self.random and on_gpu else CHUNK):
+        for indices in order.split(chunk):
             images, labels = self.images.read_batch(self.split, indices)
             ready = self._prepared(images, labels, indices, seed).images
             for target, part in zip(whole.inputs, ready.inputs, strict=True):
                 target[send(indices, self.device)] = part
-        if on_gpu:
+        if on_gpu and not self.random:
             torch.cuda.synchronize(self.device)  # other runs read the images on their own streams
 
 
@@ -175,7 +177,9 @@ def open_batches(
 
         pictures = open_pictures(config.source)
         _check_fit(config, PHOTO_SHAPE, pictures.labels(split))
-        return open_photos(config, pictures, split, net, device, workers, bad=bad)
+        decoded = memory_for(pictures, split) if config.epochs > 1 else None
+        options = {"bad": bad, "decoded": decoded}
+        return open_photos(config, pictures, split, net, device, workers, **options)
     images = open_source(config.source, load, stream)
     labels = images.labels(split)
     _check_fit(config, images.shape, labels)

@@ -19,6 +19,7 @@ from foveate.data.recipes import Recipe, Transform, surround
 from foveate.data.shards import Shards
 from foveate.data.splits import SplitName
 from foveate.errors import DataError, FoveateError
+from foveate.training.decoded import DecodedImages
 from foveate.training.interrupt import SIGNALS, end_with_parent
 from foveate.training.rescaling import AugmentationSeed
 from foveate.training.skipped import Bad
@@ -115,7 +116,7 @@ class PhotoDataset(Dataset[Sample]):
     The key of an item is (seed, epoch, index); augmentation, of the split ``train`` alone, depends
     on nothing else. An image that cannot be used makes its batch an error, or with `bad` "skip" is
     left out of it. Images are reduced to a `share` of the pixels along each axis, and extended by
-    `surround` with a `background`.
+    `surround` with a `background`. Images in `decoded` are not decoded again.
     """
 
     def __init__(
@@ -126,7 +127,9 @@ class PhotoDataset(Dataset[Sample]):
         bad: Bad = "stop",
         share: float = 1.0,
         background: Background | None = None,
+        decoded: DecodedImages | None = None,
     ) -> None:
+        self.decoded = decoded
         self.images, self.split, self.recipe, self.share = images, split, recipe, share
         self.background = background
         self.bad, self.labels = bad, images.labels(split)
@@ -139,7 +142,7 @@ class PhotoDataset(Dataset[Sample]):
 
     def __getitem__(self, item: Item) -> Sample:
         seed, epoch, index = item
-        picture = torch.from_numpy(np.array(self.images.read(self.split, index)))  # writable
+        picture = torch.from_numpy(np.array(self._read(index)))  # writable
         with torch.random.fork_rng([]):
             torch.default_generator.manual_seed(_seed(seed, epoch, index))
             resized = self._resized(picture, index)
@@ -163,6 +166,14 @@ class PhotoDataset(Dataset[Sample]):
             except FoveateError as error:
                 return error
         return samples, missing
+
+    def _read(self, index: int) -> NDArray[Any]:
+        if self.decoded is not None and (found := self.decoded.get(index)) is not None:
+            return found
+        image = self.images.read(self.split, index)
+        if self.decoded is not None:
+            self.decoded.add(index, image)
+        return image
 
     def _resized(self, picture: Tensor, index: int) -> Tensor:
         try:

@@ -31,6 +31,7 @@ from foveate.models.channels import ScaleChannels
 from foveate.resampling.definition import PatchSpec, resample
 from foveate.training.config import TrainConfig
 from foveate.training.data import LISTED, Batches, open_pictures, sample_count
+from foveate.training.decoded import DecodedImages
 from foveate.training.photo_reader import Background, Packed, PhotoDataset, PhotoReader
 from foveate.training.rescaling import AugmentationSeed
 from foveate.training.skipped import Bad
@@ -54,6 +55,7 @@ class PhotoBatches(Batches):
     share: float = 1.0
     background: Background | None = None
     bad: Bad = "stop"
+    decoded: DecodedImages | None = None
     idle: list[PhotoReader] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -115,7 +117,7 @@ class PhotoBatches(Batches):
         size = 4 * self.net.size**2 * 3 * len(self.net.scales) * batch
         remedy = "use a smaller batch or a smaller model.size"
         check_memory(2 * size, "two batches of patches", remedy)
-        how = (self.recipe, self.bad, self.share, self.background)
+        how = (self.recipe, self.bad, self.share, self.background, self.decoded)
         dataset = PhotoDataset(self.images, self.split, *how)
         workers = min(self.workers, math.ceil(self.count / batch))
         return PhotoReader(dataset, workers, pinned=self.device.type != "cpu")

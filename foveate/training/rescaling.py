@@ -3,12 +3,13 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from foveate.data.large_scale import send
+from foveate.data.large_scale import Weights, apply_weights, rescaling_weights, send
 from foveate.data.mirrored import crop_and_flip, draw_augmentation, draw_sizes
 from foveate.data.recipes import NO_SIZES, Recipe
 from foveate.data.splits import SplitName
@@ -35,6 +36,11 @@ def rescaling(config: TrainConfig, scales: Tensor, training: bool = True) -> Res
     zooms = find_zooms(config) if training else None
     shown_size = config.size + (2 * zooms.margin if zooms else 0)
     shift = int(recipe.shift) if mirrored else 0
+    repeated = training and is_random(config) and recipe.name == "mnist-large-scale"
+
+    @cache  # 6 MB for 100 images; computing them takes a third of the time of an epoch
+    def find_weights(shape: torch.Size, device: torch.device) -> Weights:
+        return rescaling_weights(shape, device, scales, config.size, config.border)
 
     def rescale_images(images: Tensor, indices: Tensor, seed: AugmentationSeed) -> Tensor:
         factors = scales
@@ -45,6 +51,8 @@ def rescaling(config: TrainConfig, scales: Tensor, training: bool = True) -> Res
         if mirrored and recipe.sizes != NO_SIZES:
             factors = scales * draw_sizes(count, *seed, recipe.sizes)
         same = bool((factors == factors[0]).all())
+        if repeated and not same and torch.equal(indices, torch.arange(count)):
+            return apply_weights(images, find_weights(images.shape[2:], images.device))
         wanted = float(factors[0]) if same else factors[indices]
         size = shown_size + 2 * shift
         shown = recipe.rescale(images, wanted, size=size, border=config.border)

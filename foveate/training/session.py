@@ -240,10 +240,10 @@ class Session:
             self.folder.finish(self.progress, self.best or self.result.state_dict(), self.config)
 
     def _open(self, split: SplitName) -> Batches:
-        # Augmentation depends on the seed of a run, so it has its own training images.
+        # Random images are drawn for each epoch, in which runs differ even with the same seed.
         own = split == "train" and is_random(self.config)
-        config = self.config if own else replace(self.config, seed=0)
-        shared, key = self.shared, (split, config.digest())
+        owner = str(self.folder.path) if own else replace(self.config, seed=0).digest()
+        shared, key = self.shared, (split, owner)
         self._set_mode(split == "train")  # the prepared form of the images can depend on the mode
         if key not in shared.batches:
             shared.batches[key] = open_batches(
