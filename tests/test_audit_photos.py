@@ -254,7 +254,8 @@ def test_options_reach_the_command(tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     cases = {
         "the view resolution requires scales of at most 1, got 2": ["--scales", "1,2"],
-        "border must be one number or one per channel (3), got 2": ["--border", "1,2"],
+        "border must be one number or one per channel (3), got 2": ["--border", "1,0"],
+        "border must have values from 0 (black) to 1 (white), got 128": ["--border", "128"],
         "border must be replicate": ["--border", "1,b"],
         "fit must be one of fill, inside": ["--fit", "out"],
         "view must be one of zoom, resolution": ["--view", "near"],

@@ -203,4 +203,6 @@ def parse_border(text: str | None) -> str | float | tuple[float, ...] | None:
         numbers = () if text is None else tuple(map(float, text.split(",")))
     except ValueError:
         return text
+    if not all(0 <= number <= 1 for number in numbers):
+        raise ConfigError(f"border must have values from 0 (black) to 1 (white), got {text}")
     return numbers[0] if len(numbers) == 1 else numbers or None
