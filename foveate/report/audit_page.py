@@ -135,20 +135,23 @@ def audit_page(
 
 
 def summary(audit: Audit) -> str:
-    """Summarise in two sentences over which scales the classifier keeps its accuracy."""
+    """Summarise over which scales the classifier keeps its accuracy."""
     low, high = audit.stable_range()
     native, first, last = (
         format_estimate(counts.accuracy)
         for counts in (audit.at_native, audit.overall[0], audit.overall[-1])
     )
+    images = f"on {audit.count:,} images"
+    measured = f"{native} % accuracy at the native scale {audit.native:g}, {images}."
+    if len(audit.scales) == 1:
+        return measured
     holds = (
         f"Accuracy drops by at most 5 points from scale {low:.3g} to {high:.3g}"
         if low < high
         else "Accuracy drops by more than 5 points at the neighbouring scales"
     )
     return (
-        f"{native} % accuracy at the native scale {audit.native:g}, on {audit.count:,} images. "
-        f"{holds}; it is {first} % at scale {audit.scales[0]:.3g} and {last} % at scale "
+        f"{measured} {holds}; it is {first} % at scale {audit.scales[0]:.3g} and {last} % at scale "
         f"{audit.scales[-1]:.3g}."
     )
 
