@@ -26,7 +26,9 @@ def main() -> None:
     code = run(sys.argv[1:])
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # a signal must not change the exit code now
-    if "triton" not in sys.modules:  # Triton 3.9 prints the objects that are left at the exit
+    if "triton" in sys.modules:
+        gc.unfreeze()  # Triton 3.9 prints the objects that are left at the exit
+    else:
         gc.freeze()  # Python would search all objects for cycles: 1 s if torch is imported
     sys.exit(code)
 
