@@ -1,9 +1,10 @@
-"""Train a timm, torchvision or MONAI backbone in scale channels with the training loop of foveate.
+"""Train a backbone of your own in scale channels with the training loop of foveate.
 
     python examples/own_backbone.py [FOLDER]
 
 The data are the 5,000 digits that come with foveate. Training takes a minute on two cores; after an
-interruption the same command resumes it. The equivalent command, run in the folder of this file, is
+interruption the same command resumes it. Requires foveate[photos]. The equivalent command, run in
+the folder of this file, is
 
     foveate train fovavg --source mnist-5k --backbone own_backbone:backbone --out FOLDER
 
@@ -12,8 +13,8 @@ with the settings of ``CONFIG`` as options.
 
 import sys
 from pathlib import Path
-from typing import Any, cast
 
+import timm
 from torch import nn
 
 from foveate.data.sources import load_source
@@ -26,24 +27,9 @@ from foveate.training.loop import train
 
 
 def backbone(channels: int, classes: int) -> nn.Module:
-    """Create a small network with the first of timm, torchvision and MONAI that can be imported."""
-    try:
-        from timm import create_model
-
-        net: nn.Module = create_model("resnet10t", in_chans=channels, num_classes=classes)
-        return net
-    except Exception:  # not installed, or built for another version of torch
-        pass
-    try:
-        from torchvision.models import shufflenet_v2_x0_5
-
-        small: Any = shufflenet_v2_x0_5(num_classes=classes)
-        small.conv1[0] = nn.Conv2d(channels, 24, 3, stride=2, padding=1, bias=False)
-        return cast(nn.Module, small)
-    except Exception:
-        from monai.networks.nets.densenet import DenseNet
-
-        return DenseNet(2, channels, classes, init_features=16, growth_rate=8, block_config=(2, 2))
+    """Create a small network."""
+    net: nn.Module = timm.create_model("resnet10t", in_chans=channels, num_classes=classes)
+    return net
 
 
 CONFIG = TrainConfig(

@@ -45,7 +45,10 @@ def find_factory(spec: str, what: str = "backbone") -> Callable[..., Any]:
     """
     module, colon, name = spec.partition(":")
     if not (module and colon and name):
-        raise ConfigError(f"{what} must be given as package.module:factory, got {spec!r}")
+        raise ConfigError(
+            f"{what} must be given as package.module:factory, got {spec!r}; write timm:NAME for a "
+            "model of timm"
+        )
     top = module.partition(".")[0]
     try:
         with _from_current_folder(top):

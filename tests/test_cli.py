@@ -167,3 +167,12 @@ def test_output_is_plain_when_it_is_not_a_terminal(tmp_path):
     assert done.returncode == 0
     assert done.stderr == ""
     assert done.stdout.count("\n") == 1
+
+
+def test_triton_reports_no_leaks_at_the_exit():
+    """Triton 3.9 prints its objects that live at the exit, such as those kept from collection."""
+    pytest.importorskip("triton")
+    code = "import gc, sys, triton; sys.argv[1:] = ['--version']; import foveate.cli as c; "
+    code += "gc.freeze(); c.main()"  # the quickstart freezes after its imports
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (found.stdout, found.stderr) == (f"foveate {foveate.__version__}\n", "")

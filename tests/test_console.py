@@ -1,6 +1,7 @@
 """Progress of the commands: none for short ones, lines in a log, a bar on a terminal."""
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -52,3 +53,16 @@ def test_a_narrow_table_keeps_the_ends_of_long_names(monkeypatch, capsys):
     console.print_table(["scale", *names], [["0.500", "25.00", "26.00"]])
     columns = zip(*(line[7:].split() for line in capsys.readouterr().out.splitlines()), strict=True)
     assert ["".join(column[:-1]) for column in columns] == names
+
+
+def test_control_characters_are_printed_as_escapes(capsys):
+    """A file or class name could otherwise rename, clear or overwrite the terminal."""
+    name = "a\x1b]0;title\x07\x9b2J\x7f.jpg"
+    shown = r"a\x1b]0;title\x07\x9b2J\x7f.jpg"
+    console.OUTPUT.print(name, Path(name), sep="\n")
+    console.print_message(name)
+    console.print_error(f"cannot read {name}")
+    console.print_table([name], [[name]])
+    found = capsys.readouterr()
+    assert found.err == f"{shown}\nerror: cannot read {shown}\n"
+    assert [line.strip() for line in found.out.splitlines()] == 4 * [shown]

@@ -15,6 +15,7 @@ from demo_nets import BAD, GOOD, SCALES, base64_of, made_runs, saved, seven
 from PIL import Image
 from tiny_runs import tiny
 
+from foveate.cli.app import run
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.demo import scenes, uploads
@@ -59,6 +60,13 @@ def test_networks_come_with_titles_and_what_they_scored(digit_networks, specs):
     for network in digit_networks:
         assert tuple(network.accuracy) == SCALES
         assert network.tested == "100 test images of mnist-5k"
+
+
+def test_results_with_another_pool_are_not_those_of_the_network(specs, tmp_path):
+    copy = shutil.copytree(specs[1], tmp_path / "fovmax")
+    assert open_page([str(copy)]).networks[0].accuracy
+    assert run(["evaluate", str(copy), "--pool", "avg", "--scales", "2"]) == 0
+    assert not open_page([str(copy)]).networks[0].accuracy
 
 
 def test_two_networks_of_one_kind_are_told_apart(specs):

@@ -211,6 +211,19 @@ def test_unknown_backbones_are_refused_in_one_line(spec, words):
     assert "\n" not in str(error.value)
 
 
+def test_weights_that_cannot_be_downloaded_can_be_passed_as_a_file(monkeypatch):
+    timm = pytest.importorskip("timm", reason="pip install 'foveate[photos]'")
+
+    def offline(name, **options):
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(ConfigError, match="pass a file of weights with --weights"):
+        make_backbone("timm:resnet18", **SMALL | {"pretrained": True})
+    with pytest.raises(ConfigError, match="a backbone factory must accept these arguments"):
+        make_backbone("timm:resnet18", **SMALL)
+
+
 def test_factories_receive_the_size_only_if_they_have_such_a_parameter(tmp_path, monkeypatch):
     (tmp_path / "asking.py").write_text(
         "from torch import nn\n"

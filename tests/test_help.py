@@ -163,6 +163,8 @@ def test_a_shell_completes_commands_options_and_values():
     assert completed("foveate", "train", "fovmax", "--prec") == ["--precision"]
     assert completed("foveate", "train", "fovmax", "--source", "mn") == ["mnist", "mnist-5k"]
     assert completed("foveate", "train", "f") == ["fovmax", "fovavg", "fovconc", "finetune"]
+    assert "fovmax" in completed("foveate", "export", "fovmax")
+    assert "fovmax" not in completed("foveate", "demo", "--model", "fovmax")  # refused: untrained
     assert completed("foveate", "predict", "a.png", "--model", "swmax-mnist-tr1") == [
         "swmax-mnist-tr1",
         "swmax-mnist-tr14",

@@ -428,6 +428,17 @@ def test_the_command_says_what_it_took(tmp_path, capfd):
     assert shown.out.endswith(f"next: foveate evaluate {tmp_path / 'run'} --scales 0.25:2:2\n")
 
 
+def test_the_command_names_one_window_and_random_weights(tmp_path, capfd):
+    pytest.importorskip("timm", reason="pip install 'foveate[photos]'")
+    given = ["--epochs", "1", "--set", "recipe.base=16", "--set", "model.size=32"]
+    net = ["--backbone", "timm:test_efficientnet", "--set", "model.scales=1"]
+    whole = ["train", "finetune", "--source", SOURCE, *given, *net, "--workers", "1"]
+    assert run_command([*whole, "--out", str(tmp_path / "run")]) == 0
+    err = capfd.readouterr().err
+    assert "1 window of 32 pixels, patches of 32" in err
+    assert "note: timm:test_efficientnet starts from random weights; add --pretrained" in err
+
+
 def test_the_command_trains_a_backbone_of_ones_own(tmp_path):
     options = ["--backbone", "photo_runs:backbone", "--set", "model.size=20", "--workers", "1"]
     assert run_command([*command(tmp_path / "run"), *options]) == 0

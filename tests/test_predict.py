@@ -329,6 +329,14 @@ def test_other_models_get_a_resized_and_normalised_picture(digit, tmp_path):
     assert "mynet:net has an unknown input size" in message
 
 
+def test_a_network_with_random_weights_is_named(folder, digit, tmp_path, capsys):
+    path = save(tmp_path / "digit.png", digit)
+    assert run(["predict", str(path), "--model", "cnn"]) == 0
+    assert "warning: cnn has random weights; choose a trained network" in capsys.readouterr().err
+    assert run(["predict", str(path), "--model", str(folder)]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_the_command_answers_what_it_can(folder, digit, tmp_path, capsys):
     good = save(tmp_path / "one [x].png", digit)
     bad = tmp_path / "bad.png"

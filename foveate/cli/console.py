@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -18,15 +20,38 @@ from rich.text import Text
 
 from foveate.training.interrupt import Terminated, received_signals
 
-# Paths and messages are printed to the letter, even if they contain [brackets] or :words:.
-OUTPUT = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
-ERRORS = Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
+
+class _Console(Console):
+    """A console that prints paths and messages literally, and their control characters escaped.
+
+    The names of files and classes could otherwise rename, clear or overwrite the terminal.
+    """
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print the objects; paths as texts."""
+        super().print(*(str(o) if isinstance(o, Path) else o for o in objects), **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Render a text or a cell of a table."""
+        return super().render_str(printable(text), **options)
+
+
+def printable(text: str) -> str:
+    """Replace control characters, except line breaks and tabs, by hexadecimal escapes."""
+    return text.translate(CONTROLS)
+
+
+CONTROLS = {n: f"\\x{n:02x}" for n in (*range(32), *range(127, 160)) if chr(n) not in "\n\t"}
+# [Brackets] and :words: in paths and messages have no special meaning.
+LITERAL: dict[str, Any] = {"highlight": False, "soft_wrap": True, "markup": False, "emoji": False}
+OUTPUT, ERRORS = _Console(**LITERAL), _Console(stderr=True, **LITERAL)
 LOG_EVERY = 30.0  # seconds between progress lines in a log
 
 
 def print_error(message: str) -> None:
     """Print an error as one line on stderr."""
-    ERRORS.print(Text.assemble(("error:", "bold red"), " ", " ".join(message.split())))
+    line = printable(" ".join(message.split()))
+    ERRORS.print(Text.assemble(("error:", "bold red"), " ", line))
 
 
 def print_message(message: str) -> None:

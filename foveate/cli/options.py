@@ -47,9 +47,14 @@ def completing(*names: str) -> Callable[[str], list[str]]:
     return complete
 
 
+def complete_trained(incomplete: str) -> list[str]:
+    """Complete the name of a trained network."""
+    return completing(*trained_networks(), "timm:")(incomplete)
+
+
 def complete_model(incomplete: str) -> list[str]:
     """Complete the name of a network, trained or not."""
-    return completing(*NETWORKS, *trained_networks(), "timm:")(incomplete)
+    return [*completing(*NETWORKS)(incomplete), *complete_trained(incomplete)]
 
 
 def shared(
@@ -94,7 +99,11 @@ def argument(metavar: str, help: str, *values: str, default: str | None = None) 
     return make(metavar=metavar, help=help, show_default=default or True, autocompletion=complete)
 
 
-MODEL_REF = shared("MODEL", MODEL_HELP, MODEL, "--model", autocompletion=complete_model)
+MODEL_REF = shared(
+    "MODEL", "Trained network (fovmax-mnist-tr2), run folder, weights of a run (.safetensors) or "
+    "timm:NAME; predict also accepts other model files and package.module:factory.", MODEL,
+    "--model", autocompletion=complete_trained,
+)  # fmt: skip
 SOURCE = shared("SOURCE", SOURCE_HELP, DATA, "--source", values=SOURCES)
 SPLIT = shared(
     "SPLIT",
@@ -185,7 +194,11 @@ SCALE = shared(
     "its base size.", DATA, "--scale",
 )  # fmt: skip
 SEARCH = shared("", "Search each image for an off-centre object.", EVALUATION, "--search")
-STEP = shared("PIXELS", "Distance between the centres that --search tries.", EVALUATION)
+STEP = shared(
+    "PIXELS",
+    "Distance between the centres of --search, in pixels of the resized image.",
+    EVALUATION,
+)
 PICTURE = shared("PNG", "Draw the winning window and the class into a copy of the image.", OUTPUT)
 ROWS_OPTION = shared(
     "ROW",

@@ -3,13 +3,13 @@
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.cells import cell_len, set_cell_size
 
 from foveate.cli import options
-from foveate.cli.console import OUTPUT, print_error
+from foveate.cli.console import OUTPUT, print_error, print_message, progress
 from foveate.errors import ConfigError, DataError
 from foveate.files import replacing
 
@@ -63,16 +63,24 @@ def predict(
     _check(images, search, step, picture, lazy)
     place = find_device(device)
     loaded = load_model(model, trust=trust, device=place, pretrained=pretrained, weights=weights)
+    untrained_timm = model.startswith("timm:") and not loaded.weights
+    if untrained_timm or (model in options.NETWORKS and not loaded.source):
+        print_message(
+            f"warning: {model} has random weights; choose a trained network "
+            "(fovmax-mnist-tr2) or a run folder, or add --pretrained to a timm model"
+        )
     if lazy is not None:
         lazy_channels(loaded.net).lazy = lazy
     made: list[tuple[Path, Prediction | DataError]] = []
-    for path in images:
-        try:
-            result = classify(loaded, path, invert=invert, scale=scale, search=search, step=step)
-            made.append((path, result))
-        except DataError as error:
-            print_error(str(error))
-            made.append((path, error))
+    how: dict[str, Any] = {"invert": invert, "scale": scale, "search": search, "step": step}
+    with progress("images", len(images)) as advance:
+        for path in images:
+            try:
+                made.append((path, classify(loaded, path, **how)))
+            except DataError as error:
+                print_error(str(error))
+                made.append((path, error))
+            advance(1)
     found = [(path, result) for path, result in made if not isinstance(result, DataError)]
     if picture is not None and found:
         _draw(loaded, *found[0], picture)

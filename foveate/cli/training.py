@@ -136,6 +136,12 @@ def _train(
     if team.is_main and not folder.finished:
         if is_photo(config):
             print_message(describe_photos(config))
+            start = config.pretrained or config.weights
+            if not start and (config.backbone or "").startswith(("timm:", "torchvision:")):
+                print_message(
+                    f"note: {config.backbone} starts from random weights; add --pretrained, or "
+                    "--weights FILE"
+                )
         elif config.recipe is None and config.source.startswith("folder:"):
             print_message(
                 f"{config.source}: grey images; recipe mnist-large-scale, which stretches their "

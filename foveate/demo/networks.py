@@ -21,6 +21,7 @@ from foveate.execution import patches
 from foveate.models.channels import ScaleChannels
 from foveate.models.pretrained import pretrained_info
 from foveate.models.wrap import wrap
+from foveate.models.zoo import ModelConfig
 from foveate.paper.tables import network_title
 from foveate.training.backbones import fixed_size
 from foveate.training.config import TrainConfig
@@ -98,13 +99,16 @@ def _digit_network(model: Model) -> PageNetwork:
             f"{model.name} was not trained on digits; for photographs, pass the folder of a run "
             "with the recipe photo, or timm:NAME with --pretrained"
         )
-    accuracy, tested = _evaluated(model.name)
+    accuracy, tested = _evaluated(model.name, config)
     title = network_title(model_name(TrainConfig(model=config)))
     return PageNetwork(title=title, model=model, accuracy=accuracy, tested=tested)
 
 
-def _evaluated(name: str) -> tuple[Mapping[float, float], str]:
-    """Return the stored accuracy over scale, and a description of the test images."""
+def _evaluated(name: str, config: ModelConfig) -> tuple[Mapping[float, float], str]:
+    """Return the stored accuracy over scale, and a description of the test images.
+
+    Results of the same weights with another pool or other windows are those of another network.
+    """
     folder = Path(name)
     if not folder.exists():
         info = pretrained_info(name)
@@ -115,6 +119,8 @@ def _evaluated(name: str) -> tuple[Mapping[float, float], str]:
         sources = ", ".join(source["name"] for source in about["sources"])
         tested = f"{result.scales[0].count:,} {about['split']} images of {sources}"
     except (DataError, ValueError, KeyError, TypeError):
+        return {}, ""
+    if result.config.model != config:
         return {}, ""
     return {at.scale: at.accuracy for at in result.scales}, tested
 

@@ -128,7 +128,9 @@ class Model:
             return frame_of(self.net)
         if side := self.shape[2] or (FRAME if self.config else None):
             return side
-        raise ConfigError(f"{self.name} has an unknown input size; export it to ONNX")
+        raise ConfigError(
+            f"{self.name} has an unknown input size; export it to ONNX with a fixed size"
+        )
 
     @property
     def native_scale(self) -> float:

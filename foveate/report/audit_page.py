@@ -135,7 +135,7 @@ def audit_page(
 
 
 def summary(audit: Audit) -> str:
-    """Summarise in two sentences over which scales the classifier keeps its accuracy."""
+    """Summarise over which scales the classifier keeps its accuracy."""
     native, first, last = (
         format_estimate(counts.accuracy)
         for counts in (audit.at_native, audit.overall[0], audit.overall[-1])

@@ -182,10 +182,10 @@ def _checked(spec: str, factory: Callable[..., Any], *arguments: Any, **options:
     except Exception as error:
         given = ", ".join(f"{key}={value}" for key, value in options.items())
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ConfigError(
-            f"{spec} failed with {given} ({reason}); a backbone factory must accept these "
-            "arguments and return a module"
-        ) from error
+        remedy = "a backbone factory must accept these arguments and return a module"
+        if options.get("pretrained") or options.get("weights"):
+            remedy = "check the connection, or pass a file of weights with --weights"
+        raise ConfigError(f"{spec} failed with {given} ({reason}); {remedy}") from error
     if not isinstance(net, nn.Module):
         raise ConfigError(f"{spec} must return a torch.nn.Module, got {type(net).__name__}")
     if not list(net.parameters()):

@@ -204,11 +204,14 @@ def describe_photos(config: TrainConfig) -> str:
     images, model = open_pictures(config.source), config.model
     counts = [len(images.labels("train")), len(images.labels("val"))]
     windows = [round(model.size * scale) for scale in model.scales]
+    shown = f"{len(windows)} windows of {windows[0]} to {windows[-1]} pixels"
+    if len(windows) == 1:
+        shown = f"1 window of {windows[0]} pixels"
     return (
         f"{config.source}: {counts[0]:,} training and {counts[1]:,} validation images of "
         f"{images.num_classes} classes"
-        f"{_sizes(images)}; recipe photo: short side {config.recipe.base}; {len(windows)} windows "
-        f"of {windows[0]} to {windows[-1]} pixels, patches of {model.size}"
+        f"{_sizes(images)}; recipe photo: short side {config.recipe.base}; {shown}, "
+        f"patches of {model.size}"
     )
 
 

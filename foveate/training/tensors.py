@@ -25,7 +25,8 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise DataError(f"no such file: {path}; check the path") from None
     except (SafetensorError, OSError, KeyError) as error:  # KeyError: unknown dtype
         raise DataError(
-            f"{path} is not a complete safetensors file ({error}); remove it and train again"
+            f"{path} is not a complete safetensors file ({error}); choose another file, or remove "
+            "it and train again"
         ) from None
     expected = note.pop("sha256", None)
     if expected is not None and expected != _digest(tensors, note):
