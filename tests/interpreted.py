@@ -30,10 +30,11 @@ def load(name):
 
 
 def _mend():
-    """Mend three errors of the interpreter of Triton 3.6, once.
+    """Mend four errors of the interpreter of Triton 3.6, once.
 
     It keeps bf16 values as bits and multiplies them as integers, it truncates where a GPU rounds to
-    bf16, and recent versions of NumPy do not convert the array of one value that bounds a loop.
+    bf16, it broadcasts a truth value as an integer, which Triton 3.9 rejects as a mask, and recent
+    versions of NumPy do not convert the array of one value that bounds a loop.
     """
     import triton.language as tl
     from triton.runtime import interpreter
@@ -43,7 +44,7 @@ def _mend():
     builder, patch = interpreter.InterpreterBuilder, interpreter._patch_lang_tensor
     if hasattr(builder, "mended"):
         return
-    multiply, convert = builder.create_dot, builder.cast_impl
+    multiply, convert, splat = builder.create_dot, builder.cast_impl, builder.create_splat
 
     def rounded(self, tensor, dtype):
         if (tensor.dtype.scalar, dtype.scalar) != (tl.float32, tl.bfloat16):
@@ -57,11 +58,17 @@ def _mend():
         values = (tensor.data.astype("uint32") << 16).view("float32")
         return interpreter.TensorHandle(values, tl.float32)
 
+    def broadcast(self, kind, given):
+        filled = splat(self, kind, given)
+        if given.data.dtype == bool:
+            filled.data = filled.data.astype(bool)
+        return filled
+
     def patch_tensor(tensor, scope):
         patch(tensor, scope)
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     builder.create_dot = lambda self, a, b, *rest: multiply(self, widened(a), widened(b), *rest)
-    builder.cast_impl = rounded
+    builder.cast_impl, builder.create_splat = rounded, broadcast
     interpreter._patch_lang_tensor = patch_tensor
     builder.mended = True

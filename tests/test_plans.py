@@ -10,6 +10,7 @@ from torch.nn.utils import parametrizations, prune
 
 from foveate.errors import ConfigError
 from foveate.execution import canvas, convnet, definition, patches, windows
+from foveate.execution.captured import loss_of
 from foveate.execution.plan import PLANS, Prepared, choose, local_maps, logits, predict, prepare
 from foveate.models import sliding
 from foveate.models.channels import ScaleChannels
@@ -182,6 +183,20 @@ def test_bf16_is_as_near_to_float32_as_the_definition_in_bf16(name, plan, traini
     for keys in (["logits"], [key for key in right if key.startswith("of ")], net.state_dict()):
         assert distance(quick, keys) <= 2 * distance(slow, keys)
     assert torch.equal(quick["random"], slow["random"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # torch's own
+@pytest.mark.parametrize(
+    ("name", "plan"), [(n, p) for n in ("fovmax", "swmax") for p in EXPECTED[n]]
+)
+def test_a_training_step_is_compiled_as_one_graph(name, plan):
+    """A GPU would run the parts of a graph with breaks one by one, without an error."""
+    net, images = made(name, dropout=0.0).train(), new_images((61, 90))
+    prepared = Prepared(plan, plan.prepare(net, images, torch.float32))
+    given = (net, prepared, torch.arange(3), "float32", 0.1)
+    torch._dynamo.reset()
+    compiled = torch.compile(loss_of, backend="eager", fullgraph=True, dynamic=False)
+    torch.testing.assert_close(compiled(*given), loss_of(*given))
 
 
 @pytest.mark.parametrize("name", ["fovavg", "fovconc", "fovmax"])

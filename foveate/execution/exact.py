@@ -35,7 +35,8 @@ def all_unmodified(modules: Iterable[nn.Module]) -> bool:
 def _is_unmodified(module: nn.Module) -> bool:
     before = module._forward_pre_hooks or module._backward_pre_hooks
     hooked = before or module._forward_hooks or module._backward_hooks
-    if hooked or not METHODS.isdisjoint(vars(module)):
+    # The form that torch.compile traces in every supported version of torch.
+    if hooked or any(map(vars(module).__contains__, METHODS)):
         return False
     # `parameters()` takes five times as long, and a prediction checks all modules several times.
     return all(type(p) in PLAIN for p in module._parameters.values())
