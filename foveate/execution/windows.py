@@ -31,6 +31,8 @@ from foveate.models.lazy import lazy_logits
 from foveate.models.outputs import Outputs
 from foveate.models.sliding import SlidingChannels
 
+AT_ONCE = 1000  # images whose moments are computed at a time: 0.4 MB each with 17 channels
+
 
 class Moments(NamedTuple):
     """Mean (9 C,) and covariance (9 C, 9 C) of the 3 × 3 windows of a batch."""
@@ -62,7 +64,8 @@ def cut_patches(net: nn.Module, patches: Tensor) -> tuple[Tensor, ...]:
     cut = cut_windows(patches.flatten(0, 1)).unflatten(0, patches.shape[:2])
     if not net.training:
         return (cut,)
-    mean, covariance = window_moments(cut.flatten(1, 3).double())
+    parts = [window_moments(part.flatten(1, 3).double()) for part in cut.split(AT_ONCE)]
+    mean, covariance = map(torch.cat, zip(*parts, strict=True))
     square = covariance + mean[:, :, None] * mean[:, None, :]
     wide = torch.promote_types(patches.dtype, torch.float32)
     return cut, mean.to(wide), square.to(wide)
