@@ -334,6 +334,7 @@ def test_git_does_not_look_at_folders_around_the_package(tmp_path, monkeypatch):
         subprocess.run(["git", "-C", tmp_path, *order], check=True)
     monkeypatch.delenv("FOVEATE_COMMIT", raising=False)
     monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
+    monkeypatch.setattr(provenance, "_commit", provenance._commit.__wrapped__)
     assert provenance.commit() == "" and not mark.exists()
     subprocess.run(["git", "-C", package, "ls-files"], check=True, capture_output=True)
     assert mark.exists()
