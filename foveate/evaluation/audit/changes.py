@@ -42,13 +42,9 @@ def best_changes(
 ) -> list[Change]:
     """Find the most confident changed prediction of each image in a batch.
 
-    Images with the same prediction at every scale are omitted.
-
-    Args:
-        found: Confidence and prediction ``(B,)`` at each of `scales`, the native scale first.
-        labels: Labels ``(B,)``.
-        scales: The scales.
-        first: Position of the first image of the batch among all images.
+    Images with the same prediction at every scale are omitted. `found` has the confidences and
+    predictions (B,) at each of the `scales`, the native scale first. `first` is the position of the
+    first image of the batch among all images.
     """
     confidences, predictions = (torch.stack(part) for part in zip(*found, strict=True))
     changed = predictions != predictions[0]
