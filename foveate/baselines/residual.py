@@ -42,6 +42,5 @@ def network(*, channels: int, classes: int, width: int = WIDTH) -> nn.Sequential
 
 
 def _block(before: int, after: int) -> tuple[nn.Module, ...]:
-    """Return a convolution, its norm and a ReLU."""
     convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
     return convolution, nn.BatchNorm2d(after), nn.ReLU(inplace=True)

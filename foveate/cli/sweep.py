@@ -160,7 +160,6 @@ class _Live:
         self.status, self.folder = ERRORS.status("training"), study.folder
 
     def watch(self, config: "TrainConfig", progress: "Progress", steps: int) -> None:
-        """Show the progress of a run."""
         if ERRORS.is_terminal and progress.step % 20 == 0:  # a step on a GPU takes a millisecond
             epoch = f"epoch {min(progress.epoch + 1, config.epochs)} of {config.epochs}"
             self.status.update(

@@ -166,7 +166,6 @@ def perform(
 
 
 def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad: Bad) -> Outcome:
-    """Test a trained run and write its outcome."""
     begun = time.perf_counter()
     if (accuracy := run.validation()) is None:
         raise DataError(f"{run.path} has no validation accuracy; remove the folder and train again")

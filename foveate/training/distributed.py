@@ -195,7 +195,6 @@ class Team:
             ) from error
 
     def _one_is_gone(self) -> bool:
-        """Whether a process of this machine died."""
         try:
             processes = [self.store.get(f"process/{k}").decode().split() for k in range(self.count)]
         except RuntimeError:  # the store is lost if the process that hosts it died
