@@ -32,13 +32,10 @@ SIZE = 160  # patch size in pixels for timm models that accept any size
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PageNetwork:
-    """A network of the demo.
+    """A network of the demo, with its title on the page.
 
-    Attributes:
-        title: Name shown on the page.
-        model: The loaded model.
-        accuracy: Accuracy by test scale; empty for photographs and a run that was not evaluated.
-        tested: Description of the images that `accuracy` was measured on.
+    `accuracy` is that by test scale, on the images that `tested` describes. It is empty for
+    photographs and for a run that was not evaluated.
     """
 
     title: str
