@@ -135,7 +135,7 @@ class TestSet:
 
 
 def with_channels(
-    net: nn.Module, config: TrainConfig, windows: str | None = None, pool: str | None = None
+    net: nn.Module, config: TrainConfig, windows: str | None, pool: str | None
 ) -> tuple[nn.Module, TrainConfig]:
     """Replace the windows or the pooling of a trained network, and keep its backbone.
 

@@ -38,7 +38,7 @@ class Change(NamedTuple):
 
 
 def best_changes(
-    found: Sequence[tuple[Tensor, Tensor]], labels: Tensor, scales: Sequence[float], first: int = 0
+    found: Sequence[tuple[Tensor, Tensor]], labels: Tensor, scales: Sequence[float], first: int
 ) -> list[Change]:
     """Find the most confident changed prediction of each image in a batch.
 
