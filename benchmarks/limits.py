@@ -115,7 +115,7 @@ def product_rate(device: torch.device, dtype: torch.dtype, side: int) -> float:
     return float(2 * side**3 / _fastest(lambda: one @ other, device))
 
 
-def _fastest(work: Callable[[], object], device: torch.device, rounds: int = 9) -> float:
+def _fastest(work: Callable[[], object], device: torch.device) -> float:
     """Return the least of the times of several rounds in seconds: a rate is a limit."""
     repeats = 10 if device.type == "cuda" else 1
-    return min(duration(work, repeats, device) for _ in range(rounds))
+    return min(duration(work, repeats, device) for _ in range(9))

@@ -328,16 +328,8 @@ def _numbers(item: str) -> tuple[float, ...]:
 def as_scales(scales: str | ScaleGrid | Iterable[float]) -> tuple[float, ...]:
     """Convert scales to a tuple of positive floats in strictly increasing order.
 
-    Args:
-        scales: A grid, numbers, or text in the format of this module. A range in the text is
-            expanded to 4 scales per octave.
-
-    Returns:
-        The scales, smallest first.
-
-    Raises:
-        ConfigError: If a scale is not a positive number, the scales do not increase, or there are
-            none or more than 1,000.
+    A range in a text is expanded to 4 scales per octave. Raises a ConfigError if a scale is not a
+    positive number, the scales do not increase, or there are none or more than 1,000.
     """
     if isinstance(scales, str):
         ranges = parse_scales(scales)

@@ -82,7 +82,7 @@ def bad_body(chance, valid, name):
     return chance.choice(forms)
 
 
-def bad_request(number, address, valid=VALID):
+def bad_request(number, address, valid):
     """The bytes of a request, and whether it is complete."""
     chance = random.Random(f"{SEED} {number}")
     name = chance.choice(sorted(valid))

@@ -26,6 +26,32 @@ def two_threads():
 
 
 @pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A tiny run that nothing disturbed."""
+    from tiny_runs import tiny
+
+    from foveate.training.loop import train
+
+    return train(tiny(), tmp_path_factory.mktemp("whole") / "run")
+
+
+@pytest.fixture(scope="module")
+def digits():
+    """The test images of the embedded digits."""
+    from foveate.data.sources import load_source
+
+    return load_source("mnist-5k").test
+
+
+@pytest.fixture(scope="module")
+def specs(tmp_path_factory):
+    """The folders of runs of the networks that the demo compares."""
+    from demo_nets import made_runs
+
+    return made_runs(tmp_path_factory.mktemp("nets"))
+
+
+@pytest.fixture(scope="module")
 def fovmax_run(tmp_path_factory):
     """The folder of a run of fovmax, trained for seconds."""
     from demo_nets import made_runs

@@ -24,10 +24,10 @@ def error_of(name):
     return one_line(DataError, lambda: load_source(name))
 
 
-def write_idx_folder(folder, *, train=30, test=5, spell=lambda name: name, pack=lambda data: data):
+def write_idx_folder(folder, *, train=30, spell=lambda name: name, pack=lambda data: data):
     generator = np.random.default_rng(0)
     arrays = []
-    for count in (train, test):
+    for count in (train, 5):
         arrays += [generator.integers(0, 256, (count, 3, 4)), np.arange(count) % 3]
     for name, array in zip(FILES, arrays, strict=True):
         (folder / spell(name)).write_bytes(pack(idx_bytes(array)))

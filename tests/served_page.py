@@ -47,9 +47,9 @@ def serving(folder, specs, *options, end=signal.SIGINT, program=("-m", "foveate"
     assert log.read_text().count("\n") == 1, log.read_text()  # the address, and no trouble
 
 
-def send_request(server, method, path, body=None, headers=None, timeout=10):
+def send_request(server, method, path, body=None, headers=None):
     """Send a request: the status of the reply, its body, and its headers by lower-case name."""
-    connection = http.client.HTTPConnection(server, timeout=timeout)
+    connection = http.client.HTTPConnection(server, timeout=10)
     with closing(connection):
         data = json.dumps(body).encode() if isinstance(body, dict | list) else body
         connection.request(method, path, data, JSON if headers is None else headers)
@@ -58,10 +58,10 @@ def send_request(server, method, path, body=None, headers=None, timeout=10):
         return reply.status, reply.read(), found
 
 
-def raw(server, data, complete=True, timeout=10):
+def raw(server, data, complete=True):
     """Send bytes as they are; what comes back until the server is done or closes."""
     host, _, port = server.partition(":")
-    with socket.create_connection((host, int(port)), timeout=timeout) as client:
+    with socket.create_connection((host, int(port)), timeout=10) as client:
         found = b""
         try:
             client.sendall(data)

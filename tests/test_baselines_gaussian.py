@@ -52,11 +52,11 @@ def small_net(size=SIZE, seed=0):
     return GaussianDerivativeNet(sigmas, channels=1, classes=3, size=size, features=(4, 5))
 
 
-def layer_jets(grids, layer, dtype=torch.float64):
+def layer_jets(grids, layer):
     """The matrices (3 P, H) between two grids, which the network stores in float32."""
     before, after = grids[layer - 1 : layer + 1]
     edges, step = (before[1:] + before[:-1]) / 2, float(before[1] - before[0])
-    return jet_matrices(after, edges, baseline.RATIO**layer, step).float().to(dtype)
+    return jet_matrices(after, edges, baseline.RATIO**layer, step).float().double()
 
 
 @pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0, 40.0])

@@ -62,9 +62,9 @@ def gains(conv):
     return max(float(torch.tensordot(conv.weight.abs(), b, 1).sum((1, 2, 3)).max()) for b in bases)
 
 
-def around_centre(maps, step, count=6):
+def around_centre(maps, step):
     """The pixels of maps (..., H, W) at multiples of `step` pixels from the central one."""
-    at = maps.shape[-1] // 2 + step * torch.arange(-count, count + 1)
+    at = maps.shape[-1] // 2 + step * torch.arange(-6, 7)
     return maps[..., at, :][..., at]
 
 

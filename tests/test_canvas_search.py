@@ -34,12 +34,12 @@ def prepared(net, images):
     return filled, layout.places
 
 
-def every_window(places, count, size=28, stride=4):
+def every_window(places):
     boxes = [
-        (top // stride, (top + h - size) // stride, left // stride, (left + w - size) // stride)
+        (top // 4, (top + h - 28) // 4, left // 4, (left + w - 28) // 4)
         for top, left, h, w in places
     ]
-    return torch.tensor(boxes, dtype=torch.int32, device=DEVICE).expand(count, -1, -1).contiguous()
+    return torch.tensor(boxes, dtype=torch.int32, device=DEVICE).expand(2, -1, -1).contiguous()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -48,7 +48,7 @@ def test_the_strongest_windows_are_those_of_the_dense_network(channels):
     filled, places = prepared(net, images)
     mask = torch.rand(2, 20, device=DEVICE).bfloat16()
     needed = needed_windows(filled, places, 28, 4)
-    assert torch.equal(needed, every_window(places, 2))
+    assert torch.equal(needed, every_window(places))
     values, positions = strongest(net.backbone, filled, needed, mask, places)
     exact = net.double().backbone.dense(filled.double(), mask.double())
     across = exact.shape[-1]
@@ -82,10 +82,10 @@ def test_windows_that_show_only_background_change_nothing(monkeypatch):
     filled, places = prepared(net, images)
     needed = needed_windows(filled, places, 28, 4)
     counts = [(n[..., 1] - n[..., 0] + 1) * (n[..., 3] - n[..., 2] + 1) for n in
-              (needed, every_window(places, 2))]  # fmt: skip
+              (needed, every_window(places))]  # fmt: skip
     assert torch.all(counts[0].sum(1) < counts[1].sum(1))
     few = strongest(net.backbone, filled, needed, None, places)[0]
-    every = strongest(net.backbone, filled, every_window(places, 2), None, places)[0]
+    every = strongest(net.backbone, filled, every_window(places), None, places)[0]
     for part in grid_slices(places, 28, 4):
         assert torch.equal(few[:, part].amax(1), every[:, part].amax(1))
 

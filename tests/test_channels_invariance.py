@@ -15,8 +15,8 @@ FINE = ScaleGrid(1, 8, per_octave=4)
 H, W = 256, 240  # the window of scale 8 is 224 pixels: no padding
 
 
-def linear_net(scales, size, classes=5):
-    backbone = nn.Sequential(nn.Flatten(), nn.Linear(size**2, classes))
+def linear_net(scales, size):
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(size**2, 5))
     return shake(ScaleChannels(backbone, scales, size))
 
 

@@ -11,13 +11,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from demo_nets import BAD, GOOD, SCALES, base64_of, made_runs, saved, seven
+from demo_nets import BAD, GOOD, SCALES, base64_of, saved, seven
 from PIL import Image
 from tiny_runs import tiny
 
 from foveate.cli.app import run
 from foveate.data.large_scale import rescale
-from foveate.data.sources import load_source
 from foveate.demo import scenes, uploads
 from foveate.demo.digit_page import DigitPage
 from foveate.demo.networks import predict_digit
@@ -30,18 +29,8 @@ from foveate.training.loop import train
 
 
 @pytest.fixture(scope="module")
-def specs(tmp_path_factory):
-    return made_runs(tmp_path_factory.mktemp("nets"))
-
-
-@pytest.fixture(scope="module")
 def digit_networks(specs):
     return open_page(specs).networks
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load_source("mnist-5k").test
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 from browsed_page import contrast, reply_count, wait_for_reply
-from demo_nets import BAD, GOOD, made_runs
+from demo_nets import BAD, GOOD
 from served_page import serving, written
 
 from foveate.data.large_scale import rescale
@@ -39,11 +39,6 @@ LONG = """() => {
   for (const title of document.querySelectorAll(titles)) title.append(folder);
 }"""
 REFUSED = "the server responded with a status of 400"  # what Chromium logs of a refused file
-
-
-@pytest.fixture(scope="module")
-def specs(tmp_path_factory):
-    return made_runs(tmp_path_factory.mktemp("nets"))
 
 
 @pytest.fixture(scope="module")

@@ -92,9 +92,9 @@ def test_composed_and_decomposed_names_fall_into_the_same_split():
     assert 0 <= split_fraction("a", "\udcff.png") < 1  # a name that is not UTF-8
 
 
-def write_splits(folder, counts, classes=("a", "b")):
+def write_splits(folder, counts):
     for split, count in counts.items():
-        for label, name in enumerate(classes):
+        for label, name in enumerate("ab"):
             for value in range(count):
                 save(folder / split / name / f"{value:02}.png", 100 * label + value)
 

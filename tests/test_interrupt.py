@@ -24,12 +24,6 @@ from foveate.training.interrupt import Terminated, deferred_signals
 from foveate.training.loop import train, train_together
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A run that nothing disturbed."""
-    return train(tiny(), tmp_path_factory.mktemp("whole") / "run")
-
-
 @pytest.mark.parametrize(
     ("number", "code", "word"),
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
@@ -175,7 +169,7 @@ def test_a_handler_that_exits_saves_too(tmp_path, whole, monkeypatch):
     assert_as_if_nothing_had_been(tmp_path, whole)
 
 
-def press_ctrl_c(number=signal.SIGINT):
+def press_ctrl_c(number):
     os.kill(os.getpid(), number)
     for _ in range(100):  # Python hands a signal over between two of its own instructions
         pass

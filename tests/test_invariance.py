@@ -27,9 +27,9 @@ def small_net(scales=GRID, pool="max"):
     return shake(ScaleChannels(backbone, scales, 16, pool))
 
 
-def formula(H=96, W=90, **changes):
+def formula(**changes):
     f = blobs(8, 12, **changes)
-    return lambda scale: f.image(H, W, scale)
+    return lambda scale: f.image(96, 90, scale)
 
 
 @pytest.mark.parametrize(("factor", "pairs"), [(2.0, 5), (2**-0.5, 6), (1.0, 7)])

@@ -24,7 +24,7 @@ _needs_a_compiler = native_trunks._needs_a_compiler  # a fixture for every test
 EPS = torch.finfo(torch.float32).eps
 
 
-def assert_right(images, scales, size, padding="border", centres=None):
+def assert_right(images, scales, size, padding, centres=None):
     found = gather_patches(images, PatchSpec(tuple(scales), size, padding, False, centres))
     exact = foveate_plain(images.double(), scales, size, padding=padding, centres=centres)
     assert found.is_contiguous() and found.dtype == torch.float32

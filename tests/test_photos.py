@@ -61,7 +61,7 @@ def cut(batches, order, batch, draws=(0, 0)):
     return inputs, torch.cat([b.labels for b in found]), [len(b.labels) for b in found]
 
 
-def per_picture(config, split, index, draws=(0, 0)):
+def per_picture(config, split, index, draws):
     """What the network sees of one picture, step by step."""
     recipe, net = config.recipe, build_net(config)
     path, label = PictureFolder(PHOTOGRAPHS).items[split][index]

@@ -10,7 +10,6 @@ from PIL import Image
 from foveate import ScaleGrid, wrap
 from foveate.cli.app import run
 from foveate.data.large_scale import BACKGROUND
-from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.models import Model, load_model
 from foveate.evaluation.predict import Prediction, predict, prepare_search
@@ -21,11 +20,6 @@ from foveate.report.boxes import INK, draw_prediction
 @pytest.fixture(scope="module")
 def fovmax():
     return load_model("fovmax-mnist-tr2")
-
-
-@pytest.fixture(scope="module")
-def digits():
-    return load_source("mnist-5k").test
 
 
 def pasted(digits, chance, size=(300, 400), zoom=1):

@@ -22,9 +22,9 @@ def pixels(path):
     return torch.from_numpy(np.array(read_picture(path))).permute(2, 0, 1)
 
 
-def undone(image, recipe=PHOTO):
+def undone(image):
     """The values from 0 to 1 before normalisation."""
-    mean, std = (torch.tensor(v)[:, None, None] for v in (recipe.mean, recipe.std))
+    mean, std = (torch.tensor(v)[:, None, None] for v in (PHOTO.mean, PHOTO.std))
     return image * std + mean
 
 

@@ -13,13 +13,6 @@ from foveate.errors import DataError
 from foveate.training.checkpoint import RunFolder
 from foveate.training.loop import train
 
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A run that nothing disturbed."""
-    return train(tiny(), tmp_path_factory.mktemp("whole") / "run")
-
-
 # What the process does to itself: `how` says where it dies, `at` how many times it passes there.
 VICTIM = """
 import os, signal, sys
@@ -104,8 +97,8 @@ train(tiny(), Path(sys.argv[1]), callback=lambda *progress: time.sleep(0.5))
 """
 
 
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
+def wait_for(condition):
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, "it did not come"
         time.sleep(0.01)

@@ -40,10 +40,6 @@ def hermite_functions(size: int, sigma: float, ratio: float) -> Tensor:
     constant, Gaussian derivatives of order n, scale-normalised. All pairs with a total order of at
     most 4 are followed by the same pairs for sigma / ratio, sigma / ratio^2 and so on, until there
     are 49 of them. P = `size` is odd, and `sigma` is in pixels.
-
-    Examples:
-        >>> hermite_functions(size=7, sigma=2.0, ratio=1.5).shape
-        torch.Size([49, 7, 7])
     """
     x = torch.arange(size, dtype=torch.float64) - size // 2
     found: list[Tensor] = []
@@ -75,10 +71,6 @@ def hermite_basis(sigmas: Sequence[float], size: int) -> list[Filters]:
 
     The scales are the standard deviations `sigmas` of the widest Gaussians, in increasing order. At
     the largest scale, filters have `size` pixels along an axis, an odd number.
-
-    Examples:
-        >>> [filters.values.shape[-1] for filters in hermite_basis([2.0, 4.0], 15)]
-        [7, 15]
     """
     largest = sigmas[-1]
     sides = [max(3, int(size * sigma / largest) // 2 * 2 + 1) for sigma in sigmas]
@@ -95,10 +87,6 @@ def discrete_basis(scales: Sequence[float]) -> list[Filters]:
     At scale 1, the 49 functions are those of `hermite_functions` on 7 × 7 pixels, with unit norm.
     At integer scales they are dilated; `transfer` finds the filters of other scales. The scales
     increase from 1.
-
-    Examples:
-        >>> [(f.values.shape[-1], f.step) for f in discrete_basis([1.0, 1.5, 2.0])]
-        [(7, 1), (15, 1), (7, 2)]
     """
     functions = hermite_functions(WIDTH, SIGMA, SIGMA)
     functions = functions / vector_norm(functions, dim=(1, 2), keepdim=True)

@@ -73,11 +73,6 @@ class GaussianDerivativeNet(nn.Module):
 
     The initial scales `sigmas` of the channels are in pixels, at least 0.3, and increase.
     `features` are the numbers of features of each layer but the last, which has K.
-
-    Examples:
-        >>> net = GaussianDerivativeNet((1, 2), channels=3, classes=4, size=32, features=(6, 8))
-        >>> net.eval()(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 4])
     """
 
     first: Tensor

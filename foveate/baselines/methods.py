@@ -29,10 +29,6 @@ class Reference:
     """Accuracy of the authors' own network on MNIST Large Scale in percent, for calibration.
 
     The mean is over the test scales `scales`, or over all 17 if they are empty.
-
-    Examples:
-        >>> METHODS["sesn"].reference.mean
-        65.7
     """
 
     trained: str

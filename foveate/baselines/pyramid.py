@@ -28,13 +28,6 @@ class Pyramid(nn.Module):
 
     There are four levels from the image on. With `doubled` there are five, the first of twice the
     resolution of the image by bilinear interpolation.
-
-    Examples:
-        >>> net = Pyramid(channels=1, classes=10, size=112)
-        >>> [tuple(level.shape[2:]) for level in net.levels(torch.zeros(2, 1, 112, 112))]
-        [(112, 112), (56, 56), (28, 28), (14, 14)]
-        >>> net(torch.zeros(2, 1, 112, 112)).shape
-        torch.Size([2, 10])
     """
 
     filter: Tensor

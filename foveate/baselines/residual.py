@@ -28,12 +28,6 @@ def network(*, channels: int, classes: int, width: int = WIDTH) -> nn.Sequential
 
     It maps patches (N, C, P, P) of at least 8 pixels to logits (N, K). The first convolution has
     `width` filters.
-
-    Examples:
-        >>> import torch
-        >>> net = network(channels=3, classes=10).eval()
-        >>> net(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 10])
     """
     w = width
     return nn.Sequential(
@@ -48,6 +42,5 @@ def network(*, channels: int, classes: int, width: int = WIDTH) -> nn.Sequential
 
 
 def _block(before: int, after: int) -> tuple[nn.Module, ...]:
-    """Return a convolution, its norm and a ReLU."""
     convolution = nn.Conv2d(before, after, 3, padding=1, bias=False)
     return convolution, nn.BatchNorm2d(after), nn.ReLU(inplace=True)

@@ -58,11 +58,6 @@ class RieszNet(nn.Module):
     Cost for one image of 112 pixels: in training, about 3 GFLOP of matrix products forward, with 26
     MB of activations in float32; in evaluation, about 2 GFLOP. The matrices by which a layer
     multiplies spectra take another 0.2 GB for a batch of any size.
-
-    Examples:
-        >>> net = RieszNet(channels=3, classes=4, size=32, features=(6, 8)).eval()
-        >>> net(torch.zeros(2, 3, 32, 32)).shape
-        torch.Size([2, 4])
     """
 
     multipliers: Tensor

@@ -46,11 +46,6 @@ class ScaleConv(nn.Module):
 
     Wide filters on features of the width and height `size` are applied by Fourier transforms.
     `size` is None for features of any size, and for images, which have too few channels for that.
-
-    Examples:
-        >>> layer = ScaleConv(1, 8, hermite_basis([2.0, 4.0], 15))
-        >>> layer(torch.zeros(3, 1, 28, 28)).shape
-        torch.Size([2, 3, 8, 28, 28])
     """
 
     def __init__(
@@ -105,11 +100,6 @@ class SteerableNet(nn.Module):
 
     With `smooth`, blocks of 2 × 2 features are averaged, as in DISCO, instead of their maximum
     being taken. The last maximum is then taken over overlapping windows.
-
-    Examples:
-        >>> net = SteerableNet(hermite_basis([1.0, 2.0], 7), channels=3, classes=5, size=16)
-        >>> net(torch.zeros(2, 3, 16, 16)).shape
-        torch.Size([2, 5])
     """
 
     def __init__(

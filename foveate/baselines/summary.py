@@ -152,7 +152,6 @@ def _by_method(lines: Iterable[Measurement]) -> dict[str, list[Measurement]]:
 
 
 def _averages(lines: Sequence[Measurement]) -> list[float]:
-    """Return the mean accuracy over scales of each seed."""
     seeds = sorted({line.seed for line in lines})
     return [mean(line.accuracy for line in lines if line.seed == seed) for seed in seeds]
 

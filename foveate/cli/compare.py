@@ -81,7 +81,6 @@ def compare(
 
 
 def _split(names: list[str] | None) -> list[str]:
-    """Split lists of names at commas."""
     return [name.strip() for part in names or [] for name in part.split(",")]
 
 
@@ -110,7 +109,6 @@ def _draw(
     suffix: str,
     facts: dict[str, str],
 ) -> None:
-    """Write the page and the figures."""
     from foveate.baselines.summary import comparison_views
     from foveate.report.comparison_page import comparison_figure, comparison_page
     from foveate.report.plots import save_figure

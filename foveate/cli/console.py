@@ -28,11 +28,9 @@ class _Console(Console):
     """
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """Print the objects; paths as texts."""
         super().print(*(str(o) if isinstance(o, Path) else o for o in objects), **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Render a text or a cell of a table."""
         return super().render_str(printable(text), **options)
 
 

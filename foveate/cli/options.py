@@ -60,20 +60,14 @@ def complete_model(incomplete: str) -> list[str]:
 def shared(
     metavar: str, help: str, panel: str, *names: str, values: Iterable[str] = (), **how: Any
 ) -> Callable[..., Any]:
-    """Define an option, which several commands can share.
+    """Return a function that makes an option for one of several commands.
 
-    Args:
-        metavar: Placeholder of the value; empty for a flag.
-        help: Help text.
-        panel: Panel of the help.
-        *names: Names of the option; by default that of the parameter. State it if it equals the
-            placeholder: some versions of typer then take the spelling of the placeholder.
-        values: Values that a shell completes; a command can pass others to the returned function.
-        **how: Further arguments of `typer.Option`.
+    `metavar` is empty for a flag. The name of the option is by default that of the parameter. State
+    it if it equals the placeholder: some versions of typer then take the spelling of the
+    placeholder. Shells complete the `values`.
 
-    Returns:
-        A function that makes the option for one command. `default` describes a default that the
-        command computes, `panel` replaces the panel, `min` and `max` limit a number.
+    A command can pass another panel and other values to the function. `default` describes a default
+    that the command computes, and `min` and `max` limit a number.
     """
     how = {"metavar": metavar, "help": help, **how}
 

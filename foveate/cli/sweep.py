@@ -121,11 +121,8 @@ def open_study(jobs: "Sequence[Job]", folder: Path, bad: str = "stop") -> "Study
 def run_study(study: "Study", labels: Labels, *, dry_run: bool, **engine: Any) -> None:
     """Perform the remaining runs of a study, report each one as it ends, and print the table.
 
-    Args:
-        study: The study.
-        labels: Label of each row in the printed table.
-        dry_run: Print the table and return without training.
-        **engine: Arguments of `make_engine`.
+    The `labels` are those of the rows in the table. A `dry_run` prints the table without training.
+    Other options are those of `make_engine`.
     """
     from foveate.sweeps.runner import make_engine
     from foveate.training.state import keep_freed_memory
@@ -163,7 +160,6 @@ class _Live:
         self.status, self.folder = ERRORS.status("training"), study.folder
 
     def watch(self, config: "TrainConfig", progress: "Progress", steps: int) -> None:
-        """Show the progress of a run."""
         if ERRORS.is_terminal and progress.step % 20 == 0:  # a step on a GPU takes a millisecond
             epoch = f"epoch {min(progress.epoch + 1, config.epochs)} of {config.epochs}"
             self.status.update(

@@ -120,6 +120,5 @@ def _flatten(image: Image.Image, background: Background) -> Image.Image:
 
 
 def _is_dark(drawn: Image.Image) -> bool:
-    """Whether the visible pixels are dark on average."""
     visible = ImageStat.Stat(drawn.convert("L"), mask=drawn.getchannel("A"))
     return visible.count[0] > 0 and visible.mean[0] < 128

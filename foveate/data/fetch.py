@@ -156,10 +156,8 @@ def _read_place(
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Read the files `names` from an archive in the cache folder, or download them from a mirror.
 
-    Single files are downloaded one by one; the first failure skips the rest of this mirror.
-
-    Yields:
-        Path or URL of an archive or a file, and the decoded content of each file in it by name.
+    Yield the path or URL of each archive or file, and the decoded content of the files in it by
+    name. Single files are downloaded one by one; the first failure skips the rest of this mirror.
     """
     if isinstance(place, Path):
         if archive and (path := place / archive).is_file():

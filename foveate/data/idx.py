@@ -64,7 +64,7 @@ def decode(path: Path, limit: int = MAX_DECODED) -> bytes:
     return gunzip(data, str(path), limit)
 
 
-def gunzip(data: bytes, name: str, limit: int = MAX_DECODED) -> bytes:
+def gunzip(data: bytes, name: str, limit: int) -> bytes:
     """Return `data`, decompressed if it is gzip data; raise a DataError beyond `limit` bytes."""
     if not data.startswith(_GZIP_MAGIC):
         return data

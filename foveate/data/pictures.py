@@ -39,12 +39,10 @@ def read_folder(name: str, folder: Path) -> Source:
     Classes and files are sorted by name. The subfolders `train`, `val` (or `validation`) and `test`
     are the splits. Without `val`, one sixth of `train` is the validation set. Without such
     subfolders, one fifth of all files is the test set and one tenth the validation set. The classes
-    are those of `train`; other splits can lack some of them. A hash of
-    class and file name assigns the files (see `split_fraction`), so adding or removing a file does
-    not move any other. Near-duplicates, such as the frames of a video, can then end up in different
-    splits; create the subfolders yourself for such data. The images of each split alternate between
-    the classes, so its first images are balanced. Hidden files and files with other extensions are
-    ignored.
+    are those of `train`; other splits can lack some of them. A hash of class and file name assigns
+    the files (see `split_fraction`), so adding or removing a file does not move any other. The
+    images of each split alternate between the classes, so its first images are balanced. Hidden
+    files and files with other extensions are ignored.
 
     Images are decoded by `read_picture`. They have one channel if all are grey; otherwise all of
     them become RGB.

@@ -89,13 +89,10 @@ def load_source(name: str, report: Report | None = None) -> Source:
 
 
 def open_source(name: str, load: Load = load_source, stream: bool = False) -> Source | Shards:
-    """Open a source whose images are read by index.
+    """Open a source whose images are read by index; `load` loads a source into memory.
 
-    Args:
-        name: Name of the source, in one of the forms of `SOURCES`.
-        load: Function that loads a source into memory.
-        stream: Whether to read images from disk on demand. Sources that are always loaded into
-            memory, or always streamed, ignore it.
+    With `stream`, images are read from disk on demand. Sources that are always loaded into memory,
+    or always streamed, ignore it.
     """
     kind = find_kind(name)
     if kind and kind.open and (stream or kind.load is None):

@@ -176,10 +176,7 @@ def checked_labels(
 ) -> NDArray[np.int64]:
     """Return labels (N,) as int64, or raise a DataError if one is not a valid class index.
 
-    Args:
-        labels: Labels of any dtype.
-        where: Name of the file, and of the array in it, for the error message.
-        classes: Number of classes.
+    The error names `where` the labels are: the file, and the array in it.
     """
     if labels.dtype.kind not in NUMBERS:
         good = np.zeros(labels.shape, bool)
@@ -198,10 +195,8 @@ def checked_labels(
 def checked_pixels(values: NDArray[Any], where: str, indices: Sequence[int]) -> NDArray[np.float32]:
     """Return pixels as float32, or raise a DataError if one is not finite.
 
-    Args:
-        values: Pixels of any dtype; axis 0 is the image.
-        where: Name of the file, and of the array in it, for the error message.
-        indices: Index in the file of each image in `values`, for the error message.
+    The error names `where` the pixels are, and the index in the file of the image: that of
+    `values[i]` is `indices[i]`.
     """
     if values.dtype.kind not in NUMBERS:
         raise DataError(f"{where}: pixels are {values.dtype}, not real numbers; convert them")

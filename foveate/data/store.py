@@ -234,7 +234,6 @@ class _Disk(io.FileIO):
     failure: OSError | None = None
 
     def write(self, data: Any, /) -> int:
-        """Write all of `data`, or store the error."""
         left = memoryview(data).cast("B")
         try:
             while left:
@@ -244,7 +243,6 @@ class _Disk(io.FileIO):
         return memoryview(data).nbytes
 
     def truncate(self, size: int | None = None, /) -> int:
-        """Set the size, or store the error."""
         try:
             return super().truncate(size)
         except OSError as error:

@@ -30,13 +30,10 @@ MAYBE_SEEN = (
 
 
 class DigitPage:
-    """Page that compares networks on digits.
+    """Page that compares networks of one input size on digits.
 
-    Requests are stateless and validate all their fields.
-
-    Args:
-        networks: Networks with the same input size.
-        digits: Digits used as examples and in scenes.
+    The `digits` are its examples and parts of its scenes. Requests are stateless and validate all
+    their fields.
     """
 
     files = ("page.css", "page.js", "digit.js", "scene.js")

@@ -32,13 +32,10 @@ SIZE = 160  # patch size in pixels for timm models that accept any size
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PageNetwork:
-    """A network of the demo.
+    """A network of the demo, with its title on the page.
 
-    Attributes:
-        title: Name shown on the page.
-        model: The loaded model.
-        accuracy: Accuracy by test scale; empty for photographs and a run that was not evaluated.
-        tested: Description of the images that `accuracy` was measured on.
+    `accuracy` is that by test scale, on the images that `tested` describes. It is empty for
+    photographs and for a run that was not evaluated.
     """
 
     title: str
@@ -131,9 +128,8 @@ def predict_digit(
 ) -> tuple[Tensor, list[View]]:
     """Classify a digit (1, 1, 28, 28), values 0 to 255, with all networks at the scale `zoom`.
 
-    Returns:
-        The frame (1, 1, H, W) that the networks see, and their predictions; with patches for the
-        first network with scale channels.
+    Return the frame (1, 1, H, W) that the networks see, and their predictions. That of the first
+    network with scale channels has its patches.
     """
     first = networks[0].model
     frame = rescale(digit, zoom, size=first.size, border=first.border)
@@ -200,19 +196,10 @@ def predict_photo(
     scale: float,
     shift: tuple[float, float] = (0.0, 0.0),
 ) -> list[View]:
-    """Classify an image with all networks, preprocessed as in `foveate evaluate`.
+    """Classify a uint8 image (C, H, W) with all networks, preprocessed as in `foveate evaluate`.
 
-    Args:
-        networks: The networks.
-        picture: uint8 image ``(C, H, W)``.
-        scale: Short side of the resized image, relative to the base size of the recipe.
-        shift: Translation (y, x) of the resized image in pixels.
-
-    Returns:
-        One prediction per network, with its patches.
-
-    Raises:
-        DataError: If the image is too narrow, or a network returns non-finite logits.
+    The short side of the resized image is `scale` times the base size of the recipe, and the image
+    is shifted by (y, x) pixels. Raises a DataError if it is too narrow.
     """
     recipes = {recipe_of(network) for network in networks}
     images = {recipe: _resized(picture, recipe, scale) for recipe in recipes}

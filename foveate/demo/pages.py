@@ -23,20 +23,10 @@ def open_page(
     pretrained: bool = False,
     weights: str | Path | None = None,
 ) -> WebPage:
-    """Load networks and build the demo page for them.
+    """Load networks as `load_model` does, and build the demo page for digits or for photographs.
 
-    Args:
-        refs: Networks by name, run folder or timm:NAME; by default the digit networks shipped
-            with the package.
-        trust: Allow a reference to run code that it contains or names.
-        pretrained: Download the weights of timm:NAME, unless they are cached.
-        weights: File with the weights of timm:NAME.
-
-    Returns:
-        The page for digits or for photographs.
-
-    Raises:
-        ConfigError: If the networks cannot be compared on one page.
+    Without `refs`, the page compares the digit networks of the package. Raises a ConfigError if the
+    networks cannot be compared on one page.
     """
     if len(refs) > MAX_NETWORKS:
         raise ConfigError(

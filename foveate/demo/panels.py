@@ -63,10 +63,7 @@ def windows(views: Sequence[View], frame: float) -> str:
 def cards(views: Sequence[View], truth: str | None, detail: Callable[[View], str]) -> str:
     """Render one card per network: its class and probability, whether it is right, and details.
 
-    Args:
-        views: Predictions of the networks.
-        truth: Name of the true class; None if it is unknown.
-        detail: Function that renders further lines of a card as HTML.
+    `truth` is the name of the true class; `detail` renders further lines of a card as HTML.
     """
     return "".join(_card(k, view, truth, detail(view)) for k, view in enumerate(views))
 
@@ -158,13 +155,9 @@ def channels(
 ) -> str:
     """Render the patches of a network, and the responses of all networks with the same windows.
 
-    Args:
-        views: Predictions of the networks.
-        first: View that the patches belong to.
-        shown: The patches side by side, as HTML.
-        names: Names of the channels.
-        ticks: Labels of the axis, one per channel.
-        name_best: Whether the captions name the strongest channel.
+    The patches of the view `first` are `shown` side by side, as HTML. `names` are those of the
+    channels, and `ticks` their labels on the axis. With `name_best`, captions name the strongest
+    channel.
     """
     windows = first.network.windows
     alike = {k: view for k, view in enumerate(views) if view.network.windows == windows}

@@ -31,12 +31,9 @@ PADDINGS = {"border": "by replicating its border", "reflect": "by reflecting it"
 
 
 class PhotoPage:
-    """Page that compares networks on photographs.
+    """Page that compares networks on photographs; their recipes have the same base size.
 
     Requests are stateless and validate all their fields.
-
-    Args:
-        networks: Networks whose recipes have the same base size.
     """
 
     files = ("page.css", "page.js", "photo.css", "photo.js")

@@ -102,11 +102,9 @@ def choose_tolerance(
 def required_tolerance(differs: Tensor, lead: Tensor) -> Tensor:
     """Return the tolerance (B,) from which lazy evaluation finds the class of all channels.
 
-    It is minus infinity if every round has this class.
-
-    Args:
-        differs: Whether the class after each round differs from that of all channels, ``(R, B)``.
-        lead: Largest tolerance that decides for it, ``(R, B)``.
+    It is minus infinity if every round has this class. `differs` (R, B) states whether the class
+    after each round differs from it, and `lead` (R, B) is the largest tolerance that decides for
+    the class of the round.
     """
     needed = lead.new_full(lead.shape[1:], -math.inf)
     largest = needed.clone()  # an image is decided in a round only if its lead exceeds the earlier

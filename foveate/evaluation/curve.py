@@ -163,8 +163,8 @@ def measure_accuracy(
     net: nn.Module,
     batches_at: Callable[[float], Iterable[tuple[Prepared, Tensor]]],
     scales: Sequence[float],
-    precision: Precision = "float32",
-    advance: Callable[[int], None] = lambda count: None,
+    precision: Precision,
+    advance: Callable[[int], None],
 ) -> list[AtScale]:
     """Count the predictions of a network in eval mode on batches of prepared images and labels."""
     device, results = next(net.parameters()).device, []

@@ -195,11 +195,7 @@ def _in_picture(
 def prepare(
     pixels: Pixels, model: Model, invert: bool | None = None, scale: float | None = None
 ) -> tuple[Tensor, bool]:
-    """Convert pixels (H, W, 1 or 3) to the input (1, C, H, W), see the module docstring.
-
-    Returns:
-        The input, and whether the image was inverted.
-    """
+    """Return the input (1, C, H, W) for pixels (H, W, 1 or 3), and whether they were inverted."""
     if scale is not None:
         check_scale(scale)
     if model.photo is not None:
@@ -220,11 +216,7 @@ def prepare(
 def prepare_search(
     pixels: Pixels, model: Model, invert: bool | None = None, scale: float | None = None
 ) -> tuple[Tensor, bool]:
-    """Convert pixels (H, W, 1 or 3) to the input (1, C, H', W') of a search, aspect ratio kept.
-
-    Returns:
-        The input, and whether the image was inverted.
-    """
+    """Compute `prepare` for a search: the input (1, C, H', W') keeps the aspect ratio."""
     assert isinstance(model.net, ScaleChannels)
     if model.photo is not None:
         image, _ = prepare(pixels, model, invert, scale)

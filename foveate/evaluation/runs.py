@@ -13,15 +13,7 @@ from foveate.training.config import TrainConfig
 
 
 class PretrainedRun(RunFolder):
-    """A pretrained network of this package, in place of the folder of its run.
-
-    Args:
-        path: Name of the network.
-
-    Examples:
-        >>> PretrainedRun(Path("fovmax-mnist-tr2")).config().scales
-        '2'
-    """
+    """A pretrained network of this package in place of a run folder; `path` is its name."""
 
     @property
     def _info(self) -> PretrainedInfo:
@@ -50,19 +42,6 @@ def open_run(ref: str | Path) -> RunFolder:
     """Open a finished run: a folder of ``foveate train``, or a pretrained network by its name.
 
     As in `load_model`, a folder takes precedence over a name.
-
-    Args:
-        ref: Path of the folder, or name.
-
-    Returns:
-        The run.
-
-    Raises:
-        DataError: If the folder is not a run, and there is no pretrained network of this name.
-
-    Examples:
-        >>> open_run("fovplus-tr2").config().zooms
-        (0.177, 5.66)
     """
     known = str(ref) in pretrained_names() and not os.path.isdir(ref)
     return PretrainedRun(Path(ref)) if known else RunFolder(Path(ref))

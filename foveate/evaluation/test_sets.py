@@ -135,26 +135,14 @@ class TestSet:
 
 
 def with_channels(
-    net: nn.Module, config: TrainConfig, windows: str | None = None, pool: str | None = None
+    net: nn.Module, config: TrainConfig, windows: str | None, pool: str | None
 ) -> tuple[nn.Module, TrainConfig]:
     """Replace the windows or the pooling of a trained network, and keep its backbone.
 
-    A network on whole images becomes the backbone of channels: it receives the image at several
-    sizes.
-
-    Args:
-        net: Network of a run.
-        config: Configuration of the run.
-        windows: Windows in pixels, in the notation of `foveate.scales.parse_windows`; None keeps
-            those of the run.
-        pool: ``max``, ``avg`` or ``logsumexp``; None keeps the pooling of the run.
-
-    Returns:
-        The network with the new channels and the same backbone, and its configuration.
-
-    Raises:
-        ConfigError: If the network has sliding windows or pools by concatenation, or an argument
-            is invalid.
+    Return the network and its configuration. A network on whole images becomes the backbone of
+    channels: it receives the image at several sizes. Windows are in pixels, in the notation of
+    `foveate.scales.parse_windows`. None keeps the windows or the pooling of the run. Raises a
+    ConfigError for sliding windows and for pooling by concatenation.
     """
     if windows is None and pool is None:
         return net, config
@@ -197,20 +185,10 @@ def open_test_set(
 ) -> TestSet:
     """Open the test set of a run.
 
-    Args:
-        folder: Folder of the run.
-        load: Function that loads a source by name.
-        split: Split of the source.
-        source: Source to evaluate on; by default the source of the run or of its dataset file.
-        changed_data: Accept a source whose content changed since the run started.
-        bad: Whether unusable images raise an error, or are skipped and listed in `skipped`.
-        view: Meaning of a scale, for photographs: "zoom" or "resolution".
-        border: What windows see outside a photograph: "replicate", "reflect", a number or a colour.
-
-    Raises:
-        ConfigError: If the source is unknown, its images or classes do not fit the network, or the
-            view is not supported.
-        DataError: If the source changed or is missing.
+    The source is that of the run, or of its dataset file, unless another one is given. With
+    `changed_data`, its content can have changed since the run started. With `bad` "skip", images
+    that cannot be used are left out and listed in `skipped`. `view` and `border` are for
+    photographs: the meaning of a scale, and what windows see outside an image.
     """
     config = folder.config()
     check_bad(bad, config)
@@ -272,13 +250,6 @@ def images_per_second(net: nn.Module, config: TrainConfig) -> float:
 
     The images are already in memory at their final size, so the time to read and rescale them does
     not count. A first batch, which compiles kernels, does not count either.
-
-    Args:
-        net: Network of a run.
-        config: Configuration of the run, for the size and the number of channels of an image.
-
-    Returns:
-        Images per second.
     """
     device = next(net.parameters()).device
     side = config.recipe.base if config.recipe and is_photo(config) else config.size

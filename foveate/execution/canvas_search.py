@@ -51,18 +51,11 @@ def applies(backbone: ConvNet, canvas: Tensor) -> bool:
 
 
 def needed_windows(canvas: Tensor, places: Sequence[Place], size: int, stride: int) -> Tensor:
-    """Return the windows of each grid that can have the largest logit.
+    """Return the windows of each grid on a canvas (B, C, H, W) that can have the largest logit.
 
-    Args:
-        canvas: Grids of images, shape ``(B, C, H, W)``.
-        places: Top, left, height and width of each grid.
-        size: Side of a window in pixels.
-        stride: Distance of windows in pixels, which divides the positions of the grids.
-
-    Returns:
-        First and last row, and first and last column, of the needed windows among those of the
-        canvas, int32, shape ``(B, S, 4)``. They contain every window that is not constant, and a
-        constant one if there is any.
+    The result (B, S, 4), int32, has their first and last row, and first and last column, among the
+    windows of the canvas. They contain every window that is not constant, and a constant one if
+    there is any. The stride of the windows divides the positions of the grids.
     """
     found = []
     for top, left, height, width in places:
@@ -109,16 +102,9 @@ def strongest(
 ) -> tuple[Tensor, Tensor]:
     """Return the largest logit of each class in each tile of the canvas, and its window.
 
-    Args:
-        backbone: Network without batch norm for which `applies` is true.
-        canvas: Grids of images in bf16, shape ``(B, C, H, W)``.
-        needed: Result of `needed_windows`.
-        mask: Dropout mask of the hidden units, shape ``(B, units)``, or None.
-        places: Top, left, height and width of each grid.
-
-    Returns:
-        Logits in float32 and positions of windows, shape ``(B, T, K)``. `grid_slices` gives the
-        tiles of each grid. Tiles without needed windows have -inf.
+    Logits in float32 and positions of windows have the shape (B, T, K); `grid_slices` gives the
+    tiles of each grid. Tiles without needed windows have -inf. The canvas (B, C, H, W) is in bf16,
+    `needed` is the result of `needed_windows`, and the dropout mask is (B, units).
     """
     classes, units = backbone.head.out_features, backbone.hidden.out_features
     if mask is None:

@@ -21,21 +21,13 @@ WARPS = {"first": 4, "convolution": 4, "classify": 8}
 
 
 class Stage(NamedTuple):
-    """A feature map of the canvas, and its tiles.
-
-    Attributes:
-        height: Height of the map.
-        width: Width of the map.
-        tiles: Grid, top, left, bottom and right of each tile, int32, shape ``(T, 5)``.
-        step: Rows of the map from one window to the next.
-        reach: Rows of the map that one window covers.
-    """
+    """A feature map of the canvas, and its tiles."""
 
     height: int
     width: int
-    tiles: Tensor
-    step: int
-    reach: int
+    tiles: Tensor  # (T, 5), int32: grid, top, left, bottom and right of each tile
+    step: int  # rows from one window to the next
+    reach: int  # rows that one window covers
 
     def options(self, needed: Tensor) -> dict[str, Any]:
         """Return the arguments of a kernel that writes this map."""
@@ -171,18 +163,11 @@ def first_blocks(
     needed: Tensor,
     launch: Launcher = launch_now,
 ) -> Tensor:
-    """Compute the first two blocks of a trunk on a canvas (B, C, H, W).
+    """Compute the first two blocks of a trunk on a canvas (B, C, H, W) in bf16.
 
-    Args:
-        canvas: The canvas in bf16.
-        layers: Weight (4 O, 16 C) and shift of the first block on windows of 4 × 4 pixels; weight
-            (2, 2, 4 O, I) and bias of the second.
-        stage: The map to compute.
-        needed: First and last row, and first and last column, of the needed windows, (B, S, 4).
-        launch: Function that launches the kernel, now or later.
-
-    Returns:
-        The feature map, shape (B, height, width, I).
+    The layers are weight (4 O, 16 C) and shift of the first block on windows of 4 × 4 pixels, and
+    weight (2, 2, 4 O, I) and bias of the second. `needed` is the result of `needed_windows`. The
+    map has the shape (B, height, width, I).
     """
     first, shift, second, bias = layers
     count, channels, height, width = canvas.shape
@@ -226,18 +211,11 @@ def classify(
 ) -> tuple[Tensor, Tensor]:
     """Apply the linear layers to all needed windows of a map (B, H, W, I).
 
-    Args:
-        given: The last feature map.
-        layers: Weight (side, side, I, units) and bias of the hidden layer, weight (units, K) and
-            bias of the head.
-        mask: Dropout mask, (B, units).
-        stage: The map of windows.
-        needed: The needed windows, as in `first_blocks`.
-        launch: Function that launches the kernel, now or later.
+    The layers are weight (side, side, I, units) and bias of the hidden layer, and weight (units, K)
+    and bias of the head. The dropout mask is (B, units).
 
-    Returns:
-        The largest logit of each class in each tile, float32, and the position of its window,
-        int32, both of shape (B, T, K). Tiles without needed windows have -inf.
+    Return the largest logit of each class in each tile, float32, and the position of its window,
+    int32, both (B, T, K). Tiles without needed windows have -inf.
     """
     hidden, shift, head, bias = layers
     count, height, width, channels = given.shape

@@ -1,6 +1,7 @@
 """Triton kernels of a training step of a `ConvNet` in bf16: convolutions and norms.
 
-Those of the first two blocks are in `triton_trunk`, those of the linear layers in `triton_head`.
+The first block and the gradients of the first two are in `triton_trunk`, the linear layers in
+`triton_head`.
 
 Slopes are gradients with respect to activations. Maps are stored as the convolutions leave them, in
 channels-last order. A kernel that reads a map applies the norm and the ReLU, and the kernel that

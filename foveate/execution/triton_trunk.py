@@ -1,4 +1,4 @@
-"""Triton kernels for the first two blocks of a trunk in bf16: forward pass and weight gradients."""
+"""Triton kernels in bf16 for the first block of a trunk, and for the gradients of the first two."""
 # Shape letters: R rows, C image channel, O filters.
 
 import torch

@@ -143,18 +143,12 @@ def lazy_logits(
 def evaluate(
     patches: Tensor | UncutPatches, forward: Forward, pool: Pool, tolerance: float
 ) -> Tensor:
-    """Evaluate as many channels of each image as its class needs.
+    """Evaluate as many channels of each image as its class needs; return logits (B, S, K).
 
-    Args:
-        patches: Patches of all channels, or what `forward` takes instead, shape ``(B, S, ...)``.
-        forward: Function from ``(N, ...)`` to logits ``(N, K)``.
-        pool: ``"max"`` or ``"logsumexp"``.
-        tolerance: Lead of the best class over the second, in pooled logits, above which an image
-            is decided. With infinity, all channels are evaluated.
-
-    Returns:
-        Logits of the channels, shape ``(B, S, K)``; minus infinity in channels that were not
-        evaluated.
+    Logits of other channels are minus infinity. `patches` (B, S, ...) are those of all channels, or
+    what `forward` takes instead, which maps (N, ...) to logits (N, K). An image is decided if the
+    best class leads the second by more than the `tolerance`, in pooled logits; with infinity, all
+    channels are evaluated.
     """
     evaluated = _every(COARSE, patches)
     coarse = forward(patches[evaluated])

@@ -71,7 +71,6 @@ def _library() -> ctypes.CDLL | None:
 
 
 def _find_or_compile() -> ctypes.CDLL:
-    """Load the library from the cache, or compile and cache it."""
     end = time.monotonic() + TIMEOUT
     compiler, target, name = _identify(end)
     cached = None

@@ -73,7 +73,6 @@ def _compare(page: Page, scales: Sequence[float], rows: Sequence[Sequence[float]
 
 
 def _code(page: Page, report: AuditReport) -> None:
-    """Show the code that builds the network in scale channels."""
     transform, patch = report.transform, report.metadata["patch"]
     assert isinstance(transform, Transform)  # photograph runs already have scale channels
     unit, smooth = transform.size[0] / patch, transform.recipe == "frame"

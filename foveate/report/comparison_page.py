@@ -70,12 +70,8 @@ def comparison_page(
 ) -> Page:
     """Build the page from the results and their figures.
 
-    Args:
-        lines: Results of the runs.
-        drawn: Views of the results with their figures.
-        facts: Facts for the section Provenance, by name.
-        split: Split of the test images.
-        missing: Names of the planned runs without a result.
+    `facts` are those of the section Provenance, by name; `missing` are the names of the planned
+    runs without a result.
     """
     images = "test images" if split == "test" else "validation images"
     runs = {(m.data, METHODS[m.method].run_name, m.trained, m.seed) for m in lines}

@@ -38,10 +38,6 @@ class Reproduction:
     """Results of some or all rows of the paper's tables, and the verdicts on its claims.
 
     `claims` contains the claims of the paper, followed by one claim of this project.
-
-    Args:
-        records: Accuracy of each run at each scale.
-        winners: Number of images that each channel won, per run and test scale.
     """
 
     def __init__(self, records: Sequence[Record] = (), winners: Sequence[Winners] = ()) -> None:

@@ -39,14 +39,8 @@ Rows = tuple[tuple[str, str], ...]
 class Variant:
     """A further test of a trained network, with scale channels that it was not trained with.
 
-    Args:
-        rows: Rows of the results, as (table, row).
-        windows: Windows of the channels in pixels, such as ``56-224``.
-        pool: Pooling over the channels.
-
-    Examples:
-        >>> Variant(rows=(("sizes", "cnn"),), windows="56-224", pool="avg").key
-        '56-224 avg'
+    `rows` are rows of the results, as (table, row). `windows` are those of the channels in pixels,
+    such as ``56-224``, and `pool` is their pooling.
     """
 
     rows: Rows
@@ -172,7 +166,6 @@ def perform(
 
 
 def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad: Bad) -> Outcome:
-    """Test a trained run and write its outcome."""
     begun = time.perf_counter()
     if (accuracy := run.validation()) is None:
         raise DataError(f"{run.path} has no validation accuracy; remove the folder and train again")

@@ -41,19 +41,12 @@ _load = lru_cache(maxsize=2)(load_source)  # for the next runs of a worker
 
 
 class TaskFolder(NamedTuple):
-    """The folders that a task needs.
-
-    Attributes:
-        folder: Folder of the study on the driver.
-        marker: Name of an entry that only that folder has; empty if tasks must not use it.
-        current: Working directory of the driver.
-        lock_timeout: Seconds to wait for a run that another process may still hold.
-    """
+    """The folders that a task needs: those of the study and the current one of the driver."""
 
     folder: Path
-    marker: str
+    marker: str  # name of an entry that only `folder` has; empty if tasks must not use it
     current: Path
-    lock_timeout: float
+    lock_timeout: float  # seconds to wait for a run that another process may still hold
 
 
 @dataclass(frozen=True, kw_only=True)

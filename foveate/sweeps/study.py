@@ -245,7 +245,6 @@ def _listed(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _grid(values: dict[str, Any]) -> dict[str, list[Setting]]:
-    """Return the values of each setting in the grid."""
     found = {}
     for key, (options, where) in _settings("grid", _table(values, "grid")).items():
         check_type(where, options, list)
@@ -353,7 +352,6 @@ def _checked_name(where: str, name: object) -> str:
 
 
 def _check_keys(where: str, keys: Iterable[str], known: Collection[str]) -> None:
-    """Raise an error for unknown keys."""
     for key in keys:
         if key not in known:
             hint = HINTS.get(key) or suggest(key, known, f"use one of {', '.join(known)}")

@@ -47,7 +47,6 @@ def make_backbone(
 
 
 def _takes_size(factory: Callable[..., Any]) -> bool:
-    """Whether a factory has a parameter ``size``."""
     try:
         return "size" in signature(factory).parameters
     except (TypeError, ValueError):  # some functions written in C have no signature

@@ -91,7 +91,7 @@ class TrainConfig:
             statistics; 0 turns it off. The run validates and saves the average, and trains with
             the weights themselves. In step t the decay is at most (1 + t) / (10 + t), from t = 0.
         validations: Approximate number of validations; 1 validates at the end of the run only. A
-            validation set that is large beside the training set is used less often.
+            validation set that is large relative to the training set is used less often.
 
     Raises:
         ConfigError: If a field is out of range, or fields contradict each other.

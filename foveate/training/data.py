@@ -53,7 +53,8 @@ class Batches:
     Either all images are prepared once and `resident` on the device, or each batch is read and
     prepared on demand, the next one while the current one is used. If the images are `random`, as
     with `zooms`, resident ones are prepared again for each epoch, in the same memory; `filled` is
-    the epoch that it has. Images that could not be used are listed in `skipped`.
+    the seed and epoch for which they were prepared. Images that could not be used are listed in
+    `skipped`.
     """
 
     images: Source | Shards

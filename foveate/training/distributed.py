@@ -67,21 +67,15 @@ class LostProcessError(FoveateError):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Team:
-    """The processes that train one run together, as seen by one of them.
+    """The `count` processes that train one run together, as seen by the one of this `rank`.
 
     With one process, all methods leave their input unchanged.
-
-    Attributes:
-        rank: Number of this process, from 0.
-        count: Number of processes.
-        norms: Batch norm over all processes (`shared`) or per process (`local`).
-        store: Key-value store of torch.distributed, which all processes can access.
     """
 
     rank: int = 0
     count: int = 1
     norms: Norms = "shared"
-    store: Any = None
+    store: Any = None  # key-value store of torch.distributed, which all processes can access
 
     @property
     def is_main(self) -> bool:
@@ -195,7 +189,6 @@ class Team:
             ) from error
 
     def _one_is_gone(self) -> bool:
-        """Whether a process of this machine died."""
         try:
             processes = [self.store.get(f"process/{k}").decode().split() for k in range(self.count)]
         except RuntimeError:  # the store is lost if the process that hosts it died

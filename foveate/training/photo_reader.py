@@ -41,18 +41,11 @@ class Sample(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A batch of images of different sizes: one tensor, which moves to the GPU, and three arrays.
+    """A batch of images of different sizes: a tensor, which moves to the GPU, and three arrays."""
 
-    Attributes:
-        values: Pixels (H, W, 3) of all images, uint8, one after another.
-        shapes: Height and width of each image, (B, 2).
-        centres: Centre (y, x) of the windows of each image, (B, 2).
-        labels: Class indices, (B,).
-    """
-
-    values: Tensor
-    shapes: NDArray[np.int64]
-    centres: NDArray[np.float64]
+    values: Tensor  # pixels (H, W, 3) of all images, uint8, one after another
+    shapes: NDArray[np.int64]  # (B, 2): height and width
+    centres: NDArray[np.float64]  # (B, 2): centre (y, x) of the windows
     labels: NDArray[np.int64]
 
     def pictures(self) -> list[Tensor]:

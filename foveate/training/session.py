@@ -330,7 +330,6 @@ class Session:
         self.shared.callback(self.config, progress, self.count)
 
     def _validated_every(self) -> int:
-        """Return the number of epochs between validations."""
         total = self.config.epochs
         fair = min(total // FEWEST, math.ceil(4 * len(self.valid) / len(self.train)))
         return max(1, total // self.config.validations, fair)

@@ -17,7 +17,7 @@ from foveate.training.data import generated_files
 LISTING = "listing:"  # prefix of checksums that do not cover the pixels
 
 
-def source_checksum(source: str, load: Load, listing: bool = False) -> str:
+def source_checksum(source: str, load: Load, listing: bool) -> str:
     """Compute the sha256 of a source.
 
     For sources in memory, it covers the whole content. HDF5 files and shards are too large for

@@ -12,11 +12,7 @@ channels, which have the same zooms in comparisons, receive resampled frames for
 The recipe determines what a frame shows. `mnist-large-scale` stretches the values of every frame to
 the full range, also those of cropped and reduced frames, and repeats the border in a larger frame.
 `mirrored` fills frames of any size with mirror images, also the larger frame of a reduced image.
-
-`fovplus-tr2` on Fashion-MNIST with `antialias`, validation accuracy at 1/2 and 2, three seeds: 91.2
-and 92.4 %; one seed without resampling: 89.7 and 92.3 %. FovMax with 9 channels, trained for 4
-epochs on 5,000 digits of scale 2, one seed, at 4√2 and 8: 88.7 and 55.4 % without zooms, 95.9 and
-92.5 % with zooms of 0.18 to 5.7 (reduced images were not resampled).
+docs/log.md has measurements of zooms, and of resampling.
 """
 # Shape letters: B batch, C image channel, H W pixels.
 

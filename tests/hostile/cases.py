@@ -41,8 +41,6 @@ class Option(typing.NamedTuple):
     name: str
     flags: tuple[str, ...]
     type: type
-    least: float | None
-    most: float | None
 
 
 def _options(command):
@@ -54,7 +52,7 @@ def _options(command):
         kind = (typing.get_args(parts[0]) or parts)[0]
         option = isinstance(info, typer.models.OptionInfo)
         flags = tuple(info.param_decls or ()) or (f"--{name.replace('_', '-')}",)
-        yield Option(name, flags if option else (), kind, info.min, info.max)
+        yield Option(name, flags if option else (), kind)
 
 
 COMMANDS = {

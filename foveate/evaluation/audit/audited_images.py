@@ -109,12 +109,9 @@ def open_images(
 ) -> AuditImages:
     """Open the images of a source; images of a folder or of tar files can differ in size.
 
-    Args:
-        source: Data source, such as ``folder:photos`` or ``mnist``.
-        split: train, val, test or all; test by default, all for a folder without splits.
-        limit: Use only the first `limit` images.
-        classes: Class names in the order of the model's logits; the order of the source by default.
-        load: Function that loads sources other than folders and tar files.
+    The split is test by default, and all for a folder without splits. Only the first `limit` images
+    are used. `classes` are the class names in the order of the model's logits, by default that of
+    the source. `load` loads sources other than folders and tar files.
     """
     kind, _, name = source.partition(":")
     folder = Path(name).expanduser() if kind == "folder" and name else None

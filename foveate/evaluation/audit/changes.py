@@ -38,17 +38,13 @@ class Change(NamedTuple):
 
 
 def best_changes(
-    found: Sequence[tuple[Tensor, Tensor]], labels: Tensor, scales: Sequence[float], first: int = 0
+    found: Sequence[tuple[Tensor, Tensor]], labels: Tensor, scales: Sequence[float], first: int
 ) -> list[Change]:
     """Find the most confident changed prediction of each image in a batch.
 
-    Images with the same prediction at every scale are omitted.
-
-    Args:
-        found: Confidence and prediction ``(B,)`` at each of `scales`, the native scale first.
-        labels: Labels ``(B,)``.
-        scales: The scales.
-        first: Position of the first image of the batch among all images.
+    Images with the same prediction at every scale are omitted. `found` has the confidences and
+    predictions (B,) at each of the `scales`, the native scale first. `first` is the position of the
+    first image of the batch among all images.
     """
     confidences, predictions = (torch.stack(part) for part in zip(*found, strict=True))
     changed = predictions != predictions[0]

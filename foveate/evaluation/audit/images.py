@@ -40,17 +40,10 @@ def zoom(
     size: tuple[int, int] | None = None,
     border: BorderMode = "replicate",
 ) -> Tensor:
-    """Magnify images about their centre, with the conventions of the module docstring.
+    """Magnify images (B, C, H, W) about their centre, with the conventions of the module docstring.
 
-    Args:
-        images: Float images, shape ``(B, C, H, W)``.
-        factor: Magnification; values below 1 shrink the images.
-        size: Height and width of the output; those of the images by default.
-        border: Pixels outside the images: "replicate", "reflect", a number, or one number per
-            channel.
-
-    Returns:
-        Images of shape ``(B, C, *size)``.
+    A `factor` below 1 shrinks the images. `size` is the height and width of the output, by default
+    those of the images.
     """
     height, width = size or (images.shape[-2], images.shape[-1])
     rows = _weights(images.shape[-2], factor, height, border).to(images)
@@ -65,20 +58,11 @@ def zoom(
 
 
 def reduce_resolution(images: Tensor, scale: float) -> Tensor:
-    """Reduce the resolution of images and keep their size and field of view.
+    """Reduce the resolution of images (B, C, H, W), and keep their size and field of view.
 
     `zoom` reduces the images to ``ceil(scale * H)`` by ``ceil(scale * W)`` pixels, whose centres
-    are ``1 / scale`` pixels apart, and enlarges them to their original size.
-
-    Args:
-        images: Float images, shape ``(B, C, H, W)``.
-        scale: Share of the pixels along each axis, above 0 and at most 1.
-
-    Returns:
-        Images of the same shape.
-
-    Raises:
-        ConfigError: If `scale` is not above 0 and at most 1.
+    are ``1 / scale`` pixels apart, and enlarges them to their original size. The scale is above 0
+    and at most 1.
     """
     check_view("resolution", scale)
     height, width = images.shape[-2:]
@@ -186,16 +170,10 @@ class Transform:
     def __call__(
         self, images: Sequence[Tensor], scale: float = 1.0, canvas: int | None = None
     ) -> Tensor:
-        """Transform images into the input of the model at a scale.
+        """Transform uint8 images, each (C, H, W), into the input (B, C, *size) at a scale.
 
-        Args:
-            images: Images, each ``(C, H, W)`` uint8.
-            scale: The scale.
-            canvas: Side in pixels of a larger square around the input, for networks whose windows
-                extend past the input. Only for the recipe "frame".
-
-        Returns:
-            The input ``(B, C, *size)``, or ``(B, C, canvas, canvas)`` with the same centre.
+        With a `canvas`, the result is a square of this many pixels with the same centre, for
+        networks whose windows extend past the input. Only the recipe "frame" supports it.
         """
         if len({image.shape for image in images}) == 1:
             return self._batch(torch.stack(list(images)), scale, canvas)

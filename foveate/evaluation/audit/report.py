@@ -93,21 +93,11 @@ def audit_with_channels(
     training scale of a foveate network, and 1 for other models. With the view "resolution", c is
     the inverse ratio, so that one channel sees the image at its original resolution. With the
     recipe "frame", windows larger than the input extend into the image around it. Without a `pool`,
-    and for a model that already has scale channels, only the model itself is audited.
+    and for a model that already has scale channels, only the model itself is audited. Without
+    training, logsumexp was the most accurate pool.
 
-    Args:
-        model: The model.
-        images: Images with labels.
-        transform: Transform from images to the model's input, see `choose_transform`.
-        scales: Scales to audit at, such as those of `default_scales`.
-        pool: Pooling over the channels; logsumexp gave the best accuracy without training.
-        patch: Side of the patches in pixels; the side of the model's input by default.
-        batch: Number of images per call of the model.
-        advance: Called with the number of images after each batch and scale.
-
-    Raises:
-        ConfigError: If an argument is invalid, or the model does not return finite logits.
-        DataError: If no image can be read.
+    `patch` is the side of the patches in pixels, by default that of the model's input. `advance` is
+    called with the number of images after each batch and scale.
     """
     wanted, middle = as_scales(scales), model.native_scale
     for scale in (*wanted, middle):

@@ -18,26 +18,16 @@ CANVAS = 1 << 26  # values in a batch of images that is rescaled at once; 256 MB
 def pair_with_channels(
     net: nn.Module, transform: Transform, windows: Sequence[float], pool: Pool, patch: int | None
 ) -> tuple[nn.Module, ScaleChannels, int]:
-    """Pair a classifier with the same classifier in scale channels.
+    """Pair a classifier with the same classifier in scale channels; both take images of one side.
 
-    If a window is larger than the input, the images are enlarged by an even number of pixels to
-    contain it, and the classifier alone receives their centre crop. Images of MNIST Large Scale are
-    never enlarged. They are not smoothed before downsampling either: an image magnified s times has
-    no detail that would alias. A DenseNet on digits with 9 channels reached 63 % at its native
-    scale without antialiasing, 51 % with it.
+    The `windows` are in units of the input of the `transform`, which must be square. `patch` is the
+    side of the patches in pixels, by default that of the input. The side of the images is returned
+    as well. If a window is larger than the input, the images are enlarged by an even number of
+    pixels to contain it, and the classifier alone receives their centre crop.
 
-    Args:
-        net: The classifier.
-        transform: Transform from images to its input, which must be square.
-        windows: Sides of the windows in units of the input.
-        pool: Pooling of the logits over the channels.
-        patch: Side of the patches in pixels; that of the input by default.
-
-    Returns:
-        The classifier alone and in scale channels, and the side of the images for both.
-
-    Raises:
-        ConfigError: If the input is not square.
+    Images of MNIST Large Scale are never enlarged. They are not smoothed before downsampling
+    either: an image magnified s times has no detail that would alias. A DenseNet on digits with 9
+    channels reached 63 % at its native scale without antialiasing, 51 % with it.
     """
     size, width = transform.size
     if size != width:

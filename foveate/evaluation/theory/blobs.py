@@ -90,7 +90,7 @@ def _bend(z: Tensor) -> Tensor:
 def scene(seed: int, count: int = 5) -> Blobs:
     """Return random blobs with deviations of 10 to 20 pixels and centres of -20 to 20 pixels."""
     random = torch.Generator().manual_seed(seed)
-    return _random_blobs(random, 40 * _uniform(random, count, 2) - 20, 10, 20)
+    return _random_blobs(random, 40 * _uniform(random, count, 2) - 20, 10)
 
 
 def ring(seed: int) -> Blobs:
@@ -101,14 +101,14 @@ def ring(seed: int) -> Blobs:
     """
     random = torch.Generator().manual_seed(seed)
     angle = 2 * math.pi * _uniform(random, 4)
-    return _random_blobs(random, 120 * torch.stack([angle.sin(), angle.cos()], 1), 15, 20)
+    return _random_blobs(random, 120 * torch.stack([angle.sin(), angle.cos()], 1), 15)
 
 
-def _random_blobs(random: torch.Generator, centres: Tensor, low: float, high: float) -> Blobs:
-    """Return blobs with deviations of `low` to `high` and amplitudes of ±0.5 to ±1, alternating."""
+def _random_blobs(random: torch.Generator, centres: Tensor, low: float) -> Blobs:
+    """Return blobs with deviations of `low` to 20 and amplitudes of ±0.5 to ±1, alternating."""
     signs = 1 - 2 * (torch.arange(len(centres)) % 2).double()
     heights = signs * (0.5 + 0.5 * _uniform(random, len(centres)))
-    return Blobs(heights, centres, low + (high - low) * _uniform(random, len(centres), 2))
+    return Blobs(heights, centres, low + (20 - low) * _uniform(random, len(centres), 2))
 
 
 def _uniform(random: torch.Generator, *shape: int) -> Tensor:

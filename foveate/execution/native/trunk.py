@@ -88,7 +88,6 @@ class _Trunk(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, images: Tensor, blocks: Sequence[Block], *parameters: Tensor) -> Tensor:
-        """Run the trunk and save the feature maps."""
         ctx.forward = Forward(blocks, images)
         result = ctx.forward.run()
         ctx.save_for_backward(images, *parameters, *ctx.forward.maps)
