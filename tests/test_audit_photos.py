@@ -10,6 +10,7 @@ import torch
 from photo_runs import SOURCE, photo_config
 from PIL import Image
 from safetensors.torch import save_file
+from tiny_runs import tiny
 from torch import nn
 
 from foveate.cli.app import run
@@ -23,10 +24,11 @@ from foveate.evaluation.audit.report import (
     ORIGINAL,
     _cropped,
     audit_with_channels,
-    default_scales,
 )
 from foveate.evaluation.audit.transforms import choose_transform, from_patches
+from foveate.evaluation.curve import default_scales
 from foveate.evaluation.models import Model, load_model
+from foveate.evaluation.results import read_results
 from foveate.evaluation.test_sets import open_test_set
 from foveate.models.channels import ScaleChannels
 from foveate.training.checkpoint import RunFolder
@@ -124,9 +126,28 @@ def test_less_resolution_of_a_run(trained, photos):
         ConfigError, match="the view resolution requires scales of at most 1, got 2"
     ):
         audit_with_channels(load_model(trained), photos, transform, [1.0, 2.0])
-    usual = default_scales(transform)
-    found = audit_with_channels(load_model(trained), photos, transform, usual)
-    assert found.plain.scales[0] == 0.125 and found.plain.scales[-1] == 1.0
+
+
+def test_runs_on_photographs_have_the_same_default_scales_in_all_commands(trained, tmp_path):
+    """The audit reached scale 4, and evaluate the scale 8 of digits."""
+    views = {"zoom": default_scales("photo").values, "resolution": (0.125, 1.0)}
+    assert views["zoom"] == tuple(2 ** (k / 2) for k in range(-4, 3))
+    for view, scales in views.items():
+        out = ["--view", view, "--out", str(tmp_path / view)]
+        assert run(["audit", str(trained), "--source", SOURCE, "--samples", "2", *out]) == 0
+        assert run(["evaluate", str(trained), *out]) == 0
+        (result,) = read_results(tmp_path / view)
+        tested = tuple(at.scale for at in result.scales)
+        found = content(tmp_path / view)["audits"]["as it is"]["scales"]
+        assert tested == tuple(at["scale"] for at in found)
+        assert (tested[0], tested[-1]) == (scales[0], scales[-1])
+
+
+def test_runs_with_different_default_scales_need_scales(trained, tmp_path, capsys):
+    train(tiny(epochs=1), tmp_path / "digits")
+    command = ["evaluate", str(trained), str(tmp_path / "digits"), "--out", str(tmp_path)]
+    assert run(command) == 2
+    assert "different default scales; pass --scales" in capsys.readouterr().err
 
 
 def test_what_lies_beyond_the_windows_of_a_run_is_said(trained, photos):

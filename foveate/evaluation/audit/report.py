@@ -14,19 +14,17 @@ from foveate import __version__
 from foveate.errors import ConfigError
 from foveate.evaluation.audit.audited_images import AuditImages
 from foveate.evaluation.audit.images import Transform
-from foveate.evaluation.audit.measure import MEASURES, SCALES, Audit, audit_together
+from foveate.evaluation.audit.measure import MEASURES, Audit, audit_together
 from foveate.evaluation.audit.transforms import AnyTransform, PhotoTransform, classifier_for
 from foveate.evaluation.audit.zero_shot import largest_batch, pair_with_channels
 from foveate.evaluation.models import Model
 from foveate.evaluation.results import write_tables
-from foveate.models.channels import PAPER_SCALES, ScaleChannels
+from foveate.models.channels import ScaleChannels
 from foveate.models.pooling import Pool
 from foveate.provenance import commit, hardware
 from foveate.scales import ScaleGrid, as_scales
 
 ORIGINAL, IN_CHANNELS = "as it is", "in scale channels"
-RESOLUTIONS = ScaleGrid(0.125, 1, per_octave=2)
-MIRRORED_SCALES = ScaleGrid(0.5, 2, per_octave=4)
 CROPPED = 0.01  # largest cropped share of the area that is not reported
 ENDS = ("", "_low", "_high")
 COLUMNS = ("model", "class", "scale", "count", *(m + end for m in MEASURES for end in ENDS))
@@ -99,7 +97,7 @@ def audit_with_channels(
         model: The model.
         images: Images with labels.
         transform: Transform from images to the model's input, see `choose_transform`.
-        scales: Scales to audit at, such as those of `default_scales`.
+        scales: Scales to audit at, such as those of `foveate.evaluation.curve.default_scales`.
         pool: Pooling over the channels; logsumexp gave the best accuracy without training.
         patch: Side of the patches in pixels; the side of the model's input by default.
         batch: Number of images per call of the model.
@@ -148,18 +146,6 @@ def _windows(transform: AnyTransform, scales: Sequence[float], native: float) ->
     if transform.view == "resolution":
         return tuple(native / scale for scale in reversed(scales))
     return tuple(scale / native for scale in scales)
-
-
-def default_scales(transform: AnyTransform) -> ScaleGrid:
-    """Return the default scales of an audit.
-
-    They are the 17 scales of the paper for MNIST Large Scale, 1/2 to 2 for mirrored images, 1/4 to
-    4 for other images, and 1/8 to 1 for the view "resolution".
-    """
-    if transform.view == "resolution":
-        return RESOLUTIONS
-    usual = {"mnist-large-scale": PAPER_SCALES, "mirrored": MIRRORED_SCALES}
-    return usual.get(transform.recipe, SCALES) if isinstance(transform, Transform) else SCALES
 
 
 def _doubts(audit: Audit, transform: AnyTransform) -> list[str]:
