@@ -108,7 +108,7 @@ def test_what_cannot_be_searched_is_said_in_a_line(fovmax, digits, tmp_path):
     path = save(tmp_path / "digit.png", digits.images[0, 0].numpy())
     with pytest.raises(ConfigError, match="cnn-mnist-tr2 is not one"):
         predict(load_model("cnn-mnist-tr2"), path, search=True)
-    with pytest.raises(DataError, match="scale must lie between"):
+    with pytest.raises(ConfigError, match="scale must lie between"):
         predict(fovmax, path, search=True, scale=100)
     with pytest.raises(DataError, match="size must be 1 to 4,096 pixels"):
         predict(

@@ -56,6 +56,7 @@ def predict(
     With --lazy, no scale is printed, and the probability is that of the evaluated channels.
     """
     from foveate.evaluation.models import load_model
+    from foveate.evaluation.predict import check_input
     from foveate.evaluation.predict import predict as classify
     from foveate.evaluation.test_sets import lazy_channels
     from foveate.training.loop import find_device
@@ -63,6 +64,7 @@ def predict(
     _check(images, search, step, picture, lazy)
     place = find_device(device)
     loaded = load_model(model, trust=trust, device=place, pretrained=pretrained, weights=weights)
+    check_input(loaded, invert, scale, search)  # before a warning, and once for all images
     untrained_timm = model.startswith("timm:") and not loaded.weights
     if untrained_timm or (model in options.NETWORKS and not loaded.source):
         print_message(

@@ -122,9 +122,9 @@ def predict(
         The prediction.
 
     Raises:
-        ConfigError: If the network cannot search, `step` is invalid, or `invert` is set for a run
-            on photographs.
-        DataError: If the image cannot be read, has only one colour, or `scale` is out of range.
+        ConfigError: If the network cannot search, its input size is unknown, `step` is invalid,
+            `scale` is out of range, or `invert` is set for a run on photographs.
+        DataError: If the image cannot be read, has only one colour, or becomes too large.
 
     Examples:
         >>> from foveate import load_model, load_source
@@ -134,15 +134,7 @@ def predict(
         >>> found.label, len(found.probabilities), len(found.channels)
         ('0', 10, 17)
     """
-    if search and not isinstance(model.net, ScaleChannels):
-        raise ConfigError(
-            f"search requires a ScaleChannels network, and {model.name} is not one; leave out "
-            "--search"
-        )
-    if invert and model.photo is not None:
-        raise ConfigError(
-            f"{model.name} was trained on photographs, which are never inverted; leave out --invert"
-        )
+    check_input(model, invert, scale, search)
     make = prepare_search if search else prepare
     try:
         pixels = read_picture(path, choose_background(model))
@@ -163,6 +155,31 @@ def predict(
         channels = model.net.channels(image, found.centres)
         prediction = to_prediction(model, Outputs(model.net.combine(channels), channels), inverted)
     return _in_picture(model, prediction, (height / 2 + y, width / 2 + x), zooms)
+
+
+def check_input(
+    model: Model, invert: bool | None = None, scale: float | None = None, search: bool = False
+) -> None:
+    """Raise a ConfigError for a model or arguments of `predict` that suit no image."""
+    if search and not isinstance(model.net, ScaleChannels):
+        raise ConfigError(
+            f"search requires a ScaleChannels network, and {model.name} is not one; leave out "
+            "--search"
+        )
+    if invert and model.photo is not None:
+        raise ConfigError(
+            f"{model.name} was trained on photographs, which are never inverted; leave out --invert"
+        )
+    factor = 1.0 if scale is None else check_scale(scale)
+    if model.photo is not None:
+        model.photo.at_scale(factor)
+        return
+    if model.shape[1] not in (None, 1, 3):
+        raise ConfigError(
+            f"{model.name} takes {model.shape[1]} image channels, but image files have 1 or 3"
+        )
+    if not search:
+        _ = model.size
 
 
 def choose_background(model: Model) -> Background:
@@ -200,8 +217,6 @@ def prepare(
     Returns:
         The input, and whether the image was inverted.
     """
-    if scale is not None:
-        check_scale(scale)
     if model.photo is not None:
         resize = model.photo.at_scale(scale or 1).transform()
         return resize(torch.tensor(pixels).permute(2, 0, 1)).unsqueeze(0), False
@@ -231,7 +246,7 @@ def prepare_search(
         check_size(max(image.shape[2:]))
         return image, False
     longest, largest = max(pixels.shape[:2]), model.net.size * model.net.scales[-1]
-    zoom = min(1.0, 2 * largest / longest) if scale is None else check_scale(scale)
+    zoom = min(1.0, 2 * largest / longest) if scale is None else scale
     side = round(longest * zoom)
     check_size(side)
     values, invert = _values(pixels, model, math.ceil(longest / (4 * side)), invert)
@@ -257,14 +272,10 @@ def _in_frame(values: Pixels, model: Model, factor: float, side: int) -> Tensor:
 
 def _values(pixels: Pixels, model: Model, blocks: int, invert: bool | None) -> tuple[Pixels, bool]:
     """Return pixels (C, H, W) averaged over square blocks, and whether they were inverted."""
-    channels = model.shape[1] or pixels.shape[2]
-    if channels not in (1, 3):
-        raise ConfigError(
-            f"{model.name} takes {channels} image channels, but image files have 1 or 3"
-        )
     if (pixels == pixels[:1, :1]).all():
         raise DataError("all pixels have the same colour; choose another image")
     picture = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
+    channels = model.shape[1] or pixels.shape[2]
     picture = picture.convert("L" if channels == 1 else "RGB")
     values = np.asarray(picture.reduce(blocks))
     values = values[None] if channels == 1 else values.transpose(2, 0, 1)
