@@ -115,6 +115,8 @@ def audit(
     if split is None and _is_own(source, found, run, load):
         split = "test"
     images = open_images(source, split, samples, names, load)
+    if not names and set(images.classes) <= set(found.class_names) and os.path.isfile(model):
+        images = open_images(source, split, samples, found.class_names, load)
     if run.is_dir():
         check_classes(RunFolder(run), source, images.classes)
     transform = choose_transform(

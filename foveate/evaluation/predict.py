@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from foveate.data.decoding import Background
 from foveate.data.large_scale import check_size, rescale
 from foveate.data.pictures import Pixels, read_picture
-from foveate.data.recipes import surround
+from foveate.data.recipes import Recipe, surround
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.audit.images import Transform
 from foveate.evaluation.audit.transforms import classifier
@@ -218,18 +218,28 @@ def prepare(
         The input, and whether the image was inverted.
     """
     if model.photo is not None:
-        resize = model.photo.at_scale(scale or 1).transform()
-        return resize(torch.tensor(pixels).permute(2, 0, 1)).unsqueeze(0), False
+        return _photograph(pixels, model, model.photo.at_scale(scale or 1)), False
     side = model.size
     blocks = 1 if scale else math.ceil(max(pixels.shape[:2]) * MIN_SCALE / side)
     values, invert = _values(pixels, model, blocks, invert)
     factor = side / max(values.shape[1:]) if scale is None else scale
-    if model.config is not None:
+    if model.config is not None or model.recipe is not None:
         return _in_frame(values, model, factor, side), invert
     padded = _padded(values, side / factor)
     channels, fill = len(padded), max(side / length for length in padded.shape[1:])
     transform = Transform(size=(side, side), channels=channels, mean=model.mean, std=model.std)
     return transform([padded], factor / fill), invert
+
+
+def _photograph(pixels: Pixels, model: Model, recipe: Recipe) -> Tensor:
+    """Resize a photograph; an exported network with a fixed input sees its centre."""
+    resized = recipe.resize()(torch.tensor(pixels).permute(2, 0, 1))
+    if model.config is None and (shape := (model.shape[2], model.shape[3])) != (None, None):
+        height, width = (n or m for n, m in zip(shape, resized.shape[1:], strict=True))
+        resized = surround(resized, max(height, width), "replicate")
+        top, left = (resized.shape[1] - height) // 2, (resized.shape[2] - width) // 2
+        resized = resized[:, top : top + height, left : left + width]
+    return recipe.normalise(resized)[None]
 
 
 def prepare_search(
@@ -264,7 +274,7 @@ def prepare_search(
 
 def _in_frame(values: Pixels, model: Model, factor: float, side: int) -> Tensor:
     """Rescale pixels (C, H, W) into a frame (1, C, side, side), with the recipe of the model."""
-    if model.recipe is not None:
+    if model.recipe is not None and model.recipe.name == "mirrored":
         return model.recipe.rescale(torch.tensor(values)[None], factor, size=side)
     padded = _padded(values, side / factor)
     return rescale(padded[None], factor, size=side, border=model.border)
@@ -306,7 +316,8 @@ def _padded(values: Pixels, side: float) -> Tensor:
 def classify(model: Model, image: Tensor, inverted: bool = False) -> Prediction:
     """Predict the class of an input (1, C, H, W) from `prepare` or from a dataset."""
     # The outputs of third-party models are checked; a foveate network always returns logits.
-    net = cast(nn.Module, model.net) if model.config else classifier(model)
+    count = len(model.class_names) or None
+    net = cast(nn.Module, model.net) if model.config else classifier(model, count)
     return to_prediction(model, run(net, image.to(model.device)), inverted)
 
 

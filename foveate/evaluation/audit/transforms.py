@@ -146,14 +146,14 @@ def choose_transform(
     read.
     """
     image = images.first(1)[0]
-    if model.photo is not None:
+    if model.photo is not None and model.config is not None:
         given = {"size": size, "mean": mean, "std": std, "fit": fit}
         return _own_transform(model, len(images.classes), given, cast(View, view), border)
     own, kind = model.recipe, images.source.partition(":")[0]
     recipe: Recipe = "mnist-large-scale"
     if (own and own.name == "mirrored") or kind == "cifar10":
         recipe = "mirrored"
-    elif kind in ("folder", "shards") and model.config is None:
+    elif kind in ("folder", "shards") and model.config is None and own in (None, model.photo):
         recipe = "frame"
     frame = (size, size) if size else _usual_frame(model, recipe, image)
     large_scale = recipe == "mnist-large-scale"
@@ -209,7 +209,9 @@ def classifier_for(
 
 def _usual_frame(model: Model, recipe: str, image: Tensor) -> tuple[int, int]:
     height, width = image.shape[-2:]
-    if recipe != "frame":
+    if recipe == "frame" and model.photo is not None:
+        height = width = model.photo.base
+    elif recipe != "frame":
         height = width = FRAME if recipe == "mnist-large-scale" else 2 * max(height, width)
     return model.shape[2] or height, model.shape[3] or width
 
