@@ -226,7 +226,10 @@ def _input_channels(model: Model, size: tuple[int, int], own: int, classes: int)
                 return channels
             except FoveateError as error:
                 errors.append(error)
-    raise errors[0]
+    if of_outputs := [error for error in errors if error.__cause__ is None]:
+        raise of_outputs[0]
+    # One of two failures can be about the number of channels, and the other about the size.
+    raise ConfigError("; ".join(map(str, errors)))
 
 
 def from_patches(model: Model) -> Callable[[Tensor], Tensor]:
