@@ -165,8 +165,13 @@ def test_what_lies_beyond_the_windows_of_a_run_is_said(trained, photos):
     shown = narrow.show([photos.read(0)])
     assert shown.shape == (1, 3, 24, 24) and 0 <= shown.min() < shown.max() <= 1
     (note,) = _cropped(narrow, [(480, 480)])
-    assert note.startswith("1 of 1 images extend past the largest window of 24 pixels at scale 1")
-    assert "lose 75 %" in note and _cropped(transform, [(480, 480)]) == []
+    assert note == (
+        "1 of 1 images extends past the largest window of 24 pixels at scale 1: it loses 75 % of "
+        "its area"
+    )
+    (note,) = _cropped(narrow, [(480, 480)] * 2)
+    assert "2 of 2 images extend past" in note and "they lose 75 % of their area in the" in note
+    assert _cropped(transform, [(480, 480)]) == []
 
 
 def test_a_run_keeps_its_recipe(trained, photos):
@@ -222,7 +227,7 @@ def test_what_is_cropped_is_said(photos):
     assert not [note for note in inside.notes if "cropped" in note]
     small = Transform(size=(20, 20), recipe="mirrored")  # which does not support --fit
     (note,) = _cropped(small, [(28, 28)])
-    assert note.endswith("at most 49 %; pass a larger --size to keep the whole images")
+    assert note.endswith("it loses 49 % of its area; pass a larger --size to keep the whole images")
 
 
 def test_scale_channels_without_training_are_a_wrapped_network_on_the_pictures(photos):

@@ -190,16 +190,17 @@ def _cropped(transform: AnyTransform, shapes: Sequence[tuple[int, int]]) -> list
     if not (cut := [share for share in lost if share > CROPPED]):
         return []
     middle, most = (f"{100 * share:.0f} %" for share in (median(cut), max(cut)))
-    lose = f"they lose {middle} of their area in the median and at most {most}"
+    one = len(cut) == 1
+    amount = most if one else f"{middle} of their area in the median and at most {most}"
+    lose = f"it loses {amount} of its area" if one else f"they lose {amount}"
     if isinstance(transform, PhotoTransform):
-        words = (
-            f"extend past the largest window of {transform.largest:.0f} pixels at scale 1: {lose}"
-        )
+        verb, largest = "extends" if one else "extend", f"{transform.largest:.0f} pixels"
+        words = f"{verb} past the largest window of {largest} at scale 1: {lose}"
     else:
         remedy = "--fit inside" if transform.recipe == "frame" else "a larger --size"
         words = (
-            f"are cropped to the shape of the input at scale 1: {lose}; pass {remedy} to keep the "
-            "whole images"
+            f"{'is' if one else 'are'} cropped to the shape of the input at scale 1: {lose}; pass "
+            f"{remedy} to keep the whole images"
         )
     return [f"{len(cut):,} of {len(lost):,} images {words}"]
 
