@@ -1,6 +1,7 @@
 """Off-centre objects in pictures: where the command finds them, and how it draws them."""
 
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -102,6 +103,19 @@ def test_networks_of_others_get_normalised_pixels():
     expected = (torch.from_numpy(pixels).movedim(2, 0)[None] / 255 - 0.5) / 0.25
     torch.testing.assert_close(image, expected, atol=1e-5, rtol=0)
     assert not inverted
+
+
+def test_a_search_counts_its_positions(fovmax, digits, tmp_path):
+    """A small step asks for up to a million, which took days without a sign."""
+    path, counted = save(tmp_path / "digit.png", digits.images[0, 0].numpy()), []
+
+    @contextmanager
+    def progress(what, total):
+        counted.append((what, total))
+        yield lambda count: counted.append(count)
+
+    predict(fovmax, path, search=True, step=4, progress=progress)
+    assert counted[0] == ("positions", 7**2) and sum(counted[1:]) == 7**2  # 28 pixels
 
 
 def test_what_cannot_be_searched_is_said_in_a_line(fovmax, digits, tmp_path):

@@ -59,6 +59,7 @@ def predict(
     from foveate.evaluation.predict import check_input
     from foveate.evaluation.predict import predict as classify
     from foveate.evaluation.test_sets import lazy_channels
+    from foveate.models.search import no_progress
     from foveate.training.loop import find_device
 
     _check(images, search, step, picture, lazy)
@@ -75,7 +76,10 @@ def predict(
         lazy_channels(loaded.net).lazy = lazy
     made: list[tuple[Path, Prediction | DataError]] = []
     how: dict[str, Any] = {"invert": invert, "scale": scale, "search": search, "step": step}
-    with progress("images", len(images)) as advance:
+    how["progress"] = progress
+    # A search shows its positions, which can be a million per image.
+    counted = no_progress if search else progress
+    with counted("images", len(images)) as advance:
         for path in images:
             try:
                 made.append((path, classify(loaded, path, **how)))

@@ -49,6 +49,7 @@ from foveate.execution.plan import predict as run
 from foveate.execution.plan import search as run_search
 from foveate.models.channels import ScaleChannels
 from foveate.models.outputs import Outputs, selected_scale, strongest_channel
+from foveate.models.search import Progress, no_progress
 from foveate.scales import MIN_SCALE, check_scale
 
 Zooms: TypeAlias = tuple[float, float]
@@ -100,6 +101,7 @@ def predict(
     scale: float | None = None,
     search: bool = False,
     step: float | None = None,
+    progress: Progress = no_progress,
 ) -> Prediction:
     """Predict the class of an image file.
 
@@ -117,6 +119,8 @@ def predict(
         search: Whether to search the image for an off-centre object.
         step: Distance between the centres of the coarse search grid, in pixels of the searched
             image.
+        progress: Context manager that shows the progress of a search, given the title "positions"
+            and their number.
 
     Returns:
         The prediction.
@@ -148,7 +152,7 @@ def predict(
         return _in_picture(model, classify(model, image, inverted), (height / 2, width / 2), zooms)
     assert isinstance(model.net, ScaleChannels)
     image = image.to(model.device)
-    found = run_search(model.net, image, step)
+    found = run_search(model.net, image, step, progress)
     apart = found.centres[0].cpu() - torch.tensor(image.shape[2:]) / 2
     y, x = (apart / torch.tensor(zooms)).tolist()
     with torch.no_grad():
