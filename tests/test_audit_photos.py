@@ -143,6 +143,19 @@ def test_runs_on_photographs_have_the_same_default_scales_in_all_commands(traine
         assert (tested[0], tested[-1]) == (scales[0], scales[-1])
 
 
+def test_scales_that_are_too_large_are_refused_before_the_first_image(trained, tmp_path, capsys):
+    """All smaller scales, and all runs before, were tested first."""
+    shutil.copytree(trained, large := tmp_path / "large")
+    settings = (large / "config.json").read_text()
+    (large / "config.json").write_text(settings.replace('"base": 48', '"base": 96'))
+    test, net = open_test_set(RunFolder(large), load_source), load_model(large).net
+    with pytest.raises(ConfigError, match="at scale 64 the short side is 6144 pixels"):
+        test.measure(net, (1.0, 64.0), advance=lambda count: pytest.fail("an image was read"))
+    command = ["evaluate", str(trained), str(large), "--scales", "64", "--out", str(tmp_path)]
+    assert run(command) == 2
+    assert "at scale 64 the short side is 6144 pixels" in capsys.readouterr().err
+
+
 def test_runs_with_different_default_scales_need_scales(trained, tmp_path, capsys):
     train(tiny(epochs=1), tmp_path / "digits")
     command = ["evaluate", str(trained), str(tmp_path / "digits"), "--out", str(tmp_path)]

@@ -86,6 +86,8 @@ def evaluate(
     shown |= {"view": view, "border": parse_border(border)}
     part = cast("SplitName", split)
     tests = [open_test_set(folder, load, split=part, **shown) for folder in folders]
+    for test in tests:
+        test.check_scales(factors)  # before hours at the first scales or of the first run
     tolerances = [
         _make_lazy(net.to(place), tolerance, factors, partial(open_test_set, folder, load, **shown))
         for folder, (net, _) in zip(folders, made, strict=True)

@@ -189,8 +189,16 @@ class Recipe:
 
         Returns:
             The recipe with another ``base``, of at least one pixel.
+
+        Raises:
+            ConfigError: If images would have a short side of more than 4,096 pixels.
         """
-        return replace(self, base=max(1, round(self.base * scale)))
+        if (base := max(1, round(self.base * scale))) > MAX_BASE:
+            raise ConfigError(
+                f"at scale {scale:g} the short side is {base} pixels, above the limit of {MAX_BASE}"
+                "; use smaller scales"
+            )
+        return replace(self, base=base)
 
     def transform(self, share: float = 1.0) -> Transform:
         """Return the evaluation transform of the recipe ``photo``.
