@@ -271,6 +271,8 @@ def test_formats_and_shapes_that_cannot_work(tmp_path):
 
     assert "must end in .onnx or .pt2" in one_line(ConfigError, made("net.bin"))
     assert "format must be one of onnx, torch" in one_line(ConfigError, made("x", format="h5"))
+    mixed = one_line(ConfigError, made("net.onnx", format="torch"))
+    assert "'net.onnx' ends in .onnx, but the format is torch" in mixed
     assert "cannot export this network for images of shape (1, 64, 64)" in one_line(
         ConfigError, made("cnn.pt2", net=create_model("cnn"), shape=(1, 64, 64))
     )
