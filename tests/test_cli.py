@@ -67,6 +67,15 @@ def test_show_draws_photographs_of_mixed_sizes_by_their_recipe(capsys, tmp_path)
     assert "leave out --border zero" in capsys.readouterr().err
 
 
+def test_show_needs_memory_for_all_scales_together(capsys, tmp_path, monkeypatch):
+    """One scale was checked; the frames of all 17 ended the process."""
+    monkeypatch.setattr("foveate.checks.free_memory", lambda: 2.0**30)
+    for source, scales in (("mnist-5k", "1:4:2"), (SOURCE, "0.25:1:2")):
+        command = ["show", source, "--size", "4096", "--samples", "4", "--scales", scales]
+        assert run([*command, "--out", str(tmp_path / "x.png")]) == 2
+        assert "the frames of all scales need about" in capsys.readouterr().err
+
+
 def test_show_draws_a_source_and_a_file(capsys, tmp_path):
     picture = tmp_path / "digits.png"
     assert run(["show", "mnist-5k", "--scales", "1,2", "--out", str(picture)]) == 0

@@ -129,6 +129,14 @@ def _check_space(folder: Path, needed: int) -> None:
         )
 
 
+def _check_memory(count: int, size: int) -> None:
+    """Raise a ConfigError if the frames of all scales do not fit into memory together."""
+    from foveate.checks import check_memory
+
+    remedy = "use a smaller --size, fewer --samples or fewer --scales"
+    check_memory(4 * count * size**2, "the frames of all scales", remedy)
+
+
 def _from_source(
     name: str, samples: int, given: str | None, size: int | None, border: str
 ) -> "tuple[list[Tensor], list[str]]":
@@ -141,6 +149,7 @@ def _from_source(
     usual = default_scales("mnist-large-scale" if grey else "mirrored")
     scales = usual.values if given is None else as_scales(given)
     titles = [f"{scale:.3g}" for scale in scales]
+    _check_memory(images.shape[:2].numel() * len(scales), size or 112)
     if grey:
         return [rescale(images, scale, size=size or 112, border=beyond) for scale in scales], titles
     if border != "replicate":
@@ -170,6 +179,7 @@ def _from_photographs(
         shown.check_scale(scale)
     pictures = open_pictures(name)
     count = min(samples, len(pictures.labels("train")))
+    _check_memory(3 * count * len(scales), size)
     images = [torch.from_numpy(pictures.read("train", i).copy()) for i in range(count)]
     return [shown.show(images, s) for s in scales], [f"{s:.3g}" for s in scales]
 
