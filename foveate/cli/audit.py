@@ -107,6 +107,9 @@ def audit(
     if batch > MAX_BATCH:
         raise ConfigError(f"batch must be at most {MAX_BATCH:,} images, got {batch}")
     found = load_model(model, trust=trust, device=place, pretrained=pretrained, weights=weights)
+    if patch is not None and (found.scales or pool == "none"):
+        why = f"{model} has them already" if found.scales else "--pool none makes none"
+        raise ConfigError(f"--patch is for scale channels of the audit, and {why}; leave it out")
     if lazy is not None:
         lazy_channels(found.net).lazy = lazy
     load = cached_loader()
