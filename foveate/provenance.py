@@ -40,4 +40,6 @@ def hardware(device: torch.device) -> str:
     """Return a description of the device and the torch version."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    return f"{platform.machine()} CPU, {torch.get_num_threads()} threads, torch {torch.__version__}"
+    count = torch.get_num_threads()
+    threads = f"{count} thread{'s' * (count != 1)}"
+    return f"{platform.machine()} CPU, {threads}, torch {torch.__version__}"

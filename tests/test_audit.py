@@ -16,8 +16,8 @@ from foveate.data.sources import Split, load_source
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.audit.changes import Change, most_confident
 from foveate.evaluation.audit.images import reduce_resolution, zoom
-from foveate.evaluation.audit.measure import SCALES, Audit, Counts, Z, audit, audit_together, wilson
-from foveate.evaluation.curve import accuracy_over_scale
+from foveate.evaluation.audit.measure import Audit, Counts, Z, audit, audit_together, wilson
+from foveate.evaluation.curve import SCALES, accuracy_over_scale
 from foveate.evaluation.third_party import Classifier
 from foveate.models.zoo import ModelConfig
 from foveate.scales import ScaleGrid

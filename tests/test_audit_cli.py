@@ -212,12 +212,20 @@ def test_errors_are_one_line_and_nothing_is_written(folder, tmp_path, capsys):
         "failed on images of shape (2, 1, 33, 33)": [
             "audited_nets:coloured", "--source", source, "--size", "33"
         ],
+        # Its own number of channels: with the other one, any size fails.
+        "failed on images of shape (2, 3, 33, 33)": [
+            "audited_nets:coloured", "--source", source, "--size", "33"
+        ],
         "does not exist": [net, "--source", f"folder:{tmp_path / 'none'}"],
         "has no class subfolders": [net, "--source", f"folder:{tmp_path / 'empty'}"],
         "unknown data source 'nothing'": [net, "--source", "nothing"],
         "split must be one of": [net, "--source", source, "--split", "some"],
         "scales must look like": [net, "--source", source, "--scales", "1:2"],
         "pool must be one of": [net, "--source", source, "--pool", "mean"],
+        "and --pool none makes none; leave it out": [
+            net, "--source", source, "--patch", "8", "--pool", "none"
+        ],
+        "and fovmax has them already": ["fovmax", "--source", source, "--patch", "8"],
         "border must be": [net, "--source", source, "--border", "around"],
         "std must be a number": [net, "--source", source, "--std", "a"],
         "mean must be one number or one per channel (1), got 3": [

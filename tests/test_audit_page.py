@@ -100,7 +100,7 @@ def test_the_summary_says_how_it_holds():
 def test_the_page_has_both_forms_and_their_difference():
     text = words(report())
     assert (
-        "accuracy changes by -10.0 points at the native scale and by +13.3 points on average"
+        "accuracy changes by −10.0 points at the native scale and by +13.3 points on average"
         in text
     )
     row = [getattr(counts(30), measure) for measure in ("accuracy", "agreement", "confidence")]
@@ -109,7 +109,7 @@ def test_the_page_has_both_forms_and_their_difference():
     assert "load_model('mynet:net').net.train()" in text
     assert "scales = [0.5, 1, 2]" in text
     assert "ScaleChannels(backbone, scales, size=9, pool='max', antialias=True)" in text
-    assert "in scale channels 60.0 80.0 70.0 70.0 difference +30.0 -10.0 +20.0 +13.3" in text
+    assert "in scale channels 60.0 80.0 70.0 70.0 difference +30.0 −10.0 +20.0 +13.3" in text
     assert "processes 3 times the pixels" in text
 
 

@@ -10,6 +10,7 @@ import torch
 from photo_runs import SOURCE, photo_config
 from PIL import Image
 from safetensors.torch import save_file
+from tiny_runs import tiny
 from torch import nn
 
 from foveate.cli.app import run
@@ -23,10 +24,11 @@ from foveate.evaluation.audit.report import (
     ORIGINAL,
     _cropped,
     audit_with_channels,
-    default_scales,
 )
 from foveate.evaluation.audit.transforms import choose_transform, from_patches
+from foveate.evaluation.curve import default_scales
 from foveate.evaluation.models import Model, load_model
+from foveate.evaluation.results import read_results
 from foveate.evaluation.test_sets import open_test_set
 from foveate.models.channels import ScaleChannels
 from foveate.training.checkpoint import RunFolder
@@ -124,9 +126,41 @@ def test_less_resolution_of_a_run(trained, photos):
         ConfigError, match="the view resolution requires scales of at most 1, got 2"
     ):
         audit_with_channels(load_model(trained), photos, transform, [1.0, 2.0])
-    usual = default_scales(transform)
-    found = audit_with_channels(load_model(trained), photos, transform, usual)
-    assert found.plain.scales[0] == 0.125 and found.plain.scales[-1] == 1.0
+
+
+def test_runs_on_photographs_have_the_same_default_scales_in_all_commands(trained, tmp_path):
+    """The audit reached scale 4, and evaluate the scale 8 of digits."""
+    views = {"zoom": default_scales("photo").values, "resolution": (0.125, 1.0)}
+    assert views["zoom"] == tuple(2 ** (k / 2) for k in range(-4, 3))
+    for view, scales in views.items():
+        out = ["--view", view, "--out", str(tmp_path / view)]
+        assert run(["audit", str(trained), "--source", SOURCE, "--samples", "2", *out]) == 0
+        assert run(["evaluate", str(trained), *out]) == 0
+        (result,) = read_results(tmp_path / view)
+        tested = tuple(at.scale for at in result.scales)
+        found = content(tmp_path / view)["audits"]["as it is"]["scales"]
+        assert tested == tuple(at["scale"] for at in found)
+        assert (tested[0], tested[-1]) == (scales[0], scales[-1])
+
+
+def test_scales_that_are_too_large_are_refused_before_the_first_image(trained, tmp_path, capsys):
+    """All smaller scales, and all runs before, were tested first."""
+    shutil.copytree(trained, large := tmp_path / "large")
+    settings = (large / "config.json").read_text()
+    (large / "config.json").write_text(settings.replace('"base": 48', '"base": 96'))
+    test, net = open_test_set(RunFolder(large), load_source), load_model(large).net
+    with pytest.raises(ConfigError, match="at scale 64 the short side is 6144 pixels"):
+        test.measure(net, (1.0, 64.0), advance=lambda count: pytest.fail("an image was read"))
+    command = ["evaluate", str(trained), str(large), "--scales", "64", "--out", str(tmp_path)]
+    assert run(command) == 2
+    assert "at scale 64 the short side is 6144 pixels" in capsys.readouterr().err
+
+
+def test_runs_with_different_default_scales_need_scales(trained, tmp_path, capsys):
+    train(tiny(epochs=1), tmp_path / "digits")
+    command = ["evaluate", str(trained), str(tmp_path / "digits"), "--out", str(tmp_path)]
+    assert run(command) == 2
+    assert "different default scales; pass --scales" in capsys.readouterr().err
 
 
 def test_what_lies_beyond_the_windows_of_a_run_is_said(trained, photos):
@@ -144,8 +178,13 @@ def test_what_lies_beyond_the_windows_of_a_run_is_said(trained, photos):
     shown = narrow.show([photos.read(0)])
     assert shown.shape == (1, 3, 24, 24) and 0 <= shown.min() < shown.max() <= 1
     (note,) = _cropped(narrow, [(480, 480)])
-    assert note.startswith("1 of 1 images extend past the largest window of 24 pixels at scale 1")
-    assert "lose 75 %" in note and _cropped(transform, [(480, 480)]) == []
+    assert note == (
+        "1 of 1 images extends past the largest window of 24 pixels at scale 1: it loses 75 % of "
+        "its area"
+    )
+    (note,) = _cropped(narrow, [(480, 480)] * 2)
+    assert "2 of 2 images extend past" in note and "they lose 75 % of their area in the" in note
+    assert _cropped(transform, [(480, 480)]) == []
 
 
 def test_a_run_keeps_its_recipe(trained, photos):
@@ -201,7 +240,7 @@ def test_what_is_cropped_is_said(photos):
     assert not [note for note in inside.notes if "cropped" in note]
     small = Transform(size=(20, 20), recipe="mirrored")  # which does not support --fit
     (note,) = _cropped(small, [(28, 28)])
-    assert note.endswith("at most 49 %; pass a larger --size to keep the whole images")
+    assert note.endswith("it loses 49 % of its area; pass a larger --size to keep the whole images")
 
 
 def test_scale_channels_without_training_are_a_wrapped_network_on_the_pictures(photos):

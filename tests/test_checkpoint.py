@@ -53,6 +53,8 @@ def test_config_json_says_how_to_repeat_the_run(finished):
     assert content["config"] == json.loads(json.dumps(tiny(epochs=1).to_dict()))
     assert content["digest"] == tiny(epochs=1).digest()
     assert content["version"] == foveate.__version__
+    threads = torch.get_num_threads()
+    assert f"CPU, {threads} thread{'s' if threads > 1 else ''}, torch" in content["hardware"]
     assert "CPU" in content["hardware"] and torch.__version__ in content["hardware"]
     assert "commit" in content
     assert finished.config() == tiny(epochs=1)

@@ -122,7 +122,7 @@ def test_the_scale_of_a_prediction_is_checked_before_the_picture_is_padded(tmp_p
     from PIL import Image
 
     Image.linear_gradient("L").save(tmp_path / "a.png")
-    assert app.run(["predict", str(tmp_path / "a.png"), "--scale", "1e-4"]) == 1
+    assert app.run(["predict", str(tmp_path / "a.png"), "--scale", "1e-4"]) == 2
     assert "scale must lie between 1/16 and 64, got 0.0001" in capsys.readouterr().err
 
 

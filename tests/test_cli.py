@@ -56,13 +56,24 @@ def test_show_draws_photographs_of_mixed_sizes_by_their_recipe(capsys, tmp_path)
     command = ["show", SOURCE, "--scales", "0.5,2", "--samples", "3", "--size", "32"]
     assert run([*command, "--out", str(tmp_path / "photos.png")]) == 0
     assert (tmp_path / "photos.png").read_bytes().startswith(b"\x89PNG")
-    (small, large), titles = _from_photographs(SOURCE, 3, (0.5, 2.0), 32, "replicate")
+    (small, large), titles = _from_photographs(SOURCE, 3, "0.5,2", 32, "replicate")
     assert titles == ["0.5", "2"] and small.shape == large.shape == (3, 3, 32, 32)
+    _, usual = _from_photographs(SOURCE, 1, None, 32, "replicate")  # those of audit and evaluate
+    assert usual == ["0.25", "0.354", "0.5", "0.707", "1", "1.41", "2"]
     # A short side of 8 pixels: the border is replicated on both sides of it, or above and below.
     assert all(min(x[..., :12].std(-1).max(), x[..., :12, :].std(-2).max()) < 1e-6 for x in small)
     assert all(min(x[..., :12].std(-1).max(), x[..., :12, :].std(-2).max()) > 1e-3 for x in large)
     assert run([*command, "--border", "zero"]) == 2
     assert "leave out --border zero" in capsys.readouterr().err
+
+
+def test_show_needs_memory_for_all_scales_together(capsys, tmp_path, monkeypatch):
+    """One scale was checked; the frames of all 17 ended the process."""
+    monkeypatch.setattr("foveate.checks.free_memory", lambda: 2.0**30)
+    for source, scales in (("mnist-5k", "1:4:2"), (SOURCE, "0.25:1:2")):
+        command = ["show", source, "--size", "4096", "--samples", "4", "--scales", scales]
+        assert run([*command, "--out", str(tmp_path / "x.png")]) == 2
+        assert "the frames of all scales need about" in capsys.readouterr().err
 
 
 def test_show_draws_a_source_and_a_file(capsys, tmp_path):

@@ -323,7 +323,9 @@ def folder(tiny_set, tmp_path_factory):
         assert compare(out) == 0
     names = [name for name in performed if name != "interrupted"]
     assert len(names) == len(set(names)) == 8  # nothing twice
-    assert "5 runs are missing" in partial and "tiny-fovmax-2-s1" in partial
+    assert "5 runs are missing, of those that the last command names" in partial
+    assert "tiny-fovmax-2-s1" in partial
+    assert "<dt>runs of the last command</dt><dd>8, 5 of them missing</dd>" in partial
     return out
 
 
@@ -420,6 +422,7 @@ def test_the_page_has_every_method_and_figure(folder):
         assert f"<th>{name}</th>" in page or f">{name}<" in page, name
         assert METHODS[name].paper in page
     assert TINY.title in page and "missing" not in page.split("</style>")[1]
+    assert "<dt>runs of the last command</dt><dd>8, all finished</dd>" in page
     found = read_lines(folder / "compare.csv", Measurement)
     for trained in ("1", "2"):
         assert (folder / "figures" / f"tiny-{trained}.svg").stat().st_size

@@ -24,6 +24,8 @@ from foveate.demo.pages import open_page
 from foveate.demo.panels import MIN_ZOOM, accuracy, digit_channels
 from foveate.demo.uploads import decode_digit, encode_digit, read_upload, to_mnist_digit
 from foveate.errors import ConfigError, DataError, FoveateError
+from foveate.evaluation.models import load_model
+from foveate.models.export import export
 from foveate.models.sliding import LocalMaps, local_maps
 from foveate.training.loop import train
 
@@ -74,6 +76,9 @@ def test_networks_that_do_not_fit_the_page_are_refused(specs, tmp_path):
     for ref in (str(other), "fovmax"):  # 12 classes, and a network without trained weights
         with pytest.raises(ConfigError, match="was not trained on digits"):
             open_page([ref])
+    export(load_model(small).net, tmp_path / "small.pt2", shape=(1, 24, 24))
+    with pytest.raises(ConfigError, match=r"small\.pt2 is none; pass the run folder"):
+        open_page([str(tmp_path / "small.pt2")], trust=True)
 
 
 def test_a_file_of_weights_has_no_accuracy(specs):

@@ -12,6 +12,7 @@ from served_page import serving, written
 
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
+from foveate.demo.digit_page import SEEDS
 from foveate.demo.pages import open_page
 
 pytest.importorskip("uvicorn", reason="pip install 'foveate[demo]'")
@@ -219,7 +220,11 @@ def test_scenes_are_composed_and_explored(page):
     assert page.locator(".maps g").count() == 9
     page.get_by_label("Seed").fill("7")
     page.get_by_label("Seed").press("Tab")
+    shown = drawn_anew(page, shown)
+    page.get_by_label("Seed").fill(str(SEEDS))  # the largest one, which the first one follows
+    page.get_by_label("Seed").press("Enter")
     drawn_anew(page, shown)
+    assert page.get_by_label("Seed").input_value() == "0"
 
 
 def test_the_tabs_work_by_keyboard(page):

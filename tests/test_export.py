@@ -20,12 +20,15 @@ from torchvision.transforms import v2
 import foveate
 from foveate import ScaleGrid, create_model
 from foveate.cli.app import run
+from foveate.data.sources import load_source
 from foveate.errors import ConfigError, DataError
+from foveate.evaluation.exported import read_metadata
 from foveate.evaluation.models import load_model
 from foveate.evaluation.predict import predict
 from foveate.models import export as module
 from foveate.models.channels import ScaleChannels
 from foveate.models.export import NOTE, export
+from foveate.training.checkpoint import RunFolder
 from foveate.training.loop import train
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -56,7 +59,7 @@ def answers(path, images):
 
 
 def about(path):
-    if path.suffix == ".onnx":
+    if (path := Path(path)).suffix == ".onnx":
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         return json.loads(session.get_modelmeta().custom_metadata_map[NOTE])
     found = {NOTE: ""}
@@ -268,6 +271,8 @@ def test_formats_and_shapes_that_cannot_work(tmp_path):
 
     assert "must end in .onnx or .pt2" in one_line(ConfigError, made("net.bin"))
     assert "format must be one of onnx, torch" in one_line(ConfigError, made("x", format="h5"))
+    mixed = one_line(ConfigError, made("net.onnx", format="torch"))
+    assert "'net.onnx' ends in .onnx, but the format is torch" in mixed
     assert "cannot export this network for images of shape (1, 64, 64)" in one_line(
         ConfigError, made("cnn.pt2", net=create_model("cnn"), shape=(1, 64, 64))
     )
@@ -306,6 +311,64 @@ def test_the_command_fails_in_one_line(tmp_path, capsys):
     assert "cannot export audited_nets:net" in capsys.readouterr().err
 
 
+def agree(model, file, path, **options):
+    """A network and its file predict the same class with the same probabilities."""
+    ours, theirs = (predict(load_model(m, trust=True), path, **options) for m in (model, file))
+    assert (theirs.label, theirs.inverted) == (ours.label, ours.inverted)
+    assert max(ours.probabilities) < 0.999  # other images have other probabilities
+    assert theirs.probabilities == pytest.approx(ours.probabilities, abs=1e-4)
+
+
+@pytest.mark.parametrize("suffix", ["onnx", "pt2"])
+def test_an_exported_network_of_digits_prepares_images_as_in_training(tmp_path, suffix):
+    """The metadata had no recipe, and no command read them: a clear 0 was a 2."""
+    folder = train(tiny(epochs=1, border="zero"), tmp_path / "run").path
+    digit = load_source("mnist-5k").test.images[0, 0].numpy()
+    Image.fromarray(255 - digit).resize((40, 50)).save(tmp_path / "digit.png")
+    file = str(tmp_path / f"net.{suffix}")
+    assert run(["export", str(folder), "--out", file]) == 0
+    loaded = load_model(file, trust=True)
+    assert (loaded.source, loaded.border, loaded.shape) == ("mnist-5k", "zero", (None, 1, 24, 24))
+    assert loaded.classes == load_model(folder).classes
+    agree(folder, file, tmp_path / "digit.png")
+
+
+def test_an_exported_network_for_squares_sees_the_centre_of_a_photograph(tmp_path):
+    config = photo_config(epochs="1", model__size="32", model__scales="0.5:2:1")
+    folder = train(config, tmp_path / "run", workers=0).path
+    file = f"{tmp_path}/net.onnx"
+    for size in ("64", "96"):  # windows of up to 64 pixels in photographs of 48 by 64
+        assert run(["export", str(folder), "--out", file, "--size", size]) == 0
+        agree(folder, file, PHOTOGRAPHS / "test" / "hat/0.jpg")
+
+
+def test_classes_in_a_file_are_those_of_an_audit(tmp_path):
+    """Class folders can be missing, so that an index means another class."""
+    folder = train(photo_config(epochs="40"), tmp_path / "run", workers=0).path
+    file = f"{tmp_path}/net.onnx"
+    assert run(["export", str(folder), "--out", file]) == 0
+    for name in ("pants", "shoes"):
+        shutil.copytree(PHOTOGRAPHS / "test" / name, tmp_path / "fewer" / name)
+    source = ["--source", f"folder:{tmp_path}/fewer", "--scales", "1", "--pool", "none"]
+    assert run(["audit", file, *source, "--out", str(tmp_path / "audit")]) == 0
+    found = json.loads((tmp_path / "audit" / "audit.json").read_text())
+    (at,) = found["audits"]["as it is"]["scales"]
+    assert list(at["per_class"]) == ["hat", "pants", "shoes"]
+    assert found["transform"]["size"] == [48, 48]
+    assert found["transform"]["mean"] == list(RunFolder(folder).config().recipe.mean)
+
+
+@pytest.mark.parametrize(
+    "note",
+    ["[]", "{", '{"classes": [1]}', '{"recipe": {"base": 0}}', '{"std": [0]}', '{"mean": 1}'],
+)
+def test_damaged_metadata_are_named(note):
+    message = one_line(DataError, lambda: read_metadata(note, Path("net.onnx")))
+    assert (
+        message.startswith("the metadata of net.onnx are damaged") and read_metadata("", "") == {}
+    )
+
+
 @pytest.mark.parametrize("backbone", ["timm:mobilenetv3_small_050", ""])
 def test_a_photo_run_is_exported_with_its_recipe(tmp_path, monkeypatch, backbone):
     changes = {"backbone": backbone, "model__size": "32", "model__scales": "0.5:2:1"}
@@ -326,6 +389,7 @@ def test_a_photo_run_is_exported_with_its_recipe(tmp_path, monkeypatch, backbone
         expected = torch.tensor(predict(load_model(folder.path), path).channels)
         error = (torch.from_numpy(found["channels"][0]) - expected).abs().max()
         assert error < 1e-4 * expected.abs().max()
+        agree(folder.path, "clothes.onnx", path, scale=1.5)
     upright = found["picture"]
     turned = Image.open(path).transpose(Image.Transpose.ROTATE_90)
     exif = Image.Exif()

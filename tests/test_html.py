@@ -137,6 +137,18 @@ def test_backticks_are_code_and_what_they_hold_is_escaped():
     assert not tree.find("b")
 
 
+def test_names_of_classes_and_files_are_never_code():
+    name = "a `b` c"
+    page = Page("t")
+    page.table(["class", "like"], [[name, name]])
+    page.gallery([(name, [(torch.zeros(1, 2, 2), name)])])
+    page.provenance({"model": name})
+    tree = Tree(page.html())
+    assert not tree.find("code")
+    assert tree.texts("th") == ["class", "like", name]
+    assert [tree.texts(tag) for tag in ("td", "b", "figcaption", "dd")] == [[name]] * 4
+
+
 def cells(page, tag="td"):
     return Tree(page.html()).find(tag)
 

@@ -9,6 +9,7 @@ from photo_runs import PHOTOGRAPHS, SOURCE, photo_config
 from foveate.cli.app import run
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
+from foveate.evaluation.curve import default_scales
 from foveate.evaluation.test_sets import open_test_set
 from foveate.sweeps.records import read_records
 from foveate.sweeps.study import read_study
@@ -58,6 +59,11 @@ def test_settings_of_the_recipe_mean_what_they_mean_for_train(tmp_path, setting)
     text = plain(STUDY).replace("recipe.shift = 6\nrecipe.base = 48", setting)
     (job,) = read(tmp_path, text).jobs
     assert job.config == photo_config(epochs="2", backbone="photo_runs:backbone")
+
+
+def test_runs_are_tested_at_the_default_scales_of_evaluate(tmp_path):
+    (job,) = read(tmp_path, plain(STUDY).replace("test_scales = [0.5, 1]", "")).jobs
+    assert job.scales == default_scales("photo").values
 
 
 def test_a_mean_may_be_whole_numbers(tmp_path):

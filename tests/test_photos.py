@@ -425,7 +425,7 @@ def test_the_command_says_what_it_took(tmp_path, capfd):
         "24 training and 9 validation images of 3 classes, 60x60 to 72x128 pixels; recipe photo: "
         "short side 48; 3 windows of 16 to 64 pixels, patches of 16"
     ) in shown.err
-    assert shown.out.endswith(f"next: foveate evaluate {tmp_path / 'run'} --scales 0.25:2:2\n")
+    assert shown.out.endswith(f"next: foveate evaluate {tmp_path / 'run'}\n")
 
 
 def test_the_command_names_one_window_and_random_weights(tmp_path, capfd):

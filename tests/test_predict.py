@@ -165,7 +165,7 @@ def test_a_grey_picture_fills_the_channels_of_a_colour_network(network, digit, t
     for channel in range(3):
         torch.testing.assert_close(image[:, channel], as_source(digit, SIZE / 28)[:, 0])
     two = other(network, shape=(None, 2, SIZE, SIZE))
-    message = one_line(DataError, lambda: predict(two, tmp_path / "digit.png"))
+    message = one_line(ConfigError, lambda: predict(two, tmp_path / "digit.png"))
     assert "takes 2 image channels" in message
 
 
@@ -268,8 +268,8 @@ def test_pictures_that_cannot_be_shown_are_said_in_a_line(network, digit, tmp_pa
         message = one_line(DataError, lambda path=path: predict(network, path))
         assert message.startswith(start)
     path = save(tmp_path / "digit.png", digit)
-    message = one_line(DataError, lambda: predict(network, path, scale=1000))
-    assert message.startswith(f"image {path}: scale must lie between")
+    message = one_line(ConfigError, lambda: predict(network, path, scale=1000))
+    assert message.startswith("scale must lie between")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 700)  # 28 * 28 = 784
     message = one_line(DataError, lambda: predict(network, path))
     assert message == f"image {path} has more than 700 pixels; resize it"
@@ -325,8 +325,18 @@ def test_other_models_get_a_resized_and_normalised_picture(digit, tmp_path):
     said = predict(other_model, path)
     assert said.label == str(int(net(image).argmax())) and said.scale is None
     unknown = Model(name="mynet:net", net=net)
-    message = one_line(DataError, lambda: predict(unknown, path))
-    assert "mynet:net has an unknown input size" in message
+    message = one_line(ConfigError, lambda: predict(unknown, path))
+    assert message.startswith("mynet:net has an unknown input size")
+
+
+def test_what_suits_no_image_is_said_once(digit, tmp_path, monkeypatch, capsys):
+    (tmp_path / "sizeless.py").write_text("def net(images):\n    return images.flatten(1)[:, :3]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    paths = [str(save(tmp_path / f"{name}.png", digit)) for name in "abc"]
+    for options in (["--model", "sizeless:net"], ["--scale", "1000"]):
+        assert run(["predict", *paths, *options, "--json"]) == 2
+        shown = capsys.readouterr()
+        assert shown.err.count("\n") == 1 and not shown.out
 
 
 def test_a_network_with_random_weights_is_named(folder, digit, tmp_path, capsys):

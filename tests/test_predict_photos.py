@@ -95,7 +95,7 @@ def test_what_does_not_apply_is_refused_in_a_line(model, trained, tmp_path, caps
     with pytest.raises(ConfigError, match="leave out --invert"):
         predict(model, PATHS[0], invert=True)
     assert predict(model, PATHS[0], invert=False).label in model.classes
-    with pytest.raises(DataError, match="scale must lie between 1/16 and 64"):
+    with pytest.raises(ConfigError, match="scale must lie between 1/16 and 64"):
         predict(model, PATHS[0], scale=1000)
     Image.new("RGB", (1, 200)).save(tmp_path / "thin.png")
     with pytest.raises(DataError, match="size must be 1 to 4,096 pixels, got 9600"):

@@ -1,6 +1,7 @@
 """Off-centre objects in pictures: where the command finds them, and how it draws them."""
 
 import json
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -98,11 +99,24 @@ def test_networks_of_others_get_normalised_pixels():
     assert not inverted
 
 
+def test_a_search_counts_its_positions(fovmax, digits, tmp_path):
+    """A small step asks for up to a million, which took days without a sign."""
+    path, counted = save(tmp_path / "digit.png", digits.images[0, 0].numpy()), []
+
+    @contextmanager
+    def progress(what, total):
+        counted.append((what, total))
+        yield lambda count: counted.append(count)
+
+    predict(fovmax, path, search=True, step=4, progress=progress)
+    assert counted[0] == ("positions", 7**2) and sum(counted[1:]) == 7**2  # 28 pixels
+
+
 def test_what_cannot_be_searched_is_said_in_a_line(fovmax, digits, tmp_path):
     path = save(tmp_path / "digit.png", digits.images[0, 0].numpy())
     with pytest.raises(ConfigError, match="cnn-mnist-tr2 is not one"):
         predict(load_model("cnn-mnist-tr2"), path, search=True)
-    with pytest.raises(DataError, match="scale must lie between"):
+    with pytest.raises(ConfigError, match="scale must lie between"):
         predict(fovmax, path, search=True, scale=100)
     with pytest.raises(DataError, match="size must be 1 to 4,096 pixels"):
         predict(

@@ -122,6 +122,15 @@ def test_every_mode_becomes_rgb(tmp_path, mode):
         assert torch.equal(pixels(path), torch.from_numpy(np.array(colour)).permute(2, 0, 1))
 
 
+@pytest.mark.parametrize(("base", "share"), [(1, 1.0), (2, 1 / 8)])
+def test_an_image_can_become_one_pixel(base, share):
+    """Torch failed with an internal assertion for images whose colour planes are contiguous."""
+    colour = torch.tensor([10, 100, 200], dtype=torch.uint8)[:, None, None]
+    for planes in (colour.repeat(1, 8, 7), colour[:1].expand(1, 8, 7)):
+        shown = Recipe(name="photo", base=base).resize(share=share)(planes)
+        assert torch.equal(shown, planes[:, :1, :1].expand(3, base, base))
+
+
 def test_flips_are_exact_and_as_frequent_as_said():
     picture = pixels(next(PHOTOGRAPHS.glob("train/pants/*.jpg")))
     plain, mirrored = PHOTO.resize()(picture), PHOTO.resize()(picture).flip(-1)

@@ -27,8 +27,9 @@ Named = TypeVar("Named", Method, DataSet)
 class Measurement:
     """Accuracy of one run of a method at one test scale: one line of compare.csv.
 
-    `trained` is a scale, ``all``, or the number of samples. Runs trained in parallel share their
-    training time. `images_per_second` is the speed of the trained network on images in memory.
+    `trained` is a scale, ``all``, or the number of samples. The training time of
+    runs that one process trains together is divided among them. `images_per_second` is the speed of
+    the trained network on images in memory.
     """
 
     data: str

@@ -38,10 +38,7 @@ def audit(
     changed_data: options.ChangedDataOption = False,
     scales: Annotated[
         str | None,
-        options.SCALES(
-            "0.25:4:2, or 0.125:1:2 with --view resolution, 0.5:2:4 for cifar10, all for digits",
-            panel=options.EVALUATION,
-        ),
+        options.SCALES(options.VIEWED_SCALES, panel=options.EVALUATION),
     ] = None,
     view: Annotated[str, options.VIEW()] = "zoom",
     fit: Annotated[str | None, options.FIT("fill")] = None,
@@ -89,8 +86,9 @@ def audit(
     from foveate.data.large_scale import check_size
     from foveate.evaluation.audit.audited_images import open_images
     from foveate.evaluation.audit.images import check_view
-    from foveate.evaluation.audit.report import audit_with_channels, default_scales
-    from foveate.evaluation.audit.transforms import choose_transform
+    from foveate.evaluation.audit.report import audit_with_channels
+    from foveate.evaluation.audit.transforms import PhotoTransform, choose_transform
+    from foveate.evaluation.curve import default_scales
     from foveate.evaluation.models import load_model
     from foveate.evaluation.test_sets import lazy_channels
     from foveate.training.checkpoint import RunFolder
@@ -109,6 +107,9 @@ def audit(
     if batch > MAX_BATCH:
         raise ConfigError(f"batch must be at most {MAX_BATCH:,} images, got {batch}")
     found = load_model(model, trust=trust, device=place, pretrained=pretrained, weights=weights)
+    if patch is not None and (found.scales or pool == "none"):
+        why = f"{model} has them already" if found.scales else "--pool none makes none"
+        raise ConfigError(f"--patch is for scale channels of the audit, and {why}; leave it out")
     if lazy is not None:
         lazy_channels(found.net).lazy = lazy
     load = cached_loader()
@@ -117,6 +118,8 @@ def audit(
     if split is None and _is_own(source, found, run, load):
         split = "test"
     images = open_images(source, split, samples, names, load)
+    if not names and set(images.classes) <= set(found.class_names) and os.path.isfile(model):
+        images = open_images(source, split, samples, found.class_names, load)
     if run.is_dir():
         check_classes(RunFolder(run), source, images.classes)
     transform = choose_transform(
@@ -129,7 +132,8 @@ def audit(
         fit=fit,
         view=view,
     )
-    wanted = grid or default_scales(transform)
+    recipe = "photo" if isinstance(transform, PhotoTransform) else transform.recipe
+    wanted = grid or default_scales(recipe, view)
     with progress("images", len(images) * len(wanted)) as advance:
         report = audit_with_channels(
             found,

@@ -120,6 +120,8 @@ def _draw(
         "foveate version of the runs": ", ".join(sorted(made)),
     }
     missing = [job.folder for job in study.remaining]
+    state = f"{len(missing):,} of them missing" if missing else "all finished"
+    facts["runs of the last command"] = f"{len(study.jobs):,}, {state}"
     page = comparison_page(lines, drawn, facts, split=split, missing=missing)
     page.save(study.folder / f"compare{suffix}.html")
     with progress("figures", len(drawn)) as advance:

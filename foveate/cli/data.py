@@ -60,7 +60,7 @@ def generate(
 def show(
     source: Annotated[str, options.SHOWN_SOURCE],
     samples: Annotated[int, options.SAMPLES(min=1, max=50)] = 4,
-    scales: Annotated[str, options.SCALES()] = "all",
+    scales: Annotated[str | None, options.SCALES(options.USUAL_SCALES)] = None,
     size: Annotated[int | None, options.SIZE("112, or 64 for cifar10")] = None,
     border: options.BorderOption = "replicate",
     out: Annotated[Path, options.OUT_FILE()] = Path("samples.png"),
@@ -87,9 +87,9 @@ def show(
     if source.endswith((".h5", ".hdf5")):
         images, titles = _from_file(Path(source), samples)
     elif has_colour_pictures(source):
-        images, titles = _from_photographs(source, samples, as_scales(scales), size or 112, border)
+        images, titles = _from_photographs(source, samples, scales, size or 112, border)
     else:
-        images, titles = _from_source(source, samples, as_scales(scales), size, border)
+        images, titles = _from_source(source, samples, scales, size, border)
     OUTPUT.print(save(sample_grid(images, titles), out))
 
 
@@ -129,15 +129,28 @@ def _check_space(folder: Path, needed: int) -> None:
         )
 
 
+def _check_memory(count: int, size: int) -> None:
+    """Raise a ConfigError if the frames of all scales do not fit into memory together."""
+    from foveate.checks import check_memory
+
+    remedy = "use a smaller --size, fewer --samples or fewer --scales"
+    check_memory(4 * count * size**2, "the frames of all scales", remedy)
+
+
 def _from_source(
-    name: str, samples: int, scales: tuple[float, ...], size: int | None, border: str
+    name: str, samples: int, given: str | None, size: int | None, border: str
 ) -> "tuple[list[Tensor], list[str]]":
     from foveate.data.large_scale import check_border, rescale
     from foveate.data.mirrored import rescale_mirrored
+    from foveate.evaluation.curve import default_scales
 
     images, beyond = _load(name).train.images[:samples], check_border(border)
+    grey = images.shape[1] == 1
+    usual = default_scales("mnist-large-scale" if grey else "mirrored")
+    scales = usual.values if given is None else as_scales(given)
     titles = [f"{scale:.3g}" for scale in scales]
-    if images.shape[1] == 1:
+    _check_memory(images.shape[:2].numel() * len(scales), size or 112)
+    if grey:
         return [rescale(images, scale, size=size or 112, border=beyond) for scale in scales], titles
     if border != "replicate":
         raise ConfigError(f"the recipe mirrored has no border; leave out --border {border}")
@@ -146,24 +159,27 @@ def _from_source(
 
 
 def _from_photographs(
-    name: str, samples: int, scales: tuple[float, ...], size: int, border: str
+    name: str, samples: int, given: str | None, size: int, border: str
 ) -> "tuple[list[Tensor], list[str]]":
     import torch
     from torch import nn
 
     from foveate.data.recipes import Recipe
     from foveate.evaluation.audit.transforms import PhotoTransform
+    from foveate.evaluation.curve import default_scales
     from foveate.models.channels import ScaleChannels
     from foveate.training.data import open_pictures
 
     if border != "replicate":
         raise ConfigError(f"photographs always replicate their border; leave out --border {border}")
+    scales = default_scales("photo").values if given is None else as_scales(given)
     frame = ScaleChannels(nn.Identity(), [1.0], size, antialias=True)
     shown = PhotoTransform(recipe=Recipe(name="photo", base=max(1, size // 2)), windows=frame)
     for scale in scales:
         shown.check_scale(scale)
     pictures = open_pictures(name)
     count = min(samples, len(pictures.labels("train")))
+    _check_memory(3 * count * len(scales), size)
     images = [torch.from_numpy(pictures.read("train", i).copy()) for i in range(count)]
     return [shown.show(images, s) for s in scales], [f"{s:.3g}" for s in scales]
 

@@ -1,7 +1,7 @@
 """The command that measures the accuracy of runs: evaluate."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from foveate.data.splits import SplitName
     from foveate.evaluation.results import Curve, RunResult
     from foveate.evaluation.test_sets import TestSet
+    from foveate.training.checkpoint import RunFolder
 
 WITH_INTERVALS = 3  # curves whose intervals fit into a line of 80 characters
 
@@ -29,7 +30,7 @@ def evaluate(
     runs: Annotated[list[Path], options.RUNS],
     source: Annotated[str | None, options.SOURCE("the source of the run")] = None,
     split: Annotated[str, options.SPLIT()] = "test",
-    scales: Annotated[str, options.SCALES()] = "all",
+    scales: Annotated[str | None, options.SCALES(options.VIEWED_SCALES)] = None,
     view: Annotated[str, options.VIEW()] = "zoom",
     border: Annotated[str | None, options.BORDER("as in training")] = None,
     bad: options.BadOption = "stop",
@@ -74,7 +75,8 @@ def evaluate(
     if out is None and (count > 1 or isinstance(folders[0], PretrainedRun)):
         what = f"{count} runs" if count > 1 else f"{runs[0]}, which has no folder"
         raise ConfigError(f"--out is required to evaluate {what}; name a folder for the results")
-    target, place, factors = out or runs[0], find_device(device), as_scales(scales)
+    target, place = out or runs[0], find_device(device)
+    factors = _default_scales(folders, view) if scales is None else as_scales(scales)
     tolerance = _tolerance(lazy)
     keep_freed_memory()
     load = cached_loader()
@@ -84,6 +86,8 @@ def evaluate(
     shown |= {"view": view, "border": parse_border(border)}
     part = cast("SplitName", split)
     tests = [open_test_set(folder, load, split=part, **shown) for folder in folders]
+    for test in tests:
+        test.check_scales(factors)  # before hours at the first scales or of the first run
     tolerances = [
         _make_lazy(net.to(place), tolerance, factors, partial(open_test_set, folder, load, **shown))
         for folder, (net, _) in zip(folders, made, strict=True)
@@ -115,6 +119,17 @@ def evaluate(
         about["skipped"] = dict(sorted(skipped.items()))
     _write(results, target, about)
     warn_of_skipped(len(skipped), target / "results.json")
+
+
+def _default_scales(folders: "Sequence[RunFolder]", view: str) -> tuple[float, ...]:
+    """Return the default scales of all runs, which one table has in common."""
+    from foveate.evaluation.curve import default_scales
+
+    recipes = [folder.config().recipe for folder in folders]
+    found = {default_scales(r.name if r else "mnist-large-scale", view) for r in recipes}
+    if len(found) > 1:
+        raise ConfigError("the runs have different default scales; pass --scales")
+    return found.pop().values
 
 
 def _make_lazy(

@@ -107,6 +107,8 @@ SPLIT = shared(
     values=("test", "val"),
 )
 SAMPLES = shared("N", "Use only the first N images.", DATA)
+USUAL_SCALES = "0.25:2:2 for photographs, 0.5:2:4 for cifar10, all for digits"
+VIEWED_SCALES = f"{USUAL_SCALES}, 0.125:1:2 with --view resolution"
 SCALES = shared("SCALES", f"Scale factors: {SCALE_GRAMMAR}.", DATA, "--scales")
 RECIPE = shared(
     "RECIPE",

@@ -56,13 +56,16 @@ def predict(
     With --lazy, no scale is printed, and the probability is that of the evaluated channels.
     """
     from foveate.evaluation.models import load_model
+    from foveate.evaluation.predict import check_input
     from foveate.evaluation.predict import predict as classify
     from foveate.evaluation.test_sets import lazy_channels
+    from foveate.models.search import no_progress
     from foveate.training.loop import find_device
 
     _check(images, search, step, picture, lazy)
     place = find_device(device)
     loaded = load_model(model, trust=trust, device=place, pretrained=pretrained, weights=weights)
+    check_input(loaded, invert, scale, search)  # before a warning, and once for all images
     untrained_timm = model.startswith("timm:") and not loaded.weights
     if untrained_timm or (model in options.NETWORKS and not loaded.source):
         print_message(
@@ -73,7 +76,10 @@ def predict(
         lazy_channels(loaded.net).lazy = lazy
     made: list[tuple[Path, Prediction | DataError]] = []
     how: dict[str, Any] = {"invert": invert, "scale": scale, "search": search, "step": step}
-    with progress("images", len(images)) as advance:
+    how["progress"] = progress
+    # A search shows its positions, which can be a million per image.
+    counted = no_progress if search else progress
+    with counted("images", len(images)) as advance:
         for path in images:
             try:
                 made.append((path, classify(loaded, path, **how)))

@@ -229,13 +229,9 @@ def cached_loader() -> "Load":
 
 
 def _score(folder: "RunFolder") -> str:
-    from foveate.training.data import is_photo
-
     found = folder.validation()
     accuracy = "" if found is None else f"validation {100 * found:.2f} %; "
-    # The default scales, 1/2 to 8, are those of digits; the windows of photographs span 1/4 to 2.
-    scales = " --scales 0.25:2:2" if is_photo(folder.config()) else ""
-    return f"{accuracy}next: foveate evaluate {quote(str(folder.path))}{scales}"
+    return f"{accuracy}next: foveate evaluate {quote(str(folder.path))}"
 
 
 def _saved(folder: "RunFolder") -> str:

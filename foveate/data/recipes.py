@@ -189,8 +189,16 @@ class Recipe:
 
         Returns:
             The recipe with another ``base``, of at least one pixel.
+
+        Raises:
+            ConfigError: If images would have a short side of more than 4,096 pixels.
         """
-        return replace(self, base=max(1, round(self.base * scale)))
+        if (base := max(1, round(self.base * scale))) > MAX_BASE:
+            raise ConfigError(
+                f"at scale {scale:g} the short side is {base} pixels, above the limit of {MAX_BASE}"
+                "; use smaller scales"
+            )
+        return replace(self, base=base)
 
     def transform(self, share: float = 1.0) -> Transform:
         """Return the evaluation transform of the recipe ``photo``.
@@ -236,15 +244,12 @@ class Recipe:
             picture = picture.expand(3, -1, -1)
             if training and self.resolution < 1 and bool(torch.rand(()) < 0.5):
                 reduced = max(1, round(base * _draw_factor(self.resolution, 1.0)))
-                picture = v2.functional.resize(picture, [reduced])
-            resized: Tensor = after(v2.functional.resize(picture, [base]))
+                picture = _resize(picture, [reduced])
+            resized: Tensor = after(_resize(picture, [base]))
             if share == 1:
                 return resized
             fewer = [max(1, round(share * length)) for length in resized.shape[-2:]]
-            found: Tensor = v2.functional.resize(
-                v2.functional.resize(resized, fewer), list(resized.shape[-2:])
-            )
-            return found
+            return _resize(_resize(resized, fewer), list(resized.shape[-2:]))
 
         return resize
 
@@ -352,6 +357,12 @@ def install_remedy(error: Exception) -> str:
     if "torchvision::" in str(error):  # torchvision's operators are missing
         return "torch and torchvision are of different builds; install both from the same index"
     return "run pip install 'foveate[photos]'"
+
+
+def _resize(picture: Tensor, size: list[int]) -> Tensor:
+    if 1 in size:  # torch fails if it reduces colour planes to one pixel, and not if they alternate
+        picture = picture.permute(1, 2, 0).contiguous().permute(2, 0, 1)
+    return cast(Tensor, _transforms().functional.resize(picture, size))
 
 
 def _transforms() -> Any:

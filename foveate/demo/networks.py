@@ -91,6 +91,11 @@ def to_digit_networks(models: Sequence[Model]) -> list[PageNetwork]:
 def _digit_network(model: Model) -> PageNetwork:
     """Prepare a digit model, with its accuracy if results are stored with it."""
     config, trained = model.config, model.source or Path(model.name).is_file()
+    if config is None:
+        raise ConfigError(
+            f"the demo compares runs, pretrained networks and timm models, and {model.name} is "
+            "none; pass the run folder or its weights (.safetensors)"
+        )
     if not (trained and config and config.channels == 1 and model.classes == DIGITS):
         raise ConfigError(
             f"{model.name} was not trained on digits; for photographs, pass the folder of a run "

@@ -44,7 +44,7 @@ def open_page(
         raise ConfigError(f"--weights is for one timm model, got {len(timm)}; use --pretrained")
     chosen = refs or DEFAULT_NETWORKS
     models = [load_model(r, trust=trust, **(start if r in timm else {})) for r in chosen]
-    photos = [model for model in models if model.photo or model.name.startswith(TIMM)]
+    photos = [m for m in models if (m.photo and m.config) or m.name.startswith(TIMM)]
     if not photos:
         return DigitPage(to_digit_networks(models), load_source("mnist-5k").test)
     if other := next((model for model in models if model not in photos), None):

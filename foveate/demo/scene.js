@@ -18,6 +18,6 @@ form.addEventListener("change", draw);
 count.addEventListener("input", () => { form.querySelector("output").textContent = count.value; });
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  seed.value = Number(seed.value) + 1;
+  seed.value = (Number(seed.value) + 1) % (Number(seed.max) + 1);
   draw();
 });

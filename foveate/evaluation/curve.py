@@ -19,7 +19,12 @@ from foveate.errors import ConfigError, DataError
 from foveate.execution.captured import CHUNK
 from foveate.execution.plan import Prepared, outputs, prepare
 from foveate.execution.precision import Precision, cast
+from foveate.models.channels import PAPER_SCALES
 from foveate.models.outputs import strongest_channel
+from foveate.scales import ScaleGrid
+
+SCALES = ScaleGrid(0.25, 2, per_octave=2)
+"""Default scales of photographs."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,18 @@ def accuracy_over_scale(
     how: dict[str, Any] = {"size": size, "border": border, "recipe": recipe, "precision": precision}
     at = partial(rescaled_batches, net, data, **how)
     return measure_accuracy(net, at, scales, precision, advance)
+
+
+def default_scales(recipe: str, view: str = "zoom") -> ScaleGrid:
+    """Return the default test scales of images that a recipe prepares.
+
+    They are the 17 scales of the paper for MNIST Large Scale, 1/2 to 2 for mirrored images, 1/4 to
+    2 for other images, and 1/8 to 1 for the view "resolution".
+    """
+    if view == "resolution":
+        return ScaleGrid(0.125, 1, per_octave=2)
+    usual = {"mnist-large-scale": PAPER_SCALES, "mirrored": ScaleGrid(0.5, 2, per_octave=4)}
+    return usual.get(recipe, SCALES)
 
 
 def rescaled_batches(

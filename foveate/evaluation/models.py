@@ -19,6 +19,7 @@ from foveate.data.pictures import list_pictures
 from foveate.data.recipes import Recipe
 from foveate.data.sources import CLOTHES, DIGITS
 from foveate.errors import ConfigError, DataError
+from foveate.evaluation.exported import read_metadata
 from foveate.evaluation.runs import PretrainedRun
 from foveate.evaluation.third_party import (
     ANY_SHAPE,
@@ -66,9 +67,9 @@ class Model:
         mean: Mean used to normalise the input of third-party models, one value or one per image
             channel.
         std: Standard deviation used to normalise it, one value or one per image channel.
-        recipe: Preprocessing of a run with the recipe ``photo`` or ``mirrored``; None for other
-            models.
-        class_names: Class names stored with the run; empty if there are none.
+        recipe: Preprocessing of a run with the recipe ``photo`` or ``mirrored``, or of any network
+            in a file of ``foveate export``; None for other models.
+        class_names: Class names stored with the run or in the file; empty if there are none.
         precision: Precision in which a run on photographs is trained and evaluated.
         weights: For a timm model, ``pretrained`` or the path of its file of weights; empty if they
             are random, and for other models.
@@ -109,7 +110,7 @@ class Model:
 
     @property
     def photo(self) -> Recipe | None:
-        """The recipe of a run on photographs; None for other models."""
+        """The recipe of a run on photographs, also if it was exported; None for other models."""
         return self.recipe if self.recipe and self.recipe.name == "photo" else None
 
     @property
@@ -166,12 +167,15 @@ class Model:
 
         Returns:
             A dictionary that can be serialised as JSON. Its keys are ``model``, ``source`` and
-            ``classes``, plus ``recipe`` and ``padding`` for a run with the recipe ``photo`` or
-            ``mirrored``.
+            ``classes``, plus ``recipe`` for networks of foveate, with ``padding`` for the recipes
+            ``photo`` and ``mirrored`` and ``border`` for ``mnist-large-scale``, and ``mean`` and
+            ``std`` for timm models.
         """
         known = {"model": self.name, "source": self.source, "classes": list(self.classes)}
+        if self.config is None:
+            return known | {"mean": list(self.mean), "std": list(self.std)}
         if self.recipe is None:
-            return known
+            return known | {"recipe": {"name": "mnist-large-scale"}, "border": self.border}
         keys = ("name", "base", "mean", "std") if self.photo else ("name", "mean", "std")
         recipe = {key: self.recipe.to_dict()[key] for key in keys}
         return known | {"recipe": recipe, "padding": getattr(self.net, "padding", "border")}
@@ -316,8 +320,8 @@ def _from_run(folder: RunFolder, trust: bool) -> Model:
 
 def _from_file(ref: str, path: Path, device: torch.device, trust: bool) -> Model:
     if path.suffix.lower() != ".safetensors":
-        net, shape = load_file(path, device, trust)
-        return Model(name=ref, net=net, shape=shape)
+        net, shape, about = load_file(path, device, trust)
+        return Model(name=ref, net=net, shape=shape, **read_metadata(about, path))
     weights, note = read_tensors(path)
     try:
         config = ModelConfig.from_dict(parse_json(note["model"]))

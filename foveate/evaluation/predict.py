@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from foveate.data.decoding import Background
 from foveate.data.large_scale import check_size, rescale
 from foveate.data.pictures import Pixels, read_picture
-from foveate.data.recipes import surround
+from foveate.data.recipes import Recipe, surround
 from foveate.errors import ConfigError, DataError
 from foveate.evaluation.audit.images import Transform
 from foveate.evaluation.audit.transforms import classifier
@@ -49,6 +49,7 @@ from foveate.execution.plan import predict as run
 from foveate.execution.plan import search as run_search
 from foveate.models.channels import ScaleChannels
 from foveate.models.outputs import Outputs, selected_scale, strongest_channel
+from foveate.models.search import Progress, no_progress
 from foveate.scales import MIN_SCALE, check_scale
 
 Zooms: TypeAlias = tuple[float, float]
@@ -100,6 +101,7 @@ def predict(
     scale: float | None = None,
     search: bool = False,
     step: float | None = None,
+    progress: Progress = no_progress,
 ) -> Prediction:
     """Predict the class of an image file.
 
@@ -117,14 +119,16 @@ def predict(
         search: Whether to search the image for an off-centre object.
         step: Distance between the centres of the coarse search grid, in pixels of the searched
             image.
+        progress: Context manager that shows the progress of a search, given the title "positions"
+            and their number.
 
     Returns:
         The prediction.
 
     Raises:
-        ConfigError: If the network cannot search, `step` is invalid, or `invert` is set for a run
-            on photographs.
-        DataError: If the image cannot be read, has only one colour, or `scale` is out of range.
+        ConfigError: If the network cannot search, its input size is unknown, `step` is invalid,
+            `scale` is out of range, or `invert` is set for a run on photographs.
+        DataError: If the image cannot be read, has only one colour, or becomes too large.
 
     Examples:
         >>> from foveate import load_model, load_source
@@ -134,15 +138,7 @@ def predict(
         >>> found.label, len(found.probabilities), len(found.channels)
         ('0', 10, 17)
     """
-    if search and not isinstance(model.net, ScaleChannels):
-        raise ConfigError(
-            f"search requires a ScaleChannels network, and {model.name} is not one; leave out "
-            "--search"
-        )
-    if invert and model.photo is not None:
-        raise ConfigError(
-            f"{model.name} was trained on photographs, which are never inverted; leave out --invert"
-        )
+    check_input(model, invert, scale, search)
     make = prepare_search if search else prepare
     try:
         pixels = read_picture(path, choose_background(model))
@@ -156,13 +152,38 @@ def predict(
         return _in_picture(model, classify(model, image, inverted), (height / 2, width / 2), zooms)
     assert isinstance(model.net, ScaleChannels)
     image = image.to(model.device)
-    found = run_search(model.net, image, step)
+    found = run_search(model.net, image, step, progress)
     apart = found.centres[0].cpu() - torch.tensor(image.shape[2:]) / 2
     y, x = (apart / torch.tensor(zooms)).tolist()
     with torch.no_grad():
         channels = model.net.channels(image, found.centres)
         prediction = to_prediction(model, Outputs(model.net.combine(channels), channels), inverted)
     return _in_picture(model, prediction, (height / 2 + y, width / 2 + x), zooms)
+
+
+def check_input(
+    model: Model, invert: bool | None = None, scale: float | None = None, search: bool = False
+) -> None:
+    """Raise a ConfigError for a model or arguments of `predict` that suit no image."""
+    if search and not isinstance(model.net, ScaleChannels):
+        raise ConfigError(
+            f"search requires a ScaleChannels network, and {model.name} is not one; leave out "
+            "--search"
+        )
+    if invert and model.photo is not None:
+        raise ConfigError(
+            f"{model.name} was trained on photographs, which are never inverted; leave out --invert"
+        )
+    factor = 1.0 if scale is None else check_scale(scale)
+    if model.photo is not None:
+        model.photo.at_scale(factor)
+        return
+    if model.shape[1] not in (None, 1, 3):
+        raise ConfigError(
+            f"{model.name} takes {model.shape[1]} image channels, but image files have 1 or 3"
+        )
+    if not search:
+        _ = model.size
 
 
 def choose_background(model: Model) -> Background:
@@ -196,21 +217,29 @@ def prepare(
     pixels: Pixels, model: Model, invert: bool | None = None, scale: float | None = None
 ) -> tuple[Tensor, bool]:
     """Return the input (1, C, H, W) for pixels (H, W, 1 or 3), and whether they were inverted."""
-    if scale is not None:
-        check_scale(scale)
     if model.photo is not None:
-        resize = model.photo.at_scale(scale or 1).transform()
-        return resize(torch.tensor(pixels).permute(2, 0, 1)).unsqueeze(0), False
+        return _photograph(pixels, model, model.photo.at_scale(scale or 1)), False
     side = model.size
     blocks = 1 if scale else math.ceil(max(pixels.shape[:2]) * MIN_SCALE / side)
     values, invert = _values(pixels, model, blocks, invert)
     factor = side / max(values.shape[1:]) if scale is None else scale
-    if model.config is not None:
+    if model.config is not None or model.recipe is not None:
         return _in_frame(values, model, factor, side), invert
     padded = _padded(values, side / factor)
     channels, fill = len(padded), max(side / length for length in padded.shape[1:])
     transform = Transform(size=(side, side), channels=channels, mean=model.mean, std=model.std)
     return transform([padded], factor / fill), invert
+
+
+def _photograph(pixels: Pixels, model: Model, recipe: Recipe) -> Tensor:
+    """Resize a photograph; an exported network with a fixed input sees its centre."""
+    resized = recipe.resize()(torch.tensor(pixels).permute(2, 0, 1))
+    if model.config is None and (shape := (model.shape[2], model.shape[3])) != (None, None):
+        height, width = (n or m for n, m in zip(shape, resized.shape[1:], strict=True))
+        resized = surround(resized, max(height, width), "replicate")
+        top, left = (resized.shape[1] - height) // 2, (resized.shape[2] - width) // 2
+        resized = resized[:, top : top + height, left : left + width]
+    return recipe.normalise(resized)[None]
 
 
 def prepare_search(
@@ -223,7 +252,7 @@ def prepare_search(
         check_size(max(image.shape[2:]))
         return image, False
     longest, largest = max(pixels.shape[:2]), model.net.size * model.net.scales[-1]
-    zoom = min(1.0, 2 * largest / longest) if scale is None else check_scale(scale)
+    zoom = min(1.0, 2 * largest / longest) if scale is None else scale
     side = round(longest * zoom)
     check_size(side)
     values, invert = _values(pixels, model, math.ceil(longest / (4 * side)), invert)
@@ -241,7 +270,7 @@ def prepare_search(
 
 def _in_frame(values: Pixels, model: Model, factor: float, side: int) -> Tensor:
     """Rescale pixels (C, H, W) into a frame (1, C, side, side), with the recipe of the model."""
-    if model.recipe is not None:
+    if model.recipe is not None and model.recipe.name == "mirrored":
         return model.recipe.rescale(torch.tensor(values)[None], factor, size=side)
     padded = _padded(values, side / factor)
     return rescale(padded[None], factor, size=side, border=model.border)
@@ -249,14 +278,10 @@ def _in_frame(values: Pixels, model: Model, factor: float, side: int) -> Tensor:
 
 def _values(pixels: Pixels, model: Model, blocks: int, invert: bool | None) -> tuple[Pixels, bool]:
     """Return pixels (C, H, W) averaged over square blocks, and whether they were inverted."""
-    channels = model.shape[1] or pixels.shape[2]
-    if channels not in (1, 3):
-        raise ConfigError(
-            f"{model.name} takes {channels} image channels, but image files have 1 or 3"
-        )
     if (pixels == pixels[:1, :1]).all():
         raise DataError("all pixels have the same colour; choose another image")
     picture = Image.fromarray(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels)
+    channels = model.shape[1] or pixels.shape[2]
     picture = picture.convert("L" if channels == 1 else "RGB")
     values = np.asarray(picture.reduce(blocks))
     values = values[None] if channels == 1 else values.transpose(2, 0, 1)
@@ -287,7 +312,8 @@ def _padded(values: Pixels, side: float) -> Tensor:
 def classify(model: Model, image: Tensor, inverted: bool = False) -> Prediction:
     """Predict the class of an input (1, C, H, W) from `prepare` or from a dataset."""
     # The outputs of third-party models are checked; a foveate network always returns logits.
-    net = cast(nn.Module, model.net) if model.config else classifier(model)
+    count = len(model.class_names) or None
+    net = cast(nn.Module, model.net) if model.config else classifier(model, count)
     return to_prediction(model, run(net, image.to(model.device)), inverted)
 
 

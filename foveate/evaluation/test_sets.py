@@ -72,10 +72,17 @@ class TestSet:
         advance: Callable[[int], None] = lambda count: None,
     ) -> tuple[AtScale, ...]:
         """Measure the accuracy of the network at each scale, on its device."""
-        for scale in scales:
-            check_view(self.view, scale)
+        self.check_scales(scales)
         at = partial(self.batches, net)
         return tuple(measure_accuracy(net, at, scales, self.config.precision, advance))
+
+    def check_scales(self, scales: Sequence[float]) -> None:
+        """Raise a ConfigError for scales at which the images cannot be made."""
+        for scale in scales:
+            check_view(self.view, scale)
+            if is_photo(self.config) and self.view == "zoom":
+                assert self.config.recipe is not None
+                self.config.recipe.at_scale(scale)
 
     def calibrate(
         self,

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.execution.plan import predict
+from foveate.models.export import NOTE
 from foveate.trust import find_factory, require_trust
 
 ImageClassifier: TypeAlias = Callable[[Tensor], Any]
@@ -42,15 +43,15 @@ KNOWN = re.compile(
 
 def load_file(
     path: Path, device: torch.device, trust: bool = False
-) -> tuple[ImageClassifier, Shape]:
-    """Load the model in `path`; return it with its input shape."""
+) -> tuple[ImageClassifier, Shape, str]:
+    """Load the model in `path`; return it with its input shape and the metadata of `export`."""
     names = _members(path)
     try:
         if path.suffix.lower() == ".onnx":
             return _load_onnx(path, device)
         if "constants.pkl" in names:
             require_trust(trust, f"{path} is a TorchScript program, which can run code")
-            return _load_script(path, device), ANY_SHAPE
+            return _load_script(path, device), ANY_SHAPE, ""
         if "archive_format" in names:
             require_trust(trust, f"{path} is a torch.export program, which can run arbitrary code")
             return _load_export(path, device, names)
@@ -160,14 +161,15 @@ def _load_script(path: Path, device: torch.device) -> ImageClassifier:
 
 def _load_export(
     path: Path, device: torch.device, names: set[str]
-) -> tuple[ImageClassifier, Shape]:
+) -> tuple[ImageClassifier, Shape, str]:
     if strange := sorted(name for name in names if not KNOWN.match(name)):
         raise ConfigError(
             f"cannot load {path}: its member {strange[0]} is neither a graph nor a tensor; export "
             "the model again with torch.export.save"
         )
     with _tensors_only():
-        program = torch.export.load(str(path))
+        about = {NOTE: ""}  # unchanged if the file has none
+        program = torch.export.load(str(path), extra_files=about)
     if device.type != "cpu":
         from torch.export.passes import move_to_device_pass
 
@@ -180,7 +182,7 @@ def _load_export(
         outputs = graph(images)
         return outputs[0] if isinstance(outputs, tuple) else outputs  # logits come first
 
-    return classify, _shape(node.meta["val"].shape)
+    return classify, _shape(node.meta["val"].shape), about[NOTE]
 
 
 @contextmanager
@@ -200,7 +202,7 @@ def _tensors_only() -> Iterator[None]:
             os.environ[WEIGHTS_ONLY] = before
 
 
-def _load_onnx(path: Path, device: torch.device) -> tuple[ImageClassifier, Shape]:
+def _load_onnx(path: Path, device: torch.device) -> tuple[ImageClassifier, Shape, str]:
     try:
         import onnxruntime
     except ImportError:
@@ -226,7 +228,8 @@ def _load_onnx(path: Path, device: torch.device) -> tuple[ImageClassifier, Shape
         pixels = images.detach().cpu().to(dtype or torch.float32).contiguous().numpy()
         return torch.from_numpy(session.run(None, {taken.name: pixels})[0]).to(images.device)
 
-    return classify, _shape(taken.shape)
+    about = session.get_modelmeta().custom_metadata_map
+    return classify, _shape(taken.shape), about.get(NOTE, "")
 
 
 def _shape(dims: Any) -> Shape:

@@ -142,6 +142,11 @@ class _PlainOutputs(nn.Module):
 def _format(path: Path, format: str | None) -> Format:
     if format is not None:
         check_choice("format", format, get_args(Format))
+        if FORMATS.get(path.suffix, format) != format:  # it could not be loaded again
+            raise ConfigError(
+                f"{path.name!r} ends in {path.suffix}, but the format is {format}; rename it or "
+                "leave out the format"
+            )
         return cast(Format, format)
     if path.suffix not in FORMATS:
         raise ConfigError(f"{path.name!r} must end in .onnx or .pt2; rename it or pass a format")

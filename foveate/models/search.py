@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
 AT_ONCE = 1 << 24  # patch and image values in memory at a time: 64 MB in float32
 MAX_PLACES = 1 << 20  # positions of the coarse grid of one image
 MAX_REFINE = 20
+Advance: TypeAlias = Callable[[int], None]
+"""Function that is called with a number of finished steps."""
+Progress: TypeAlias = Callable[[str, int], AbstractContextManager[Advance]]
+"""Context manager that shows progress, given what is counted and the number of steps."""
+
+
+def no_progress(what: str, total: int) -> AbstractContextManager[Advance]:
+    """Show no progress."""
+    return nullcontext(lambda count: None)
 
 
 class SearchResult(NamedTuple):
@@ -76,9 +86,15 @@ class _Search(NamedTuple):
     unit: float
     at_once: int
 
-    def run(self, places: Tensor, maps: list[Tensor] | None = None) -> _Responses:
+    def run(
+        self, places: Tensor, maps: list[Tensor] | None = None, advance: Advance = lambda n: None
+    ) -> _Responses:
         """Evaluate positions (N, 2), `at_once` at a time; append their logits to `maps`."""
-        return _joined([self._run(part, maps) for part in places.split(self.at_once)])
+        found = []
+        for part in places.split(self.at_once):
+            found.append(self._run(part, maps))
+            advance(len(part))
+        return _joined(found)
 
     def _run(self, places: Tensor, maps: list[Tensor] | None) -> _Responses:
         centres = _centres(places, self.image, self.unit)
@@ -94,10 +110,10 @@ class _Search(NamedTuple):
         return _Responses(places, values, classes, winners, confidence[:, 0])
 
     def coarse_to_fine(
-        self, grid: Tensor, refine: int, beam: int, maps: list[Tensor] | None
+        self, grid: Tensor, refine: int, beam: int, maps: list[Tensor] | None, advance: Advance
     ) -> _Responses:
         """Evaluate a coarse grid (N, 2), then neighbours of the best positions with half steps."""
-        best = self.run(grid, maps).best(beam)
+        best = self.run(grid, maps, advance).best(beam)
         around = torch.cartesian_prod(*[torch.arange(-1, 2, device=grid.device)] * 2)
         around = around[around.any(1)]  # the position itself has been evaluated
         for level in reversed(range(refine)):
@@ -117,10 +133,12 @@ def search(
     maps: bool = False,
     batch_size: int | None = None,
     channels: Callable[[Tensor, Tensor], Tensor] | None = None,
+    progress: Progress = no_progress,
 ) -> SearchResult:
     """Find the strongest response over centres and scales; see `ScaleChannels.search`.
 
     `channels` replaces `net.channels`, for example by a faster function with equal results.
+    `progress` shows how many positions of the coarse grids have been evaluated.
     """
     step = net.size * net.scales[0] if step is None else step
     _check(net, images, step, refine, beam, batch_size)
@@ -129,12 +147,13 @@ def search(
     reach = [math.floor(length / 2 / step + 1e-9) for length in images.shape[2:]]
     sides = [torch.arange(-k, k + 1, device=images.device) * 2**refine for k in reach]
     found, logits = [], []
-    with torch.no_grad():
+    grid = torch.cartesian_prod(*sides)
+    with torch.no_grad(), progress("positions", len(grid) * len(images)) as advance:
         for image in images.split(1):
             at_once = batch_size or AT_ONCE // held or 1
             job = _Search(net, channels or net.channels, image, unit, at_once)
             own: list[Tensor] | None = [] if maps else None
-            found.append(job.coarse_to_fine(torch.cartesian_prod(*sides), refine, beam, own))
+            found.append(job.coarse_to_fine(grid, refine, beam, own, advance))
             logits += [torch.cat(own).T.unflatten(1, [2 * k + 1 for k in reach])] if own else []
     best = _joined(found)
     windows = _pixels([net.size * scale for scale in net.scales], images)

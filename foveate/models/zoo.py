@@ -22,6 +22,7 @@ LIMITS = {"size": 4096, "hidden": 65_536, "channels": 1024, "classes": 100_000}
 MAX_FEATURES = 4096  # filters of one convolution
 MAX_LAYERS = 64  # convolutions
 MAX_WEIGHTS = 2**30  # 4 GiB in float32
+MAX_WINDOW = 2**16  # pixels: 16 times the largest short side of a photograph
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,8 @@ class ModelConfig:
         antialias: Whether to low-pass filter before downsampling.
 
     Raises:
-        ConfigError: If a field is invalid, or the network would have more than 2**30 weights.
+        ConfigError: If a field is invalid, the network would have more than 2**30 weights, or a
+            window more than 2**16 pixels.
 
     Examples:
         >>> config = ModelConfig(pool="avg", classes=3)
@@ -77,6 +79,11 @@ class ModelConfig:
             )
         for name, most in LIMITS.items():
             check_range(name, getattr(self, name), 1, most, f"1 to {most:,}")
+        if (window := self.size * self.scales.high) > MAX_WINDOW:
+            raise ConfigError(
+                f"the largest window has {window:,.0f} pixels, the limit is {MAX_WINDOW:,}; use "
+                "smaller windows or scales"
+            )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must be at least 0 and below 1, got {self.dropout:g}")
         if (count := self._weights()) > MAX_WEIGHTS:

@@ -140,7 +140,8 @@ def summary(audit: Audit) -> str:
         format_estimate(counts.accuracy)
         for counts in (audit.at_native, audit.overall[0], audit.overall[-1])
     )
-    begin = f"{native} % accuracy at the native scale {audit.native:g}, on {audit.count:,} images."
+    images = f"{audit.count:,} image{'s' * (audit.count != 1)}"
+    begin = f"{native} % accuracy at the native scale {audit.native:g}, on {images}."
     if len(audit.scales) == 1:
         return begin
     low, high = audit.stable_range()

@@ -31,8 +31,8 @@ def scale_channel_section(page: Page, report: AuditReport, trainable: bool) -> N
         f"from {report.channels[0]:.3g} to {report.channels[-1]:.3g} times the size of its input, "
         f"resampled to patches of {metadata['patch']} pixels, and pools the logits "
         f"({metadata['pool']}). Without any training, accuracy changes by "
-        f"{gain[before.scales.index(before.native)]:+.1f} points at the native scale and by "
-        f"{mean(gain):+.1f} points on average over the scales.{_beyond(report)} "
+        f"{_signed(gain[before.scales.index(before.native)])} points at the native scale and by "
+        f"{_signed(mean(gain))} points on average over the scales.{_beyond(report)} "
         f"The model processes {cost:.3g} times the pixels."
     )
     _compare(page, before.scales, rows)
@@ -50,6 +50,10 @@ def scale_channel_section(page: Page, report: AuditReport, trainable: bool) -> N
     _code(page, report)
 
 
+def _signed(points: float) -> str:
+    return f"{points:+.1f}".replace("-", "−")
+
+
 def _beyond(report: AuditReport) -> str:
     framed = isinstance(report.transform, Transform) and report.transform.recipe == "frame"
     return " Windows larger than the input also see what the input crops." if framed else ""
@@ -58,7 +62,7 @@ def _beyond(report: AuditReport) -> str:
 def _compare(page: Page, scales: Sequence[float], rows: Sequence[Sequence[float]]) -> None:
     names = (NAMES[ORIGINAL], IN_CHANNELS, "difference")
     cells: list[list[Cell]] = [
-        [name, *(f"{v:+.1f}" if name == names[2] else f"{v:.1f}" for v in (*row, mean(row)))]
+        [name, *(_signed(v) if name == names[2] else f"{v:.1f}" for v in (*row, mean(row)))]
         for name, row in zip(names, rows, strict=True)
     ]
     shades = [v / (100 * STRONG) for v in (*rows[2], mean(rows[2]))]

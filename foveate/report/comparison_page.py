@@ -117,7 +117,8 @@ def _missing(page: Page, missing: Sequence[str]) -> None:
     if missing:
         count = "1 run is" if len(missing) == 1 else f"{len(missing)} runs are"
         page.notice(
-            f"Partial results: {count} missing. Run the same command again to resume.",
+            f"Partial results: {count} missing, of those that the last command names. Run it again "
+            "to resume.",
             f"Missing: {', '.join(missing)}.",
         )
 
@@ -168,7 +169,11 @@ def _percent(value: float | None, half: float | None = None) -> str:
 
 def _costs(page: Page, lines: Sequence[Measurement]) -> None:
     """Add a table of the costs, from the fastest run: other runs can have shared the machine."""
-    caption = "Cost of the fastest run. Methods that test the same networks share their training."
+    caption = (
+        "Cost of the fastest run. Methods that test the same networks share their training. The "
+        "training time of runs that one process trains together is divided among them. Processes "
+        "that share a GPU slow each other down, and their times are not divided."
+    )
     if DATA_SETS[lines[0].data].few:
         most = max((line.trained for line in lines), key=int)
         lines = [line for line in lines if line.trained == most]

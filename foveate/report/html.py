@@ -161,7 +161,7 @@ class Page:
             Each image: ``(C, H, W)`` with values from 0 to 1, where ``C`` is 1 or 3.
         """
         groups = "".join(
-            f"<li><b>{_text(title)}</b><div>{''.join(map(_picture, pictures))}</div></li>"
+            f"<li><b>{_literal(title)}</b><div>{''.join(map(_picture, pictures))}</div></li>"
             for title, pictures in items
         )
         self._parts.append(f'<ul class="gallery">{groups}</ul>')
@@ -190,7 +190,8 @@ class Page:
         """
         self.section("Provenance")
         pairs = "".join(
-            f"<dt>{_text(name)}</dt><dd>{_text(str(value))}</dd>" for name, value in facts.items()
+            f"<dt>{_text(name)}</dt><dd>{_literal(str(value))}</dd>"
+            for name, value in facts.items()
         )
         self._parts.append(f"<dl>{pairs}</dl>")
 
@@ -229,8 +230,12 @@ class Page:
 
 def _text(text: str) -> str:
     """Escape text, mark up text between backticks as code, and keep ranges such as 1–4 together."""
-    marked = re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
-    return re.sub(r"(?<=\d)–(?=\d)", f"–{WORD_JOINER}", marked)
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", _literal(text))
+
+
+def _literal(text: str) -> str:
+    """Escape text that can contain names of classes and files, and keep ranges together."""
+    return re.sub(r"(?<=\d)–(?=\d)", f"–{WORD_JOINER}", html.escape(text))
 
 
 def _is_number(cell: Cell) -> bool:
@@ -256,7 +261,7 @@ def _tag(name: str, inside: str, number: bool, tint: float | None = None) -> str
 def _shown(cell: Cell) -> str:
     if cell is None or (isinstance(cell, float) and math.isnan(cell)):
         return "–"
-    return _text(f"{cell:,}" if isinstance(cell, int) else str(cell))
+    return _literal(f"{cell:,}" if isinstance(cell, int) else str(cell))
 
 
 def _picture(picture: tuple[Tensor, str]) -> str:
@@ -270,7 +275,7 @@ def _picture(picture: tuple[Tensor, str]) -> str:
     alt = html.escape(caption)
     return (
         f'<figure><img src="data:image/jpeg;base64,{data}" alt="{alt}">'
-        f"<figcaption>{_text(caption)}</figcaption></figure>"
+        f"<figcaption>{_literal(caption)}</figcaption></figure>"
     )
 
 

@@ -23,9 +23,9 @@ from foveate.data.recipes import MAX_BASE, Recipe
 from foveate.data.shards import Shards
 from foveate.data.sources import Source, load_source, open_source
 from foveate.errors import ConfigError, FoveateError
+from foveate.evaluation.curve import default_scales
 from foveate.evaluation.test_sets import find_test_source
 from foveate.files import read_text
-from foveate.models.channels import PAPER_SCALES
 from foveate.models.zoo import ModelConfig
 from foveate.scales import as_scales
 from foveate.sweeps.jobs import MAX_SEEDS, Job
@@ -144,16 +144,19 @@ def _study(values: dict[str, Any], load: Load, trust: bool, dry_run: bool) -> St
         raise ConfigError('name is missing; add name = "pooling"')
     name, seeds = _checked_name("name", values["name"]), _seeds(values.get("seeds", 1))
     with _at("test_scales"):
-        scales = as_scales(values.get("test_scales", PAPER_SCALES))
+        given = as_scales(values["test_scales"]) if "test_scales" in values else None
     cpus, gpus = _resources(_table(values, "resources"))
     runs = list(_different(values, load, trust, dry_run))
+    jobs = []
     for run, config in runs:
+        recipe = config.recipe.name if config.recipe else "mnist-large-scale"
+        scales = given or default_scales(recipe).values
         _check_sizes(run, config, scales)
-    jobs = [
-        Job(name=run.name, config=replace(config, seed=s), scales=scales, rows=((name, run.name),))
-        for run, config in runs
-        for s in seeds
-    ]
+        rows = ((name, run.name),)
+        jobs += [
+            Job(name=run.name, config=replace(config, seed=seed), scales=scales, rows=rows)
+            for seed in seeds
+        ]
     return StudyFile(name, tuple(jobs), cpus, gpus)
 
 

@@ -269,6 +269,11 @@ class RunFolder:
             raise DataError(
                 f"{self.path} is not a run: it has no {CONFIG}; check the path"
             ) from None
+        except NotADirectoryError:
+            raise DataError(
+                f"{self.path} is a file, not the folder of a run; pass the folder, or use 'foveate "
+                "audit' for a model file"
+            ) from None
         except OSError as error:
             raise DataError(
                 f"cannot read {path} ({error.strerror}); check its permissions"

@@ -23,12 +23,11 @@ from foveate.evaluation.audit.images import (
     zoom,
 )
 from foveate.evaluation.audit.images import reduce_resolution as reduced
-from foveate.evaluation.curve import eval_mode
+from foveate.evaluation.curve import SCALES, eval_mode
 from foveate.evaluation.third_party import Classifier, ImageClassifier
 from foveate.resampling import check_images
 from foveate.scales import ScaleGrid, as_scales
 
-SCALES = ScaleGrid(0.25, 4, per_octave=2)
 MEASURES = ("accuracy", "agreement", "confidence")
 Z = NormalDist().inv_cdf(0.975)
 

@@ -14,19 +14,17 @@ from foveate import __version__
 from foveate.errors import ConfigError
 from foveate.evaluation.audit.audited_images import AuditImages
 from foveate.evaluation.audit.images import Transform
-from foveate.evaluation.audit.measure import MEASURES, SCALES, Audit, audit_together
+from foveate.evaluation.audit.measure import MEASURES, Audit, audit_together
 from foveate.evaluation.audit.transforms import AnyTransform, PhotoTransform, classifier_for
 from foveate.evaluation.audit.zero_shot import largest_batch, pair_with_channels
 from foveate.evaluation.models import Model
 from foveate.evaluation.results import write_tables
-from foveate.models.channels import PAPER_SCALES, ScaleChannels
+from foveate.models.channels import ScaleChannels
 from foveate.models.pooling import Pool
 from foveate.provenance import commit, hardware
 from foveate.scales import ScaleGrid, as_scales
 
 ORIGINAL, IN_CHANNELS = "as it is", "in scale channels"
-RESOLUTIONS = ScaleGrid(0.125, 1, per_octave=2)
-MIRRORED_SCALES = ScaleGrid(0.5, 2, per_octave=4)
 CROPPED = 0.01  # largest cropped share of the area that is not reported
 ENDS = ("", "_low", "_high")
 COLUMNS = ("model", "class", "scale", "count", *(m + end for m in MEASURES for end in ENDS))
@@ -140,18 +138,6 @@ def _windows(transform: AnyTransform, scales: Sequence[float], native: float) ->
     return tuple(scale / native for scale in scales)
 
 
-def default_scales(transform: AnyTransform) -> ScaleGrid:
-    """Return the default scales of an audit.
-
-    They are the 17 scales of the paper for MNIST Large Scale, 1/2 to 2 for mirrored images, 1/4 to
-    4 for other images, and 1/8 to 1 for the view "resolution".
-    """
-    if transform.view == "resolution":
-        return RESOLUTIONS
-    usual = {"mnist-large-scale": PAPER_SCALES, "mirrored": MIRRORED_SCALES}
-    return usual.get(transform.recipe, SCALES) if isinstance(transform, Transform) else SCALES
-
-
 def _doubts(audit: Audit, transform: AnyTransform) -> list[str]:
     """Return a warning if the accuracy at the native scale is not above chance."""
     if audit.at_native.accuracy.low > 1 / len(audit.classes):
@@ -194,16 +180,17 @@ def _cropped(transform: AnyTransform, shapes: Sequence[tuple[int, int]]) -> list
     if not (cut := [share for share in lost if share > CROPPED]):
         return []
     middle, most = (f"{100 * share:.0f} %" for share in (median(cut), max(cut)))
-    lose = f"they lose {middle} of their area in the median and at most {most}"
+    one = len(cut) == 1
+    amount = most if one else f"{middle} of their area in the median and at most {most}"
+    lose = f"it loses {amount} of its area" if one else f"they lose {amount}"
     if isinstance(transform, PhotoTransform):
-        words = (
-            f"extend past the largest window of {transform.largest:.0f} pixels at scale 1: {lose}"
-        )
+        verb, largest = "extends" if one else "extend", f"{transform.largest:.0f} pixels"
+        words = f"{verb} past the largest window of {largest} at scale 1: {lose}"
     else:
         remedy = "--fit inside" if transform.recipe == "frame" else "a larger --size"
         words = (
-            f"are cropped to the shape of the input at scale 1: {lose}; pass {remedy} to keep the "
-            "whole images"
+            f"{'is' if one else 'are'} cropped to the shape of the input at scale 1: {lose}; pass "
+            f"{remedy} to keep the whole images"
         )
     return [f"{len(cut):,} of {len(lost):,} images {words}"]
 

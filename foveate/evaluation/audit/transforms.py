@@ -9,8 +9,8 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import Tensor, nn
 
-from foveate.data.recipes import MAX_BASE, check_resized, surround
 from foveate.data.recipes import Recipe as RunRecipe
+from foveate.data.recipes import check_resized, surround
 from foveate.errors import ConfigError, FoveateError
 from foveate.evaluation.audit.audited_images import AuditImages
 from foveate.evaluation.audit.images import (
@@ -79,15 +79,11 @@ class PhotoTransform:
     def check_scale(self, scale: float) -> None:
         """Raise a ConfigError if the view does not support the scale or images become too large."""
         check_view(self.view, scale)
-        if (base := self._base(scale)) > MAX_BASE:
-            raise ConfigError(
-                f"at scale {scale:g} the short side is {base} pixels, above the limit of {MAX_BASE}"
-                "; use smaller scales"
-            )
+        self._at_scale(scale)
 
     def check(self, image: Tensor, scale: float) -> None:
         """Raise a DataError if an image is too large at a scale."""
-        check_resized(image, self._base(scale))
+        check_resized(image, self._at_scale(scale).base)
 
     def cropped_share(self, height: int, width: int) -> float:
         """Return the share of an image of this size outside the largest window at scale 1."""
@@ -110,13 +106,13 @@ class PhotoTransform:
             "antialias": net.antialias,
         }
 
-    def _base(self, scale: float) -> int:
-        return max(1, round(self.recipe.base * scale)) if self.view == "zoom" else self.recipe.base
+    def _at_scale(self, scale: float) -> RunRecipe:
+        return self.recipe.at_scale(scale) if self.view == "zoom" else self.recipe
 
     def _resized(self, image: Tensor, scale: float) -> Tensor:
         """Return the resized image as a batch of one, (1, 3, H, W)."""
         share = 1.0 if self.view == "zoom" else scale
-        resized = replace(self.recipe, base=self._base(scale)).resize(share=share)(image)
+        resized = self._at_scale(scale).resize(share=share)(image)
         if self.border is not None:
             resized = surround(resized, frame_of(self.windows), self.border)
         return self.recipe.normalise(resized)[None]
@@ -146,14 +142,14 @@ def choose_transform(
     read.
     """
     image = images.first(1)[0]
-    if model.photo is not None:
+    if model.photo is not None and model.config is not None:
         given = {"size": size, "mean": mean, "std": std, "fit": fit}
         return _own_transform(model, len(images.classes), given, cast(View, view), border)
     own, kind = model.recipe, images.source.partition(":")[0]
     recipe: Recipe = "mnist-large-scale"
     if (own and own.name == "mirrored") or kind == "cifar10":
         recipe = "mirrored"
-    elif kind in ("folder", "shards") and model.config is None:
+    elif kind in ("folder", "shards") and model.config is None and own in (None, model.photo):
         recipe = "frame"
     frame = (size, size) if size else _usual_frame(model, recipe, image)
     large_scale = recipe == "mnist-large-scale"
@@ -209,7 +205,9 @@ def classifier_for(
 
 def _usual_frame(model: Model, recipe: str, image: Tensor) -> tuple[int, int]:
     height, width = image.shape[-2:]
-    if recipe != "frame":
+    if recipe == "frame" and model.photo is not None:
+        height = width = model.photo.base
+    elif recipe != "frame":
         height = width = FRAME if recipe == "mnist-large-scale" else 2 * max(height, width)
     return model.shape[2] or height, model.shape[3] or width
 
@@ -224,7 +222,10 @@ def _input_channels(model: Model, size: tuple[int, int], own: int, classes: int)
                 return channels
             except FoveateError as error:
                 errors.append(error)
-    raise errors[0]
+    if of_outputs := [error for error in errors if error.__cause__ is None]:
+        raise of_outputs[0]
+    # One of two failures can be about the number of channels, and the other about the size.
+    raise ConfigError("; ".join(map(str, errors)))
 
 
 def from_patches(model: Model) -> Callable[[Tensor], Tensor]:
