@@ -18,7 +18,7 @@ def read_metadata(text: str, path: Path) -> dict[str, Any]:
     Files of version 0.2.0 state no recipe for networks that were trained on digits.
 
     Raises:
-        DataError: If the metadata are damaged.
+        DataError: If the metadata is damaged.
     """
     if not text:
         return {}
@@ -38,6 +38,6 @@ def read_metadata(text: str, path: Path) -> dict[str, Any]:
         check_range("std", min(found.get("std", (1.0,))), 1e-12, 1e12, "above 0")
     except (AttributeError, KeyError, TypeError, ValueError, ConfigError) as error:
         raise DataError(
-            f"the metadata of {path} are damaged ({error}); export the network again"
+            f"the metadata of {path} is damaged ({error}); export the network again"
         ) from None
     return found
