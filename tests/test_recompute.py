@@ -3,6 +3,7 @@
 import copy
 import weakref
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from foveate.cli.app import run
 from foveate.errors import ConfigError
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
+from foveate.models.recompute import batch_norm
 from foveate.training.loop import train
 
 SCALES = (1.0, 1.5, 2.0, 3.0, 4.0)
@@ -164,6 +166,27 @@ def test_a_step_in_float32_is_as_near_to_float64_as_the_plain_one():
         return max(float((got[key] - exact[key]).abs().max()) for key in exact)
 
     assert distance(1) < 4 * distance(0)
+
+
+def test_an_offset_does_not_increase_the_rounding_error_of_a_norm():
+    generator, offset, count = torch.Generator().manual_seed(5), 2.0**20, 64
+    values = torch.randint(-8, 9, (count, 3), generator=generator, dtype=torch.float64)
+    values[1::2] = -values[::2]  # the mean is the offset, and all deviations are exact in float32
+    slope = torch.randn(count, 3, generator=generator)
+
+    def step(values, norm):
+        weight = torch.ones(3, dtype=values.dtype, requires_grad=True)
+        outputs = norm(values, None, None, weight, training=True)
+        (outputs * slope).sum().backward()
+        return outputs.detach(), weight.grad
+
+    exact, gradient = step(values, F.batch_norm)
+    shifted = (values + offset).float()
+    outputs, shifted_gradient = step(shifted, partial(batch_norm, all_reduce_sum=lambda sums: sums))
+    # Each term of the sum is rounded a few times, and at most `count` times while it is added.
+    eps = torch.finfo(torch.float32).eps
+    assert ((outputs - exact).abs() <= 4 * eps * exact.abs()).all()
+    assert ((shifted_gradient - gradient).abs() <= count * eps * (exact * slope).abs().sum(0)).all()
 
 
 @pytest.mark.parametrize("pool", ["avg", "max"])

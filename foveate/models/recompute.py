@@ -100,14 +100,21 @@ def _normed(norm: Norm, found: Statistics) -> Tensor:
             norm.running_var.lerp_(unbiased.to(norm.running_var.dtype), norm.momentum)
     gain = torch.rsqrt(found.variance + norm.eps)
     gain = gain if norm.weight is None else gain * norm.weight
-    shift = -found.mean * gain
-    return _affine(norm.values, gain, shift if norm.bias is None else shift + norm.bias)
+    return _affine(norm.values, found.mean, gain, norm.bias)
 
 
-def _affine(values: Tensor, gain: Tensor, shift: Tensor) -> Tensor:
-    """Return values (N, C, ...) times a float64 gain (C,) plus a float64 shift (C,)."""
+def _affine(values: Tensor, mean: Tensor, gain: Tensor, bias: Tensor | None) -> Tensor:
+    """Return (values (N, C, ...) - mean) * gain + bias, with float64 factors (C,).
+
+    The mean is subtracted first, because products with nearly constant values would cancel. What
+    rounding it to the dtype of the values omits is part of the shift, and so is its gradient.
+    """
     shape, wide = (-1, *[1] * (values.ndim - 2)), torch.promote_types(values.dtype, torch.float32)
-    return (values * gain.to(wide).view(shape) + shift.to(wide).view(shape)).to(values.dtype)
+    centre = mean.detach().to(wide)
+    shift = (centre - mean) * gain
+    shift = shift if bias is None else shift + bias
+    centre, gain, shift = (t.to(wide).view(shape) for t in (centre, gain, shift))
+    return torch.addcmul(shift, values - centre, gain).to(values.dtype)
 
 
 def uses_batch_statistics(module: nn.Module) -> bool:
@@ -306,8 +313,7 @@ class _Passes(TorchFunctionMode):
         mean, _, number = self.known[end]
         both = torch.stack([torch.zeros_like(mean) if g is None else g for g in gradients])
         of_mean, of_variance = self.sums[end](both) / number
-        shift = of_mean - 2 * of_variance * mean.detach()
-        return lambda values: _affine(values, 2 * of_variance, shift)
+        return lambda values: _affine(values, mean.detach(), 2 * of_variance, of_mean)
 
 
 def _named(kind: str, backbone: nn.Module) -> dict[str, Tensor]:
