@@ -168,6 +168,26 @@ def test_a_step_in_float32_is_as_near_to_float64_as_the_plain_one():
     assert distance(1) < 4 * distance(0)
 
 
+def test_gradients_that_cancel_are_as_near_to_zero_as_the_plain_ones():
+    """The bias before a norm changes nothing. With nearly constant patches, its gradient is a sum
+    of large terms, and rounding alone remains: as much in both, up to chance."""
+    generator = torch.Generator().manual_seed(6)
+    levels = torch.randn(8, 6, 1, 1, 1, generator=generator)
+    images = levels + 1e-3 * torch.randn(8, 6, 1, 24, 24, generator=generator)
+
+    def error(recompute):
+        torch.manual_seed(1)
+        layers = [nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)]
+        layers += [nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        net = ScaleChannels(nn.Sequential(*layers, nn.Linear(8, 3)), SCALES, SIZE, "avg")
+        net.recompute = recompute
+        losses = (F.cross_entropy(net(batch), torch.arange(6) % 3) for batch in images)
+        gradients = (torch.autograd.grad(loss, layers[3].bias)[0] for loss in losses)
+        return sum(float(gradient.norm()) for gradient in gradients)
+
+    assert error(2) < 2 * error(0)
+
+
 def test_an_offset_does_not_increase_the_rounding_error_of_a_norm():
     generator, offset, count = torch.Generator().manual_seed(5), 2.0**20, 64
     values = torch.randint(-8, 9, (count, 3), generator=generator, dtype=torch.float64)
