@@ -473,6 +473,26 @@ def test_transforms_and_tracers_use_all_channels_at_once():
         torch.testing.assert_close(call(), right)
 
 
+def test_another_mode_in_the_backward_pass_is_refused():
+    net, (images, _) = shaken(conv_net(batch_norm=False, dropout=0.5)), data()
+    net.recompute = 2
+    loss = net(images).sum()
+    net.eval()
+    with pytest.raises(ConfigError, match=r"the mode of the forward pass; call backward before"):
+        loss.backward()
+
+
+def test_lazy_modules_are_refused_until_they_are_initialised():
+    backbone = nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(3))
+    net, (images, _) = ScaleChannels(backbone, SCALES, SIZE, recompute=2), data(torch.float32)
+    with pytest.raises(ConfigError, match=r"has lazy modules; call the network once without"):
+        net(images)
+    net.recompute = 0
+    net(images)
+    net.recompute = 2
+    net(images).sum().backward()
+
+
 def test_a_gradient_of_the_gradient_is_refused():
     net, (images, _) = shaken(conv_net()), data()
     net.recompute = 1

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode, handle_torch_function, has_torch_function_unary
 
 from foveate.errors import ConfigError
@@ -135,6 +136,11 @@ def forward_in_groups(
     script = [type(m).__name__ for m in backbone.modules() if isinstance(m, torch.jit.ScriptModule)]
     if script:
         raise ConfigError(f"recompute does not support TorchScript ({script[0]}); {WITHOUT}")
+    if any(is_lazy(parameter) for parameter in backbone.parameters()):
+        raise ConfigError(
+            "recompute needs initialised parameters, and the backbone has lazy modules; call the "
+            "network once without recompute"
+        )
     groups = -(-patches.shape[1] // size)
     with torch.random.fork_rng([]):
         seeds = torch.randint(2**62, (groups,)).tolist()
@@ -214,6 +220,7 @@ class _Passes(TorchFunctionMode):
         super().__init__()
         self.backbone, self.run_backbone = backbone, run_backbone
         self.size, self.seeds = size, seeds
+        self.modes = [module.training for module in backbone.modules()]
         self.buffers_before = _cloned(_named("buffers", backbone))
         named = _named("parameters", backbone)
         self.parameters = {id(p): p for p in named.values()}
@@ -251,6 +258,11 @@ class _Passes(TorchFunctionMode):
 
         The parameters are those of the forward pass: `functional_call` can have replaced them.
         """
+        if self.modes != [module.training for module in self.backbone.modules()]:
+            raise ConfigError(
+                "recompute needs the mode of the forward pass; call backward before net.eval() or "
+                "net.train()"
+            )
         saved = dict(zip(self.parameters, parameters, strict=True))
         self.weights = {name: saved[which] for name, which in self.ids.items()}
         leaves = [t for known in self.known for t in known[:2]]
