@@ -91,6 +91,17 @@ def test_few_layouts_are_kept(monkeypatch):
         assert len(canvas._layouts) <= 3
 
 
+def test_a_layout_is_returned_if_another_thread_clears_them_all(monkeypatch):
+    class Cleared(dict):
+        """Cleared by another thread as soon as something is added."""
+
+        def __setitem__(self, key, value):
+            pass
+
+    monkeypatch.setattr(canvas, "_layouts", Cleared())
+    assert canvas.layout_of(create_model("swmax"), 40, 40).places
+
+
 @pytest.mark.parametrize("pool", ["max", "avg"])
 @pytest.mark.parametrize("shape", [(112, 112), (61, 90)])
 def test_channels_from_a_canvas_are_those_of_every_scale_alone(pool, shape):

@@ -3,6 +3,7 @@
 import copy
 import weakref
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from foveate.cli.app import run
 from foveate.errors import ConfigError
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import ScaleChannels
+from foveate.models.recompute import batch_norm
 from foveate.training.loop import train
 
 SCALES = (1.0, 1.5, 2.0, 3.0, 4.0)
@@ -164,6 +166,47 @@ def test_a_step_in_float32_is_as_near_to_float64_as_the_plain_one():
         return max(float((got[key] - exact[key]).abs().max()) for key in exact)
 
     assert distance(1) < 4 * distance(0)
+
+
+def test_gradients_that_cancel_are_as_near_to_zero_as_the_plain_ones():
+    """The bias before a norm changes nothing. With nearly constant patches, its gradient is a sum
+    of large terms, and rounding alone remains: as much in both, up to chance."""
+    generator = torch.Generator().manual_seed(6)
+    levels = torch.randn(8, 6, 1, 1, 1, generator=generator)
+    images = levels + 1e-3 * torch.randn(8, 6, 1, 24, 24, generator=generator)
+
+    def error(recompute):
+        torch.manual_seed(1)
+        layers = [nn.Conv2d(1, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3)]
+        layers += [nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+        net = ScaleChannels(nn.Sequential(*layers, nn.Linear(8, 3)), SCALES, SIZE, "avg")
+        net.recompute = recompute
+        losses = (F.cross_entropy(net(batch), torch.arange(6) % 3) for batch in images)
+        gradients = (torch.autograd.grad(loss, layers[3].bias)[0] for loss in losses)
+        return sum(float(gradient.norm()) for gradient in gradients)
+
+    assert error(2) < 2 * error(0)
+
+
+def test_an_offset_does_not_increase_the_rounding_error_of_a_norm():
+    generator, offset, count = torch.Generator().manual_seed(5), 2.0**20, 64
+    values = torch.randint(-8, 9, (count, 3), generator=generator, dtype=torch.float64)
+    values[1::2] = -values[::2]  # the mean is the offset, and all deviations are exact in float32
+    slope = torch.randn(count, 3, generator=generator)
+
+    def step(values, norm):
+        weight = torch.ones(3, dtype=values.dtype, requires_grad=True)
+        outputs = norm(values, None, None, weight, training=True)
+        (outputs * slope).sum().backward()
+        return outputs.detach(), weight.grad
+
+    exact, gradient = step(values, F.batch_norm)
+    shifted = (values + offset).float()
+    outputs, shifted_gradient = step(shifted, partial(batch_norm, all_reduce_sum=lambda sums: sums))
+    # Each term of the sum is rounded a few times, and at most `count` times while it is added.
+    eps = torch.finfo(torch.float32).eps
+    assert ((outputs - exact).abs() <= 4 * eps * exact.abs()).all()
+    assert ((shifted_gradient - gradient).abs() <= count * eps * (exact * slope).abs().sum(0)).all()
 
 
 @pytest.mark.parametrize("pool", ["avg", "max"])
@@ -428,6 +471,26 @@ def test_transforms_and_tracers_use_all_channels_at_once():
     net.recompute = 1
     for call, right in zip(calls, expected, strict=True):
         torch.testing.assert_close(call(), right)
+
+
+def test_another_mode_in_the_backward_pass_is_refused():
+    net, (images, _) = shaken(conv_net(batch_norm=False, dropout=0.5)), data()
+    net.recompute = 2
+    loss = net(images).sum()
+    net.eval()
+    with pytest.raises(ConfigError, match=r"the mode of the forward pass; call backward before"):
+        loss.backward()
+
+
+def test_lazy_modules_are_refused_until_they_are_initialised():
+    backbone = nn.Sequential(nn.LazyConv2d(4, 3), nn.Flatten(), nn.LazyLinear(3))
+    net, (images, _) = ScaleChannels(backbone, SCALES, SIZE, recompute=2), data(torch.float32)
+    with pytest.raises(ConfigError, match=r"has lazy modules; call the network once without"):
+        net(images)
+    net.recompute = 0
+    net(images)
+    net.recompute = 2
+    net(images).sum().backward()
 
 
 def test_a_gradient_of_the_gradient_is_refused():

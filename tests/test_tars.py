@@ -9,6 +9,7 @@ from made_sources import within
 from PIL import Image
 from test_shards import png, read_all, write_tar
 
+from foveate.data.shards import open_shards
 from foveate.errors import DataError
 
 
@@ -103,3 +104,14 @@ def header(name, size, kind=tarfile.REGTYPE, sparse=None):
 def test_members_that_claim_what_is_not_there_are_refused(tmp_path, first, words):
     (tmp_path / "train.tar").write_bytes(first + bytes(1024))
     assert words in tar_error(tmp_path / "train.tar")
+
+
+def test_a_tar_that_ends_after_a_whole_sample_is_refused(tmp_path):
+    path = tmp_path / "train.tar"
+    write_tar(path, [("0.png", ONE[1]), ("0.cls", b"0"), ("1.png", ONE[1]), ("1.cls", b"1")])
+    whole, half = path.read_bytes(), 4 * 512  # two headers, an image and a label
+    for damaged in (whole[:half], whole[: half + 100], whole[:half] + b"?" + whole[half + 1 :]):
+        path.write_bytes(damaged)
+        assert "is damaged or incomplete after the sample '0'" in tar_error(path)
+    path.write_bytes(whole[: 9 * 512])  # one block of zeros marks the end
+    assert open_shards(f"shards:{path}").counts == {"train": 2}

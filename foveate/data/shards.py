@@ -295,6 +295,13 @@ def _samples(path: Path) -> Iterator[tuple[int, int, int]]:
             elif kind == "cls":
                 parts["label"] = _label(tar, member)
         yield from _sample(path, name, parts)
+        assert tar.fileobj is not None
+        tar.fileobj.seek(tar.offset)  # tarfile stops at a damaged header as at the end
+        if tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            raise DataError(
+                f"{path} is damaged or incomplete after the sample {name!r}; create or download it "
+                "again"
+            )
 
 
 def _sample(path: Path, name: str, parts: dict[str, int]) -> Iterator[tuple[int, int, int]]:

@@ -113,12 +113,13 @@ def layout_of(net: SlidingChannels, height: int, width: int) -> Layout:
     """Return the layout of the canvas for images of `height` by `width` pixels."""
     sides, size, stride = (index(height), index(width)), net.backbone.size, net.backbone.stride
     key = (sides, net.scales, size, stride)
-    if key not in _layouts:
+    layout = _layouts.get(key)  # only once: another thread can clear the dictionary
+    if layout is None:
         if len(_layouts) >= MOST_LAYOUTS:
             _layouts.clear()
         tall, wide = ([extent(n / s, size, stride) for s in net.scales] for n in sides)
-        _layouts[key] = pack_grids(list(zip(tall, wide, strict=True)), stride)
-    return _layouts[key]
+        layout = _layouts[key] = pack_grids(list(zip(tall, wide, strict=True)), stride)
+    return layout
 
 
 def pack_grids(grids: Sequence[tuple[int, int]], stride: int) -> Layout:
