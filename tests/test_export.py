@@ -364,9 +364,7 @@ def test_classes_in_a_file_are_those_of_an_audit(tmp_path):
 )
 def test_damaged_metadata_are_named(note):
     message = one_line(DataError, lambda: read_metadata(note, Path("net.onnx")))
-    assert (
-        message.startswith("the metadata of net.onnx is damaged") and read_metadata("", "") == {}
-    )
+    assert message.startswith("the metadata of net.onnx is damaged") and read_metadata("", "") == {}
 
 
 @pytest.mark.parametrize("backbone", ["timm:mobilenetv3_small_050", ""])

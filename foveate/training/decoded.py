@@ -17,7 +17,7 @@ from foveate.checks import free_memory
 from foveate.data.shards import Shards
 from foveate.data.splits import SplitName
 
-MOST_BYTES = 1 << 30  # in all; a split of larger images is decoded again in each epoch
+MOST_BYTES = 1 << 30  # per split; a split of larger images is decoded again in each epoch
 SHARE = 1 / 8  # of the free memory
 SAMPLED = 100  # images whose headers are read to estimate the sizes of all
 
