@@ -26,7 +26,7 @@ def test_the_number_of_threads_is_the_engines(tmp_path):
             torch.set_num_threads(threads)
             folder = tmp_path / str(threads)
             (ended,) = Study([job()], folder).run(LocalEngine(cpus=1))
-            assert ", 1 threads, " in ended.outcome.hardware
+            assert ", 1 thread, " in ended.outcome.hardware
             assert torch.get_num_threads() == threads
         assert same_bits(weights(tmp_path / "1" / "run-s0"), weights(tmp_path / "2" / "run-s0"))
         (ended,) = Study([job()], tmp_path / "as it is").run(LocalEngine())
