@@ -110,7 +110,7 @@ def test_a_sweep_survives_a_killed_worker_and_a_removed_node(cluster, tmp_path, 
     assert (sweep.returncode, errors) == (0, ""), said
     assert run(["sweep", str(study), "--out", str(here)]) == 0
     assert len(told(there)) == 12 * 2
-    assert {" 1 threads" in line["hardware"] for line in told(there)} == {True}
+    assert {" 1 thread," in line["hardware"] for line in told(there)} == {True}
     assert told(there) == told(here)
     for folder in here.glob("*-s?"):
         assert same_bits(weights(folder), weights(there / folder.name)), folder.name
