@@ -214,7 +214,9 @@ def test_training_scales_are_chosen():
     assert names[:2] == ["mnist-cnn-all-scales-all-s0", "mnist-fovmax-2-s0"]
     assert len(names) == 2 + 3  # few samples have no scale
     assert jobs[0].config.scales == "0.5:8:4"
-    with pytest.raises(ConfigError, match=r"training scales 3; choose from mnist: 1, 2, 4"):
+    with pytest.raises(
+        ConfigError, match=r"scales 3; the training sets are fovmax on mnist: 1, 2, 4$"
+    ):
         plan_jobs(find_methods(["fovmax"]), sets[:1], scales=(3.0,))
 
 
@@ -248,9 +250,9 @@ BAD = [
     (["--data", "mnist", "--set", "source=mnist-5k", "--dry-run"], "use --source"),
     (
         ["--data", "mnist", "--methods", "residual-zooms"],
-        "no runs; residual-zooms cannot be used on mnist (a control for colour images)",
+        "the training sets are residual-zooms on mnist: none (a control for colour images)",
     ),
-    (["--data", "mnist-few", "--methods", "cnn-all-scales"], "on mnist-few (few samples)"),
+    (["--data", "mnist-few", "--methods", "cnn-all-scales"], "on mnist-few: none (few samples)"),
     (["--data", "mnist", "--methods", "cnn", "--bad", "skip"], "skip"),
 ]
 

@@ -23,8 +23,7 @@ from foveate.errors import ConfigError
 from foveate.evaluation.results import read_results
 from foveate.models.zoo import ModelConfig
 from foveate.paper import quickstart
-from foveate.paper.processes import run_tasks
-from foveate.paper.quickstart import count_images, full_size_curves, quick_runs
+from foveate.paper.quickstart import count_images, full_size_curves, quick_runs, run_tasks
 from foveate.report.quickstart import quick_figure, quick_page
 from foveate.sweeps import records
 from foveate.training.loop import train

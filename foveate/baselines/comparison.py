@@ -1,6 +1,6 @@
 """The runs of a comparison of methods, and its results: one line per run and test scale."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
 from typing import TypeVar
@@ -19,7 +19,6 @@ EXPERT_SEEDS = 1  # an expert per test scale and method: 34 runs for a dataset o
 NAMED = {"seed": "--seeds", "scales": "--scales", "source": "--source"}
 """Fields that the names of runs and datasets stand for, and the options that choose them."""
 AT = "@"  # between method and training set in the name of a row
-Pairs = list[tuple[DataSet, Method]]
 Named = TypeVar("Named", Method, DataSet)
 
 
@@ -27,9 +26,8 @@ Named = TypeVar("Named", Method, DataSet)
 class Measurement:
     """Accuracy of one run of a method at one test scale: one line of compare.csv.
 
-    `trained` is a scale, ``all``, or the number of samples. The training time of
-    runs that one process trains together is divided among them. `images_per_second` is the speed of
-    the trained network on images in memory.
+    `trained` is a scale, ``all``, or the number of samples. The training time of runs that one
+    process trains together is divided among them.
     """
 
     data: str
@@ -80,8 +78,7 @@ def find_data_sets(names: Sequence[str], sources: Mapping[str, str], load: Load)
 
     Examples:
         >>> from foveate.data.sources import load_source
-        >>> found = find_data_sets(["mnist"], {"mnist": "mnist-5k"}, load_source)
-        >>> found[0].source
+        >>> find_data_sets(["mnist"], {"mnist": "mnist-5k"}, load_source)[0].source
         'mnist-5k'
     """
     _find(DATA_SETS, list(sources), "dataset")
@@ -128,30 +125,27 @@ def plan_jobs(
         >>> jobs = plan_jobs(find_methods(["cnn", "cnn-averaged"]), [DATA_SETS["mnist"]], seeds=1)
         >>> [job.folder for job in jobs]
         ['mnist-cnn-1-s0', 'mnist-cnn-2-s0', 'mnist-cnn-4-s0']
-        >>> jobs[0].rows, jobs[0].variants[0].rows
-        ((('mnist', 'cnn@1'),), (('mnist', 'cnn-averaged@1'),))
     """
     check_range("seeds", seeds, 1, MAX_SEEDS, f"1 to {MAX_SEEDS}")
     if split not in ("val", "test"):
         raise ConfigError(f"split must be val or test, got {split!r}")
     jobs: dict[str, Job] = {}
     pairs = list(product(data_sets, methods))
-    for data, method, trained in _trainings(pairs, scales):
-        for seed in range(min(seeds, EXPERT_SEEDS) if method.trained == "expert" else seeds):
+    for data, method in pairs:
+        count = EXPERT_SEEDS if method.trained == "expert" else seeds
+        for trained, seed in product(_trainings(data, method, scales), range(count)):
             new = _job(data, method, trained, split)
             new = replace(new, config=_changed(replace(new.config, seed=seed), change))
             jobs[new.folder] = _merged(jobs[new.folder], new) if new.folder in jobs else new
     if not jobs:
-        raise ConfigError(_why_none(pairs, scales))
+        asked = f" with the training scales {', '.join(f'{s:g}' for s in scales)}" if scales else ""
+        there = "; ".join(_possible(*pair) for pair in pairs)
+        raise ConfigError(f"no runs{asked}; the training sets are {there}")
     return list(jobs.values())
 
 
 def measurements(records: Iterable[Record], split: SplitName = "test") -> list[Measurement]:
-    """Return the results of a comparison from the results of its study.
-
-    There is one line per dataset, method, training set, seed and test scale. An expert has only the
-    line of its training scale.
-    """
+    """Return the results of a comparison; of an expert, only that of its training scale."""
     shared = {f.name for f in fields(Measurement)} & {f.name for f in fields(Record)}
     found = []
     for record in records:
@@ -167,32 +161,20 @@ def measurements(records: Iterable[Record], split: SplitName = "test") -> list[M
 
 
 def row_label(table: str, row: str) -> str:
-    """Return the short label of a row, such as ``mnist fovmax 2``."""
+    """Return the label of a row, such as ``mnist fovmax 2``."""
     method, _, trained = row.partition(AT)
     short = f"{float(trained):.3g}" if "." in trained else trained
     return f"{table.replace(AT, ' ')} {method} {short}"
 
 
-def _trainings(pairs: Pairs, scales: Sequence[float]) -> Iterator[tuple[DataSet, Method, str]]:
-    for data, method in pairs:
-        limited = scales and method.trained == "each" and not data.few
-        for trained in method.trainings(data):
-            if not limited or float(trained) in scales:
-                yield data, method, trained
+def _trainings(data: DataSet, method: Method, scales: Sequence[float]) -> list[str]:
+    limited = scales and method.trained == "each" and not data.few
+    return [t for t in method.trainings(data) if not limited or float(t) in scales]
 
 
-def _why_none(pairs: Pairs, scales: Sequence[float]) -> str:
-    if any(method.trainings(data) for data, method in pairs):
-        asked = ", ".join(f"{scale:g}" for scale in scales)
-        sets = {data.name: ", ".join(data.trained) for data, _ in pairs}
-        there = "; ".join(f"{name}: {trained}" for name, trained in sets.items())
-        return f"no runs with the training scales {asked}; choose from {there}"
-    reasons = [
-        f"{method.name} cannot be used on {data.name} "
-        f"({method.missing.get(data.name, 'few samples')})"
-        for data, method in pairs
-    ]
-    return "; ".join(["no runs", *reasons])
+def _possible(data: DataSet, method: Method) -> str:
+    none = f"none ({method.missing.get(data.name, 'few samples')})"
+    return f"{method.name} on {data.name}: {', '.join(method.trainings(data)) or none}"
 
 
 def _job(data: DataSet, method: Method, trained: str, split: SplitName) -> Job:
