@@ -20,7 +20,6 @@ import glob
 import os
 import sys
 import tarfile
-import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
@@ -41,7 +40,6 @@ from foveate.errors import DataError
 from foveate.files import NamedBytes, check_regular, wrap_read_errors
 
 PREFIX = "shards:"
-OPEN = 32  # largest number of open files
 LONGEST_LABEL = 32  # bytes
 HEADER = 1 << 20  # bytes of an image file that contain its size
 SETTLED = 2_000_000_000  # ns; file systems can record one time for two changes in quick succession
@@ -142,8 +140,6 @@ class Shards:
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards = shards
-        self.files: dict[int, Any] = {}
-        self.lock = threading.Lock()  # several runs can read at the same time
         self.scaled: list[ScaledFile] = [shard for shard in shards if isinstance(shard, ScaledFile)]
         self.starts, self._labels = {}, dict[SplitName, Tensor]()
         for split in SPLITS:
@@ -235,20 +231,6 @@ class Shards:
         for shard in self.shards:
             yield from shard.listing()
 
-    def close(self) -> None:
-        """Close all files; reading opens them again."""
-        while self.files:
-            self.files.popitem()[1].close()
-
-    def __del__(self) -> None:
-        self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "files": {}, "lock": None}  # each process opens its own files
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, lock=threading.Lock())
-
     def _place(self, split: SplitName, index: int) -> tuple[int, int]:
         """Return the number of the shard with an image, and the index of the image in it."""
         at = int(np.searchsorted(self.starts[split], index, side="right")) - 1
@@ -256,11 +238,7 @@ class Shards:
 
     def _read(self, at: int, split: SplitName, indices: list[int]) -> Sequence[NDArray[Any]]:
         shard = self.shards[at]
-        with wrap_read_errors(shard.path), self.lock:
-            file = self.files.pop(at, None) or shard.open()
-            self.files[at] = file  # moves it to the end: the order is least recently used first
-            if len(self.files) > OPEN:
-                self.files.pop(next(iter(self.files))).close()
+        with wrap_read_errors(shard.path), shard.open() as file:
             return shard.images(file, split, indices)
 
 
