@@ -54,8 +54,10 @@ def find_factory(spec: str, what: str = "backbone") -> Callable[..., Any]:
         with _from_current_folder(top):
             found = import_module(module)
     except Exception as error:  # the user's module can raise anything
-        reason, remedy = f"{type(error).__name__}: {error}", _remedy(error, top)
-        raise ConfigError(f"cannot import {module!r} for the {what}: {reason}; {remedy}") from error
+        raise ConfigError(
+            f"cannot import {module!r} for the {what}: {type(error).__name__}: {error}; install "
+            f"it, or run from its folder; for other modules than {top!r} there, set PYTHONPATH=."
+        ) from error
     factory = getattr(found, name, None)
     if not callable(factory):
         state = "is not a function" if hasattr(found, name) else "does not exist"
@@ -87,14 +89,3 @@ def _from_current_folder(name: str) -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-
-
-def _remedy(error: Exception, top: str) -> str:
-    """Return the remedy for a failed import, which differs for modules in the current folder."""
-    missing = (getattr(error, "name", None) or top).partition(".")[0]
-    if missing == top or PathFinder.find_spec(missing, [""]) is None:
-        return "install it, or run from its folder"
-    return (
-        f"only {top!r} is imported from the current folder, not {missing!r}; move both into a "
-        "package, or set PYTHONPATH=."
-    )

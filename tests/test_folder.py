@@ -11,7 +11,6 @@ from PIL import Image
 from foveate.data.pictures import PictureFolder, list_pictures, split_fraction
 from foveate.data.sources import load_source
 from foveate.errors import DataError
-from foveate.training.data import describe_missing
 
 
 def save(path, pixels, **options):
@@ -134,10 +133,9 @@ def test_a_class_that_train_lacks_is_refused_with_the_remedy(tmp_path, split):
 def test_a_split_may_lack_a_class_of_train(tmp_path, split):
     write_splits(tmp_path, {"train": 2, "val": 2, "test": 2})
     shutil.rmtree(tmp_path / split / "a")  # the first class: the labels of b stay 1
-    source = load_source(name := f"folder:{tmp_path}")
+    source = load_source(f"folder:{tmp_path}")
     assert source.classes == ("a", "b")
     assert source.labels(split).tolist() == [1, 1] and len(source.train) == 4
-    assert list(describe_missing(name)) == [f"{name} has no {split} images of a"]
     assert list_pictures(tmp_path, split)[1] == ("a", "b")
 
 
@@ -305,7 +303,7 @@ def test_mixed_sizes_name_two_files_and_their_sizes(tmp_path):
     write_splits(tmp_path, {"train": 6, "test": 1})
     save(tmp_path / "train" / "b" / "03.png", np.zeros((5, 7), dtype=np.uint8))
     message = error_of(f"folder:{tmp_path}")
-    for part in ("00.png is 6x4", "03.png is 7x5", "resize"):
+    for part in ("00.png has (1, 4, 6)", "03.png has shape (1, 5, 7)", "resize"):
         assert part in message
 
 
@@ -351,8 +349,8 @@ def test_an_unknown_split_is_named_with_those_that_are_allowed(tmp_path, known):
     with pytest.raises(DataError) as caught:
         PictureFolder(tmp_path)
     said = str(caught.value)
-    assert str(tmp_path) in said and f"{known!r} with subfolders, and 'dev'" in said
-    assert "train, test and optionally val or validation" in said and "\n" not in said
+    assert f"{tmp_path} has the subfolders {', '.join(sorted((known, 'dev')))}" in said
+    assert "its splits must be train, test and optionally val" in said and "\n" not in said
 
 
 def test_classes_may_be_called_train_and_dev(tmp_path):

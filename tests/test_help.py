@@ -192,4 +192,4 @@ def test_completed_names_are_those_of_the_registries():
     assert set(options.NETWORKS) == set(ZOO)
     fixed = {re.sub(r"(DIR|FILE)$", "", name) for name in SOURCES if name != "FILE.h5"}
     assert set(options.SOURCES) == fixed
-    assert set(options.trained_networks()) == set(pretrained_names())
+    assert set(options.TRAINED) == set(pretrained_names())

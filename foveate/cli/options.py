@@ -18,6 +18,8 @@ SOURCES = (
     "mnist", "fashion-mnist", "cifar10", "mnist-5k", "idx:", "cifar10:", "folder:", "shards:"
 )  # fmt: skip
 NETWORKS = ("cnn", "fovmax", "fovavg", "fovconc", "swmax")
+WEIGHTS = Path(__file__).parents[1] / "models" / "weights"
+TRAINED = tuple(sorted(path.stem for path in WEIGHTS.glob("*.safetensors")))
 TABLES = ("table1", "table2", "table3", "all")
 POOLS = ("max", "avg", "logsumexp", "probabilities")
 
@@ -32,12 +34,6 @@ MODEL_HELP = (
 )
 
 
-def trained_networks() -> tuple[str, ...]:
-    """Return the names of the trained networks that come with the package."""
-    weights = Path(__file__).parents[1] / "models" / "weights"
-    return tuple(sorted(path.stem for path in weights.glob("*.safetensors")))
-
-
 def completing(*names: str) -> Callable[[str], list[str]]:
     """Return a function that completes one of `names`, for shell completion."""
 
@@ -45,16 +41,6 @@ def completing(*names: str) -> Callable[[str], list[str]]:
         return [name for name in names if name.startswith(incomplete)]
 
     return complete
-
-
-def complete_trained(incomplete: str) -> list[str]:
-    """Complete the name of a trained network."""
-    return completing(*trained_networks(), "timm:")(incomplete)
-
-
-def complete_model(incomplete: str) -> list[str]:
-    """Complete the name of a network, trained or not."""
-    return [*completing(*NETWORKS)(incomplete), *complete_trained(incomplete)]
 
 
 def shared(
@@ -96,7 +82,7 @@ def argument(metavar: str, help: str, *values: str, default: str | None = None) 
 MODEL_REF = shared(
     "MODEL", "Trained network (fovmax-mnist-tr2), run folder, weights of a run (.safetensors) or "
     "timm:NAME; predict also accepts other model files and package.module:factory.", MODEL,
-    "--model", autocompletion=complete_trained,
+    "--model", values=(*TRAINED, "timm:"),
 )  # fmt: skip
 SOURCE = shared("SOURCE", SOURCE_HELP, DATA, "--source", values=SOURCES)
 SPLIT = shared(
@@ -247,9 +233,7 @@ RESULTS = argument(
 STUDY = argument("STUDY", "TOML file that lists the runs.")
 SHOWN_SOURCE = argument("SOURCE", SOURCE_HELP, *SOURCES)
 TABLE = argument("TABLE", "table1, table2 or table3.", *TABLES, default="all")
-ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model)
-]
+ModelArgument = Annotated[str, argument("MODEL", MODEL_HELP, *NETWORKS, *TRAINED, "timm:")]
 DeviceOption = Annotated[
     str,
     shared(

@@ -1,6 +1,5 @@
 """The command for a first look: quickstart."""
 
-import gc
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
@@ -35,12 +34,9 @@ def quickstart(
     from foveate.native.build import library
 
     Thread(target=library).start()  # compiles the C code on first use, while torch is imported
-    gc.disable()  # imports create many objects but little garbage: 0.5 s
     from foveate.paper import quickstart as work
     from foveate.training.state import keep_freed_memory
 
-    gc.freeze()
-    gc.enable()
     keep_freed_memory()  # a third of the system time of the tests
     runs = work.quick_runs(seed)
     with progress("training", sum(config.epochs for config in runs.values())) as advance:

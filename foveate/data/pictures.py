@@ -6,19 +6,17 @@ import itertools
 import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from foveate.data.decoding import Pixels as Pixels
 from foveate.data.decoding import is_colour, read_size
 from foveate.data.decoding import read_picture as read_picture
-from foveate.data.splits import SPLITS, Labels, Source, Split, SplitName
+from foveate.data.splits import SPLITS, Labels, SplitName
 from foveate.errors import DataError
 
 EXTENSIONS = frozenset(
@@ -33,32 +31,10 @@ Item: TypeAlias = tuple[Path, int]
 """A file and its class index."""
 
 
-def read_folder(name: str, folder: Path) -> Source:
-    """Read all images of `folder` into memory, as a source called `name`.
-
-    Classes and files are sorted by name. The subfolders `train`, `val` (or `validation`) and `test`
-    are the splits. Without `val`, one sixth of `train` is the validation set. Without such
-    subfolders, one fifth of all files is the test set and one tenth the validation set. The classes
-    are those of `train`; other splits can lack some of them. A hash of class and file name assigns
-    the files (see `split_fraction`), so adding or removing a file does not move any other. The
-    images of each split alternate between the classes, so its first images are balanced. Hidden
-    files and files with other extensions are ignored.
-
-    Images are decoded by `read_picture`. They have one channel if all are grey; otherwise all of
-    them become RGB.
-    """
-    found = PictureFolder(folder)
-    images = _decode_all([path for split in SPLITS for path, _ in found.items[split]])
-    parts = torch.split(images, [len(found.items[split]) for split in SPLITS])
-    labels = [torch.from_numpy(found.labels[split]) for split in SPLITS]
-    return Source.of(name, list(map(Split, parts, labels)), found.classes)
-
-
 def list_pictures(folder: Path, split: str = "all") -> tuple[list[Item], tuple[str, ...]]:
-    """List the files of a split, or of all splits, with their labels, and the class names.
+    """List the files of a split with their labels, and the class names; opens no file.
 
-    The splits are those of `read_folder`; `all` also accepts folders that cannot be split. No file
-    is opened.
+    The split `all` also accepts folders that cannot be split.
     """
     if split != "all":
         plan = [_plan(folder)[list[str](SPLITS).index(split)]]
@@ -68,7 +44,16 @@ def list_pictures(folder: Path, split: str = "all") -> tuple[list[Item], tuple[s
 
 
 class PictureFolder:
-    """The images of a folder in the splits of `read_folder`, read on demand."""
+    """The images of a folder in three splits, read on demand.
+
+    Classes and files are sorted by name. The subfolders `train`, `val` (or `validation`) and `test`
+    are the splits. Without `val`, one sixth of `train` is the validation set. Without such
+    subfolders, one fifth of all files is the test set and one tenth the validation set. The classes
+    are those of `train`; other splits can lack some of them. A hash of class and file name assigns
+    the files (see `split_fraction`), so adding or removing a file does not move any other. The
+    images of each split alternate between the classes, so its first images are balanced. Hidden
+    files and files with other extensions are ignored.
+    """
 
     def __init__(self, folder: Path) -> None:
         plan = _plan(folder)
@@ -79,16 +64,7 @@ class PictureFolder:
             for split, items in self.items.items()
         }
 
-    def missing_classes(self, split: SplitName) -> list[str]:
-        """Return the names of the classes of which a split has no images."""
-        found = set(self.labels[split].tolist())
-        return [name for label, name in enumerate(self.classes) if label not in found]
-
-    def open(self) -> ExitStack:
-        """Return an empty context: no file stays open between two images."""
-        return ExitStack()
-
-    def images(self, file: object, split: SplitName, indices: Sequence[int]) -> list[Pixels]:
+    def images(self, split: SplitName, indices: Sequence[int]) -> list[Pixels]:
         """Read the images, each (C, H, W), at the given `indices`."""
         paths = [self.items[split][index][0] for index in indices]
         return [read_picture(path).transpose(2, 0, 1) for path in paths]
@@ -99,25 +75,15 @@ class PictureFolder:
 
     @cached_property
     def in_colour(self) -> bool:
-        """Whether any image is in colour; reads headers until it finds such an image.
-
-        Files that cannot be read are ignored here and reported when they are used.
-        """
+        """Whether any readable image is in colour; reads headers until it finds one."""
         for path, _ in itertools.chain.from_iterable(self.items.values()):
             with suppress(DataError):
                 if is_colour(path):
                     return True
         return False
 
-    def describe_image(self, split: SplitName, index: int) -> str:
-        """Return the name of an image for error messages."""
-        return f"image {self.items[split][index][0]}"
-
     def listing(self) -> Iterator[list[Any]]:
-        """Yield relative path and size of each file, which identify the images for a checksum.
-
-        A missing file, such as a broken link, has no size. It is reported when the image is used.
-        """
+        """Yield relative path and size of each file for a checksum; a broken link has no size."""
         for path, _ in itertools.chain.from_iterable(self.items.values()):
             name = unicodedata.normalize("NFC", path.relative_to(self.path).as_posix())
             try:
@@ -128,10 +94,7 @@ class PictureFolder:
 
 
 def folder_fingerprint(folder: Path) -> tuple[tuple[int, int, int], ...]:
-    """Return device, inode and modification time of a folder and its subfolders, two levels deep.
-
-    The result changes when an image or class is added, removed or renamed.
-    """
+    """Return what changes if an image or class is added to a folder, removed or renamed."""
     found = [os.stat(folder)]
     for inside in _folders(folder):
         found += [os.stat(inside), *map(os.stat, _folders(inside))]
@@ -149,10 +112,7 @@ def has_splits(folder: Path) -> bool:
 
 
 def split_fraction(label: str, name: str) -> float:
-    """Map the class and the name of a file to a number from 0 to 1 by their sha256.
-
-    Names are normalised to Unicode's composed form (NFC), because some file systems decompose them.
-    """
+    """Map class and file name to a number from 0 to 1; some file systems decompose Unicode."""
     text = unicodedata.normalize("NFC", f"{label}/{name}")
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:6], "big") / 2**48
@@ -167,7 +127,11 @@ def _plan(folder: Path) -> list[Classes]:
                 f"{folder} has only {' and '.join(sorted(names))}; add both train and test, "
                 "or use one subfolder per class"
             )
-        _refuse_unknown_splits(folder, names)
+        if any(not _images(folder / n) and _subfolders(folder / n) for n in names & SPLIT_FOLDERS):
+            raise DataError(
+                f"{folder} has the subfolders {', '.join(sorted(names))}; its splits must be "
+                "train, test and optionally val: add the missing one, and move other subfolders"
+            )
         classes = _classes(folder)
         shares = ((0.3, 1), (0.2, 0.3), (0, 0.2))
         return _checked(folder, [_part(classes, *share) for share in shares])
@@ -194,17 +158,6 @@ def _of_known(folder: Path, known: tuple[str, ...]) -> Classes:
             "images of this class, or rename or remove the subfolder"
         )
     return {name: found.get(name, []) for name in known}
-
-
-def _refuse_unknown_splits(folder: Path, names: set[str]) -> None:
-    """Raise a DataError if train, val or test has subfolders, as a split and not a class has."""
-    for name in sorted(names & SPLIT_FOLDERS):
-        if not _images(folder / name) and _subfolders(folder / name):
-            other = sorted(names - SPLIT_FOLDERS)[0]
-            raise DataError(
-                f"{folder} has {name!r} with subfolders, and {other!r}; the splits of a folder "
-                f"are train, test and optionally val or validation: rename or move {other!r}"
-            )
 
 
 def _part(classes: Classes, low: float, high: float) -> Classes:
@@ -276,21 +229,3 @@ def _interleave(classes: Classes) -> list[Item]:
     ]
     rounds: Iterable[tuple[Item | None, ...]] = itertools.zip_longest(*columns)
     return [item for turn in rounds for item in turn if item is not None]
-
-
-def _decode_all(paths: Sequence[Path]) -> Tensor:
-    """Read images of equal size into one tensor (N, C, H, W)."""
-    pictures: list[Pixels] = []
-    for path in paths:
-        pictures.append(read_picture(path))
-        if pictures[-1].shape[:2] != pictures[0].shape[:2]:
-            first, other = (f"{p.shape[1]}x{p.shape[0]}" for p in (pictures[0], pictures[-1]))
-            raise DataError(
-                f"images differ in size: {paths[0]} is {first} and {path} is {other}; "
-                "resize them to one size"
-            )
-    channels = max(picture.shape[2] for picture in pictures)
-    images = np.empty((len(paths), channels, *pictures[0].shape[:2]), dtype=np.uint8)
-    for image, picture in zip(images, pictures, strict=True):
-        image[:] = picture.transpose(2, 0, 1)  # broadcasting turns grey images into RGB
-    return torch.from_numpy(images)

@@ -12,8 +12,7 @@ from torch import Tensor
 from foveate.data import cifar
 from foveate.data.fetch import Report, fetch
 from foveate.data.idx import FILES, decode, find, read_idx
-from foveate.data.pictures import read_folder
-from foveate.data.shards import Shards, open_folder, open_shards
+from foveate.data.shards import Shards, open_folder, open_shards, read_folder
 from foveate.data.splits import Source as Source
 from foveate.data.splits import Split as Split
 from foveate.data.splits import describe_tensor
@@ -54,7 +53,7 @@ def load_source(name: str, report: Report | None = None) -> Source:
       of them, including the test set, belong to MNIST's *training* set: never use ``mnist`` and
       ``mnist-5k`` in the same experiment.
     - ``folder:DIR``: subfolders define the splits, or a hash of the file names does; see
-      `foveate.data.pictures.read_folder`.
+      `foveate.data.pictures.PictureFolder`.
 
     ``mnist``, ``fashion-mnist`` and ``cifar10`` are downloaded once and then read from the cache.
     ``cifar10:DIR`` reads ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``, or
