@@ -22,10 +22,7 @@ OWN = "foveate.baselines."
 
 
 def is_own(spec: str) -> bool:
-    """Whether `spec` names a factory of this package, which requires no trust.
-
-    This package is imported already, so a folder of the same name elsewhere is not searched.
-    """
+    """Whether `spec` names a factory of this package, which requires no trust."""
     return spec.startswith(OWN)
 
 
@@ -36,12 +33,10 @@ def require_trust(trust: bool, what: str) -> None:
 
 
 def find_factory(spec: str, what: str = "backbone") -> Callable[..., Any]:
-    """Import the function named by ``package.module:factory``.
+    """Import the function named by ``package.module:factory``, which returns a `what`.
 
-    Installed packages take precedence. If none has this name, the module or package is searched in
-    the current folder. Other files in that folder cannot be imported. A function of this package
-    must be defined in the module that is named. `what` is the kind of object that the function
-    returns, for the ConfigError if it is not found.
+    If no installed package has this name, it is searched in the current folder, and nothing else is
+    imported from there. A function of this package must be defined in the module that is named.
     """
     module, colon, name = spec.partition(":")
     if not (module and colon and name):

@@ -20,8 +20,8 @@ from foveate.data.large_scale import rescale
 from foveate.demo import scenes, uploads
 from foveate.demo.digit_page import DigitPage
 from foveate.demo.networks import predict_digit
-from foveate.demo.pages import open_page
 from foveate.demo.panels import MIN_ZOOM, accuracy, digit_channels
+from foveate.demo.server import open_page
 from foveate.demo.uploads import decode_digit, encode_digit, read_upload, to_mnist_digit
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.evaluation.models import load_model

@@ -13,7 +13,7 @@ from served_page import serving, written
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.demo.digit_page import SEEDS
-from foveate.demo.pages import open_page
+from foveate.demo.server import open_page
 
 pytest.importorskip("uvicorn", reason="pip install 'foveate[demo]'")
 ANSWER = """async ([octave]) => {

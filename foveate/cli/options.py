@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-# Panels of the help. Commands with few options show them in one panel, see `foveate.cli.app`.
+# Panels of the help.
 DATA, MODEL, TRAINING = "Data", "Model", "Training"
 EVALUATION, OUTPUT, EXECUTION = "Evaluation", "Output", "Execution"
 
@@ -48,12 +48,9 @@ def shared(
 ) -> Callable[..., Any]:
     """Return a function that makes an option for one of several commands.
 
-    `metavar` is empty for a flag. The name of the option is by default that of the parameter. State
-    it if it equals the placeholder: some versions of typer then take the spelling of the
-    placeholder. Shells complete the `values`.
-
-    A command can pass another panel and other values to the function. `default` describes a default
-    that the command computes, and `min` and `max` limit a number.
+    `metavar` is empty for a flag. State the name if it equals the placeholder, whose spelling some
+    versions of typer take. Shells complete the `values`. A command can pass another panel, other
+    values, the description of a computed default, and limits `min` and `max`.
     """
     how = {"metavar": metavar, "help": help, **how}
 

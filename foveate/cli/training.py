@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foveate.cli import options
-from foveate.cli.console import OUTPUT, interruptible, print_error, print_message
-from foveate.cli.display import Display
+from foveate.cli.console import OUTPUT, Display, interruptible, print_error, print_message
 from foveate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -197,10 +196,7 @@ def _precision(model: str, out: Path | None, device: str) -> str:
 
 
 def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) -> "TrainConfig":
-    """Return the configuration of a preset or network with the given changes, fitted to the source.
-
-    The source determines, for example, the number of classes and of image channels.
-    """
+    """Return the configuration of a preset with the given changes, fitted to the source."""
     from foveate.scales import parse_windows
     from foveate.training.data import adapt_to_source, unused_setting
     from foveate.training.presets import preset

@@ -30,10 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """The mirrors of a dataset, and the sha256 of the decoded content of each file.
-
-    If `archive` is set, a mirror offers one tar archive of that name instead of the single files.
-    """
+    """The mirrors of a dataset, with files or one tar `archive`, and the sha256 of each file."""
 
     checksums: Mapping[str, str]
     mirrors: tuple[str, ...] = ()
@@ -82,9 +79,8 @@ DATASETS = {
 def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:
     """Return the decoded, verified content of each file of `dataset`, by name.
 
-    The cache is tried first, then each mirror for the files still missing. An archive in the cache
-    counts as a mirror. Downloaded files are written to the cache atomically. Content whose sha256
-    differs from the expected one is never returned.
+    The cache is tried first, then an archive in the cache, then each mirror for the files still
+    missing. Downloaded files are kept in the cache.
     """
     entry, say = DATASETS[dataset], report or _log.info
     cache = cache_dir() / dataset
@@ -156,8 +152,7 @@ def _read_place(
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Read the files `names` from an archive in the cache folder, or download them from a mirror.
 
-    Yield the path or URL of each archive or file, and the decoded content of the files in it by
-    name. Single files are downloaded one by one; the first failure skips the rest of this mirror.
+    Yield path or URL of each archive or file, and the decoded content of the files in it by name.
     """
     if isinstance(place, Path):
         if archive and (path := place / archive).is_file():

@@ -28,10 +28,9 @@ _CHUNK = 1 << 20
 
 
 def read_idx(data: bytes, name: str) -> Tensor:
-    """Decode the bytes of an unsigned-byte IDX file to a uint8 tensor.
+    """Decode the bytes of the unsigned-byte IDX file `name` to a uint8 tensor.
 
-    The layout is 0, 0, 8, rank, then `rank` big-endian 32-bit sizes, then the values in row-major
-    order. The length must be exact. Error messages call the file `name`.
+    The layout is 0, 0, 8, rank, then `rank` big-endian 32-bit sizes, then the values.
     """
     rank = data[3] if len(data) > 3 else 1
     start = 4 + 4 * rank

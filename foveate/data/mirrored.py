@@ -91,20 +91,14 @@ def draw_augmentation(
 
 @lru_cache(maxsize=32)  # as above
 def draw_sizes(count: int, seed: int, epoch: int, limits: tuple[float, ...]) -> Tensor:
-    """Draw a log-uniform factor (count,) within `limits` for the size of each image.
-
-    Entry i depends only on `seed`, `epoch` and i.
-    """
+    """Draw a log-uniform size factor (count,); entry i depends only on `seed`, `epoch` and i."""
     low, high = np.log(limits)
     place = np.random.default_rng([seed, epoch, 12]).random(count)
     return torch.from_numpy(np.exp(low + place * (high - low)))
 
 
 def crop_and_flip(frames: Tensor, flips: Tensor, offsets: Tensor, size: int) -> Tensor:
-    """Crop frames (N, C, F, F) to `size` pixels at their offsets (N, 2), and flip some of them.
-
-    Frames whose entry in `flips` (N,) is true are mirrored horizontally after the crop.
-    """
+    """Crop frames (N, C, F, F) to `size` pixels at offsets (N, 2), then mirror those in `flips`."""
     line, (_, channels, _, width) = torch.arange(size, device=frames.device), frames.shape
     rows = offsets[:, 0, None] + line
     columns = offsets[:, 1, None] + torch.where(flips[:, None], size - 1 - line, line)

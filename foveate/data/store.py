@@ -349,11 +349,10 @@ def _has(file: h5py.File, name: str) -> bool:
 
 
 def _own_dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    """Return a dataset of the file, or raise an OSError if reading it could open another file.
+    """Return a dataset of the file, or raise an OSError if it is stored in another one.
 
-    Links, virtual datasets and external storage could read files that the user did not name. A
-    dataset that declares far more bytes than the file could hold is rejected before memory is
-    allocated for it.
+    Links, virtual datasets and external storage could read files that the user did not name. No
+    memory is allocated for a dataset that declares far more bytes than the file could hold.
     """
     if not _has(file, name):
         raise OSError(f"it has no {name}")

@@ -60,11 +60,7 @@ def compose(digits: Split, count: int, seed: int) -> tuple[Tensor, list[PlacedDi
 
 
 def _places(count: int, chance: np.random.Generator) -> list[tuple[int, int, float]]:
-    """Sample a position (y, x) and a scale for each digit, largest first.
-
-    Each digit takes the candidate position with the most free space around it. A digit that would
-    still touch another is made smaller.
-    """
+    """Sample the place (y, x) and scale of each digit; those that would touch are made smaller."""
     ratio = LARGEST / SMALLEST
     scales = sorted((SMALLEST * ratio ** chance.random(count)).tolist(), reverse=True)
     found: list[tuple[int, int, float]] = []

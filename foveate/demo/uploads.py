@@ -1,4 +1,4 @@
-"""Uploaded image files, and their conversion to the format of MNIST digits."""
+"""Request fields, and uploaded image files, also as digits in the format of MNIST."""
 # Shape letters: H W pixels.
 
 import base64
@@ -25,6 +25,25 @@ LARGEST = 512  # longer side in pixels; larger images are averaged down
 INK = 0.25  # strokes weaker than this fraction of the strongest are not part of the digit
 
 
+def check_integer(name: str, value: object, low: int, high: int) -> int:
+    """Return a field after checking that it is an integer in a range."""
+    if type(value) is not int or not low <= value <= high:
+        raise DataError(f"{name} must be an integer from {low} to {high}, got {_shown(value)}")
+    return value
+
+
+def check_number(name: str, value: object, low: float, high: float) -> float:
+    """Return a field after checking that it is a number in a range."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise DataError(f"{name} must be a number from {low:g} to {high:g}, got {_shown(value)}")
+    return float(value)
+
+
+def _shown(value: object) -> str:
+    """Shorten a request value for a message: its repr can be long or too deeply nested."""
+    return f"{value!r:.40}" if isinstance(value, str | int | float | None) else "a JSON structure"
+
+
 def read_upload(text: str, name: str) -> tuple[Tensor, str]:
     """Convert an image file (base64) to a digit (1, 1, 28, 28) and a note for the user."""
     pixels, note = decode(text, name, "contrast")
@@ -35,10 +54,7 @@ def read_upload(text: str, name: str) -> tuple[Tensor, str]:
 
 
 def decode(text: str, name: str, background: Background) -> tuple[Pixels, str]:
-    """Decode an image file (base64) to pixels (H, W, 1 or 3) and a note for the user.
-
-    The format is detected from the content. The image size is checked before decoding.
-    """
+    """Decode an image file (base64) to pixels (H, W, 1 or 3), and return a note for the user."""
     if len(text) > 4 * (MAX_FILE_BYTES // 3 + 1):
         raise DataError(f"{name} is larger than {MAX_FILE_BYTES >> 20} MiB; choose a smaller file")
     try:

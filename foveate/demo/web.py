@@ -20,7 +20,7 @@ from foveate.errors import ConfigError, FoveateError
 from foveate.files import parse_json
 
 if TYPE_CHECKING:
-    from foveate.demo.pages import WebPage
+    from foveate.demo.server import WebPage
 
 MAX_REQUEST_BYTES = 4 * MAX_FILE_BYTES // 3 + 2**16  # a base64 file and other fields
 KINDS = {".css": "text/css", ".js": "text/javascript"}
