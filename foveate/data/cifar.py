@@ -17,18 +17,7 @@ BATCHES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.
 """Five files of training images and one of test images, 10,000 each."""
 ARCHIVE = "cifar-10-binary.tar.gz"
 FOLDER = "cifar-10-batches-bin"  # of the files in the archive
-CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SHAPE = (3, 32, 32)
 RECORD = 1 + 3 * 32 * 32  # bytes: the label, then the red, green and blue pixels in row-major order
 

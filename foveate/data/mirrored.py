@@ -58,21 +58,11 @@ def rescale_mirrored(images: Tensor, scales: float | Tensor, *, size: int = 64) 
         torch.Size([2, 3, 64, 64])
     """
     factors = check_rescaling(images, scales, size, copies=2)  # and an intermediate product
+    device = images.device if len(factors) > 1 else torch.device("cpu")
+    matrices = [frame_matrices(factors, n, size, "mirror", device) for n in images.shape[2:]]
     if len(factors) == 1:
-        one = float(factors)
-        down, across = (_one_matrix(one, n, size, images.device) for n in images.shape[2:])
-    else:
-        down, across = (
-            frame_matrices(factors, side, size, "mirror", images.device)
-            for side in images.shape[2:]
-        )
-    return apply_matrices(down, images.float(), across).clamp_(0, 255)
-
-
-@lru_cache(maxsize=64)  # training with augmentation rescales every batch with the same weights
-def _one_matrix(scale: float, source: int, size: int, device: torch.device) -> Tensor:
-    factor = torch.tensor([scale], dtype=torch.float64)
-    return frame_matrices(factor, source, size, "mirror")[0].float().to(device)
+        matrices = [matrix[0].float().to(images.device) for matrix in matrices]
+    return apply_matrices(matrices[0], images.float(), matrices[1]).clamp_(0, 255)
 
 
 @lru_cache(maxsize=32)  # one entry for each of several concurrent runs

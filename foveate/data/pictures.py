@@ -18,6 +18,7 @@ from foveate.data.decoding import is_colour, read_size
 from foveate.data.decoding import read_picture as read_picture
 from foveate.data.splits import SPLITS, Labels, SplitName
 from foveate.errors import DataError
+from foveate.files import reason_of
 
 EXTENSIONS = frozenset(
     (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
@@ -121,31 +122,23 @@ def split_fraction(label: str, name: str) -> float:
 def _plan(folder: Path) -> list[Classes]:
     """Return the files of train, val and test."""
     names = set(_subfolders(folder))
-    if not {"train", "test"} <= names:
-        if names and names <= SPLIT_FOLDERS:
-            raise DataError(
-                f"{folder} has only {' and '.join(sorted(names))}; add both train and test, "
-                "or use one subfolder per class"
-            )
-        if any(not _images(folder / n) and _subfolders(folder / n) for n in names & SPLIT_FOLDERS):
-            raise DataError(
-                f"{folder} has the subfolders {', '.join(sorted(names))}; its splits must be "
-                "train, test and optionally val: add the missing one, and move other subfolders"
-            )
+    splits, others = sorted(names & SPLIT_FOLDERS), sorted(names - SPLIT_FOLDERS)
+    complete = {"train", "test"} <= names
+    nested = any(_subfolders(folder / name) and not _images(folder / name) for name in splits)
+    incomplete = splits and not complete and (nested or not others)
+    if incomplete or (complete and others) or names >= VALIDATION:
+        raise DataError(
+            f"{folder} has {' and '.join([*splits, *others[:1]])}; its splits must be train, test "
+            "and optionally val or validation: add, move or rename subfolders"
+        )
+    if not complete:
         classes = _classes(folder)
         shares = ((0.3, 1), (0.2, 0.3), (0, 0.2))
         return _checked(folder, [_part(classes, *share) for share in shares])
-    if unknown := sorted(names - SPLIT_FOLDERS):
-        raise DataError(
-            f"{folder} has {unknown[0]!r} next to train and test; remove it, or rename it to val"
-        )
-    if names >= VALIDATION:
-        raise DataError(f"{folder} has both val and validation; remove one of them")
     train = _classes(folder / "train")
-    others = {name: _of_known(folder / name, tuple(train)) for name in sorted(names - {"train"})}
-    test = others.pop("test")
-    if others:
-        return [train, *others.values(), test]
+    test, *val = (_of_known(folder / name, tuple(train)) for name in splits if name != "train")
+    if val:
+        return [train, *val, test]
     return _checked(folder, [_part(train, 1 / 6, 1), _part(train, 0, 1 / 6), test])
 
 
@@ -170,16 +163,11 @@ def _part(classes: Classes, low: float, high: float) -> Classes:
 
 def _checked(folder: Path, plan: list[Classes]) -> list[Classes]:
     """Raise a DataError if a split, or the training set of a class, has no images."""
-    counts = {
-        split: sum(map(len, classes.values())) for split, classes in zip(SPLITS, plan, strict=True)
-    }
-    bare = [label for label, files in plan[0].items() if not files]
-    if bare or 0 in counts.values():
-        what = ", ".join(f"{count} {split}" for split, count in counts.items())
-        also = f", and no training image of class {bare[0]!r}" if bare else ""
+    counts = [sum(map(len, classes.values())) for classes in plan]
+    if 0 in counts or not all(plan[0].values()):
         raise DataError(
-            f"splitting the images of {folder} gives {what}{also}; add images, or create the "
-            "subfolders train, val and test yourself"
+            f"splitting the images of {folder} leaves a split, or a class in training, without "
+            "images; add images, or create the subfolders train, val and test yourself"
         )
     return plan
 
@@ -211,14 +199,11 @@ def _images(folder: Path) -> list[Path]:
 
 def _entries(folder: Path) -> list[Path]:
     """List `folder` sorted by name, without hidden and system entries (__pycache__, __MACOSX)."""
-    if not folder.exists():
-        raise DataError(f"folder {folder} does not exist; check the path")
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; use one with a subfolder of images per class")
     try:
         paths = sorted(folder.iterdir(), key=lambda path: unicodedata.normalize("NFC", path.name))
     except OSError as error:
-        raise DataError(f"cannot list {folder}: {error.strerror}; check its permissions") from error
+        reason = error.strerror or reason_of(error)
+        raise DataError(f"cannot list the folder {folder}: {reason}; check the path") from error
     return [path for path in paths if not path.name.startswith((".", "__"))]
 
 

@@ -1,6 +1,5 @@
 """Demo page for photographs: one image at any size and position, for several networks."""
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -52,10 +51,8 @@ class PhotoPage:
         scale = check_number("size", size, LOW, HIGH)
         shift = (check_number("y", y, -1, 1) * self.frame, check_number("x", x, -1, 1) * self.frame)
         pixels, truth, note = self._pixels(picture)
-        begun = time.perf_counter()
         views = predict_photo(self.networks, pixels, scale, shift)
         return {
-            "took": f"{1000 * (time.perf_counter() - begun):.0f} ms",
             "windows": panels.windows(views, self.frame),
             "cards": panels.cards(views, truth, panels.photo_detail),
             "channels": panels.photo_channels(views),
