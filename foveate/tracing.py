@@ -31,9 +31,7 @@ def is_transformed(tensor: Tensor) -> bool:
 def is_traced(tensor: Tensor) -> bool:
     """Whether PyTorch must see every operation on a tensor, which rules out compiled kernels.
 
-    True for subclasses of tensors, under a compiler, a transform such as `vmap`, forward-mode
-    differentiation, or a mode that counts operations. The mode of `torch.set_default_device` has no
-    effect on kernels.
+    The mode of `torch.set_default_device` has no effect on kernels.
     """
     if is_transformed(tensor) or type(tensor) is not Tensor:
         return True

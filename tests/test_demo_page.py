@@ -207,7 +207,7 @@ def drawn_anew(page, before):
 def test_scenes_are_composed_and_explored(page):
     page.get_by_role("tab", name="Scene").click()
     page.wait_for_selector(".maps img", timeout=60_000)
-    assert page.locator(".maps img").count() == 3
+    assert page.locator(".maps img").count() == 2
     assert page.locator(".maps g").count() == 6
     shown = page.locator(".maps").evaluate("maps => maps.outerHTML")
     page.get_by_role("button", name="Next scene").click()

@@ -179,11 +179,7 @@ def parse_pairs(texts: Sequence[str], rule: str) -> dict[str, str]:
 
 
 def _precision(model: str, out: Path | None, device: str) -> str:
-    """Return the precision of a run for which none was given.
-
-    A run that has started keeps its precision. A CPU without bf16 instructions took 8 times as long
-    for a step of EfficientNet-Lite0 in bf16, so new runs on a CPU use float32.
-    """
+    """Return the precision of a run for which none was given; bf16 can be slow on a CPU."""
     import torch
 
     from foveate.training.checkpoint import CONFIG, RunFolder

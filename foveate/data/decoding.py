@@ -69,10 +69,6 @@ def _opened(path: Path | BinaryIO) -> Iterator[Image.Image]:
         raise DataError(
             f"image {path} has more than {Image.MAX_IMAGE_PIXELS} pixels; resize it"
         ) from error
-    except FileNotFoundError as error:
-        raise DataError(f"image {path} does not exist; check the path") from error
-    except IsADirectoryError as error:
-        raise DataError(f"{path} is a folder, not an image; pass the files in it") from error
     except Exception as error:  # decoders raise anything from SyntaxError to struct.error
         said = str(getattr(error, "strerror", None) or error)
         reason = " ".join(said.split()) or type(error).__name__

@@ -222,8 +222,7 @@ def keys_kernel(x: Tensor, a: float = -0.5) -> Tensor:
 def fold_border(weights: Tensor, pixel: Tensor, length: int, border: str) -> Tensor:
     """Add the weights of pixels outside [0, length) to the inside pixels that replace them.
 
-    Besides the values of `Border`, except ``whole``, the border can be ``mirror``: mirror images
-    that repeat the outermost pixel.
+    The border can also be ``mirror``: mirror images that repeat the outermost pixel.
     """
     if border == "zero":
         return weights[..., (pixel >= 0) & (pixel < length)]

@@ -71,8 +71,7 @@ def draw_augmentation(
 ) -> tuple[Tensor, Tensor]:
     """Draw whether to flip each of `count` images (count,), and the offset of its crop (count, 2).
 
-    Offsets (y, x) are whole pixels from 0 to twice `shift`. Entry i depends only on `seed`, `epoch`
-    and i.
+    Offsets (y, x) are from 0 to twice `shift`. Entry i depends only on `seed`, `epoch` and i.
     """
     drawn = np.random.default_rng([seed, epoch, 11]).random((count, 3))
     offsets = (drawn[:, 1:] * (2 * shift + 1)).astype(np.int64)

@@ -303,9 +303,7 @@ def _draw_factor(low: float, high: float) -> float:
 def surround(picture: Tensor, side: float, border: str | float | tuple[float, ...]) -> Tensor:
     """Extend a uint8 image (C, H, W) evenly on all sides to fill a centred square of `side` pixels.
 
-    With the `border` "reflect", the new pixels mirror the image about its edge pixels, with
-    "replicate" they repeat the edge pixels, and a number or one number per channel, from 0 to 1, is
-    their colour.
+    The `border` is "reflect", "replicate", or a colour: one number from 0 to 1 or one per channel.
     """
     more = [(0, 0), *((max(0, math.ceil((side - n) / 2)),) * 2 for n in picture.shape[1:])]
     if isinstance(border, str):

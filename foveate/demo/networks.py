@@ -126,10 +126,7 @@ def _evaluated(name: str, config: ModelConfig) -> tuple[Mapping[float, float], s
 def predict_digit(
     networks: Sequence[PageNetwork], digit: Tensor, zoom: float
 ) -> tuple[Tensor, list[View]]:
-    """Classify a digit (1, 1, 28, 28), values 0 to 255, with all networks at the scale `zoom`.
-
-    Return the frame (1, 1, H, W) that the networks see, and their predictions.
-    """
+    """Return the frame (1, 1, H, W) with a digit at the scale `zoom`, and all predictions."""
     first, views = networks[0].model, []
     frame = rescale(digit, zoom, size=first.size, border=first.border)
     for network in networks:
@@ -193,10 +190,7 @@ def predict_photo(
     scale: float,
     shift: tuple[float, float] = (0.0, 0.0),
 ) -> list[View]:
-    """Classify a uint8 image (C, H, W) with all networks, preprocessed as in `foveate evaluate`.
-
-    The resized image is shifted by (y, x) pixels.
-    """
+    """Classify a uint8 image (C, H, W), resized as in `foveate evaluate` and shifted by (y, x)."""
     return [_predict(n, _resized(picture, recipe_of(n), scale), shift) for n in networks]
 
 

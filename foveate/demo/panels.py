@@ -149,10 +149,7 @@ def channels(
     names: Sequence[str],
     ticks: Sequence[str],
 ) -> str:
-    """Render the patches of the view `first`, and the responses of all networks with its windows.
-
-    The patches are `shown` side by side, as HTML. `ticks` label the channels on the axis.
-    """
+    """Render the patches `shown` of the view `first`, and all responses with the same windows."""
     windows = first.network.windows
     alike = {k: view for k, view in enumerate(views) if view.network.windows == windows}
     marks = "".join(

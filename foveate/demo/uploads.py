@@ -66,10 +66,7 @@ def decode(text: str, name: str, background: Background) -> tuple[Pixels, str]:
 
 
 def to_mnist_digit(pixels: Pixels) -> Tensor:
-    """Convert an image (H, W, 1 or 3) of one digit to MNIST format: (1, 1, 28, 28), 0 to 255.
-
-    The digit is light on dark, its longer side is 20 pixels, and its centre of mass is centred.
-    """
+    """Convert an image (H, W, 1 or 3) of one digit to MNIST's format: (1, 1, 28, 28), 0 to 255."""
     ink = _ink(pixels)
     rows, columns = (np.flatnonzero((ink > INK).any(axis)) for axis in (1, 0))
     cut = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
