@@ -18,13 +18,6 @@ import platformdirs
 
 from foveate.errors import DataError
 
-SPECIAL = {
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
-
 
 class NamedBytes(io.BytesIO):
     """The content of a file in memory; error messages show its name."""
@@ -47,11 +40,13 @@ def cache_dir() -> Path:
 def check_regular(path: Path) -> Path:
     """Return `path`; raise a DataError for a FIFO, socket or device, which could block on open."""
     try:
-        kind = SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
+        mode = path.stat().st_mode
     except (OSError, ValueError):
         return path
-    if kind:
-        raise DataError(f"{path} is {kind}, not a regular file; remove it or pass another file")
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise DataError(
+            f"{path} is a FIFO, a socket or a device, not a regular file; pass another file"
+        )
     return path
 
 

@@ -20,6 +20,7 @@ import glob
 import os
 import sys
 import tarfile
+import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
@@ -87,9 +88,12 @@ def open_folder(folder: Path) -> "Shards":
 def read_folder(name: str, folder: Path) -> Source:
     """Read all images of `folder` into memory: grey if all are grey, otherwise RGB."""
     found = PictureFolder(folder)
-    images = Shards([found])
-    parts = [images.read_batch(split, torch.arange(images.counts[split])) for split in SPLITS]
-    return Source.of(name, [Split(*part) for part in parts], found.classes)
+    images, splits = Shards([found]), []
+    for split in SPLITS:
+        groups = torch.arange(images.counts[split]).split(16)  # other sizes are found early
+        parts = [images.read_batch(split, indices) for indices in groups]
+        splits.append(Split(*map(torch.cat, zip(*parts, strict=True))))
+    return Source.of(name, splits, found.classes)
 
 
 @lru_cache(maxsize=4)  # a folder is listed, and a tar file is scanned to find its images, only once
@@ -139,6 +143,7 @@ class Shards:
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards = shards
+        self.lock = threading.Lock()  # runs can share a source, and `warnings` is not thread-safe
         self.scaled: list[ScaledFile] = [shard for shard in shards if isinstance(shard, ScaledFile)]
         self.starts, self._labels = {}, dict[SplitName, Tensor]()
         for split in SPLITS:
@@ -237,6 +242,12 @@ class Shards:
             more = digest(shard.places) if isinstance(shard, TarShard) else shard.manifest
             yield [shard.path.name, shard.path.stat().st_size, labels, more]
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "lock": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, lock=threading.Lock())
+
     def _place(self, split: SplitName, index: int) -> tuple[int, int]:
         """Return the number of the shard with an image, and the index of the image in it."""
         at = int(np.searchsorted(self.starts[split], index, side="right")) - 1
@@ -244,7 +255,7 @@ class Shards:
 
     def _read(self, at: int, split: SplitName, indices: list[int]) -> Sequence[NDArray[Any]]:
         shard = self.shards[at]
-        with wrap_read_errors(shard.path):
+        with wrap_read_errors(shard.path), self.lock:
             return shard.images(split, indices)
 
 

@@ -5,6 +5,7 @@ import base64
 import binascii
 import io
 import warnings
+from reprlib import repr as shorten
 
 import numpy as np
 import numpy.typing as npt
@@ -28,20 +29,15 @@ INK = 0.25  # strokes weaker than this fraction of the strongest are not part of
 def check_integer(name: str, value: object, low: int, high: int) -> int:
     """Return a field after checking that it is an integer in a range."""
     if type(value) is not int or not low <= value <= high:
-        raise DataError(f"{name} must be an integer from {low} to {high}, got {_shown(value)}")
+        raise DataError(f"{name} must be an integer from {low} to {high}, got {shorten(value)}")
     return value
 
 
 def check_number(name: str, value: object, low: float, high: float) -> float:
     """Return a field after checking that it is a number in a range."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
-        raise DataError(f"{name} must be a number from {low:g} to {high:g}, got {_shown(value)}")
+        raise DataError(f"{name} must be a number from {low:g} to {high:g}, got {shorten(value)}")
     return float(value)
-
-
-def _shown(value: object) -> str:
-    """Shorten a request value for a message: its repr can be long or too deeply nested."""
-    return f"{value!r:.40}" if isinstance(value, str | int | float | None) else "a JSON structure"
 
 
 def read_upload(text: str, name: str) -> tuple[Tensor, str]:
