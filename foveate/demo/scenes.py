@@ -82,11 +82,11 @@ def draw(network: PageNetwork, scene: Tensor, placed: Sequence[PlacedDigit]) -> 
     over = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true">{boxes}</svg>'
     best = "Prediction and strongest window at each digit: green is correct, red is incorrect"
     shown = _figure(image(to_greyscale(scene[0, 0]), "scene of digits") + over, best)
-    shown += _figure(_class_map(scene, maps), "Predicted class, where the network is confident")
     legend = "".join(
         f'<span><i style="background:{colour}"></i>{k}</span>' for k, colour in enumerate(CLASSES)
     )
-    return f'<div class="maps">{shown}</div><p class="legend">{legend}</p>'
+    caption = f'Predicted class, where the network is confident<p class="legend">{legend}</p>'
+    return f'<div class="maps">{shown}{_figure(_class_map(scene, maps), caption)}</div>'
 
 
 def predict_at(maps: LocalMaps, digit: PlacedDigit) -> tuple[int, float]:
