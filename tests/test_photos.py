@@ -344,7 +344,7 @@ def test_photo_needs_picture_files(tmp_path):
 
 def test_an_unknown_split_folder_is_named(copied):
     (copied / "validation").rename(copied / "valid")
-    with pytest.raises(DataError, match="'valid' next to train and test"):
+    with pytest.raises(DataError, match="has test and train and valid; its splits"):
         photo_config(source=f"folder:{copied}")
 
 
