@@ -27,10 +27,7 @@ NAMES = {
 
 
 def check_fields(config: Any) -> None:
-    """Raise a ConfigError for the first dataclass field whose value does not match its type.
-
-    Numbers must be finite. A field with a `Literal` type accepts the listed values only.
-    """
+    """Raise a ConfigError for the first dataclass field whose value does not match its type."""
     hints = _cached_hints(config.__class__)
     for field in fields(config):
         check_type(field.name, getattr(config, field.name), hints[field.name])

@@ -14,14 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from foveate.errors import ConfigError, DataError
+import platformdirs
 
-SPECIAL = {
-    stat.S_IFIFO: "a FIFO",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
+from foveate.errors import DataError
 
 
 class NamedBytes(io.BytesIO):
@@ -39,36 +34,27 @@ def cache_dir() -> Path:
     """Return the folder for downloaded files: FOVEATE_CACHE, or the user's cache folder."""
     if chosen := os.environ.get("FOVEATE_CACHE"):
         return Path(os.path.expanduser(chosen))
-    try:
-        import platformdirs
-    except ImportError as error:
-        raise ConfigError(
-            "cannot find a cache folder; set FOVEATE_CACHE to a folder, or install platformdirs"
-        ) from error
     return platformdirs.user_cache_path("foveate")
 
 
 def check_regular(path: Path) -> Path:
-    """Return `path`; raise a DataError for a FIFO, socket or device, which could block on open.
-
-    Symbolic links are followed. Missing files and folders pass: opening them raises a clear error.
-    """
+    """Return `path`; raise a DataError for a FIFO, socket or device, which could block on open."""
     try:
-        kind = SPECIAL.get(stat.S_IFMT(path.stat().st_mode))
+        mode = path.stat().st_mode
     except (OSError, ValueError):
         return path
-    if kind:
-        raise DataError(f"{path} is {kind}, not a regular file; remove it or pass another file")
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise DataError(
+            f"{path} is a FIFO, a socket or a device, not a regular file; pass another file"
+        )
     return path
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the folder of `path`; rename it to `path` on success.
+    """Yield a temporary path in the folder of `path`; flush it to disk and rename it on success.
 
-    If the block raises, the temporary file is removed. The data is flushed to disk before the
-    rename, so a crash cannot leave a truncated file at `path`. Temporary files of killed processes
-    are removed by the next call for the same path on the same machine.
+    Temporary files of killed processes are removed by the next call for the same path.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path)
@@ -181,11 +167,8 @@ def _sweep(path: Path) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process with this id exists on this machine, owned by any user.
-
-    Always True on Windows, where ``os.kill(pid, 0)`` would terminate the process.
-    """
-    if sys.platform == "win32":
+    """Whether a process with this id exists on this machine, owned by any user."""
+    if sys.platform == "win32":  # where `os.kill(pid, 0)` would terminate the process
         return True
     try:
         os.kill(pid, 0)

@@ -10,11 +10,7 @@ import torch
 
 
 def commit() -> str:
-    """Return the git commit of this checkout, or an empty string outside a checkout.
-
-    The suffix ``-dirty`` marks uncommitted changes. The environment variable FOVEATE_COMMIT
-    overrides the result, for copies without git history.
-    """
+    """Return FOVEATE_COMMIT, or the git commit of this checkout, -dirty if there are changes."""
     return os.environ["FOVEATE_COMMIT"] if "FOVEATE_COMMIT" in os.environ else _commit()
 
 

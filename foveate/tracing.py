@@ -19,10 +19,7 @@ def exporting() -> bool:
 
 
 def is_transformed(tensor: Tensor) -> bool:
-    """Whether PyTorch traces the call, batches it, or differentiates it forward or by `torch.func`.
-
-    An autograd function without the methods for this fails, as a compiled kernel does.
-    """
+    """Whether PyTorch traces or batches the call, or differentiates it in another way than back."""
     if torch.compiler.is_compiling():
         return True
     if torch._C._functorch.is_legacy_batchedtensor(tensor):  # set by `is_grads_batched` of autograd
@@ -34,9 +31,7 @@ def is_transformed(tensor: Tensor) -> bool:
 def is_traced(tensor: Tensor) -> bool:
     """Whether PyTorch must see every operation on a tensor, which rules out compiled kernels.
 
-    True for subclasses of tensors, under a compiler, a transform such as `vmap`, forward-mode
-    differentiation, or a mode that counts operations. The mode of `torch.set_default_device` has no
-    effect on kernels.
+    The mode of `torch.set_default_device` has no effect on kernels.
     """
     if is_transformed(tensor) or type(tensor) is not Tensor:
         return True

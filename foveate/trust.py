@@ -22,10 +22,7 @@ OWN = "foveate.baselines."
 
 
 def is_own(spec: str) -> bool:
-    """Whether `spec` names a factory of this package, which requires no trust.
-
-    This package is imported already, so a folder of the same name elsewhere is not searched.
-    """
+    """Whether `spec` names a factory of this package, which requires no trust."""
     return spec.startswith(OWN)
 
 
@@ -36,12 +33,10 @@ def require_trust(trust: bool, what: str) -> None:
 
 
 def find_factory(spec: str, what: str = "backbone") -> Callable[..., Any]:
-    """Import the function named by ``package.module:factory``.
+    """Import the function named by ``package.module:factory``, which returns a `what`.
 
-    Installed packages take precedence. If none has this name, the module or package is searched in
-    the current folder. Other files in that folder cannot be imported. A function of this package
-    must be defined in the module that is named. `what` is the kind of object that the function
-    returns, for the ConfigError if it is not found.
+    If no installed package has this name, it is searched in the current folder, and nothing else is
+    imported from there. A function of this package must be defined in the module that is named.
     """
     module, colon, name = spec.partition(":")
     if not (module and colon and name):
@@ -54,8 +49,10 @@ def find_factory(spec: str, what: str = "backbone") -> Callable[..., Any]:
         with _from_current_folder(top):
             found = import_module(module)
     except Exception as error:  # the user's module can raise anything
-        reason, remedy = f"{type(error).__name__}: {error}", _remedy(error, top)
-        raise ConfigError(f"cannot import {module!r} for the {what}: {reason}; {remedy}") from error
+        raise ConfigError(
+            f"cannot import {module!r} for the {what}: {type(error).__name__}: {error}; install "
+            f"it, or run from its folder; for other modules than {top!r} there, set PYTHONPATH=."
+        ) from error
     factory = getattr(found, name, None)
     if not callable(factory):
         state = "is not a function" if hasattr(found, name) else "does not exist"
@@ -87,14 +84,3 @@ def _from_current_folder(name: str) -> Iterator[None]:
         yield
     finally:
         sys.meta_path.remove(finder)
-
-
-def _remedy(error: Exception, top: str) -> str:
-    """Return the remedy for a failed import, which differs for modules in the current folder."""
-    missing = (getattr(error, "name", None) or top).partition(".")[0]
-    if missing == top or PathFinder.find_spec(missing, [""]) is None:
-        return "install it, or run from its folder"
-    return (
-        f"only {top!r} is imported from the current folder, not {missing!r}; move both into a "
-        "package, or set PYTHONPATH=."
-    )

@@ -216,7 +216,7 @@ def test_errors_are_one_line_and_nothing_is_written(folder, tmp_path, capsys):
         "failed on images of shape (2, 3, 33, 33)": [
             "audited_nets:coloured", "--source", source, "--size", "33"
         ],
-        "does not exist": [net, "--source", f"folder:{tmp_path / 'none'}"],
+        "No such file": [net, "--source", f"folder:{tmp_path / 'none'}"],
         "has no class subfolders": [net, "--source", f"folder:{tmp_path / 'empty'}"],
         "unknown data source 'nothing'": [net, "--source", "nothing"],
         "split must be one of": [net, "--source", source, "--split", "some"],

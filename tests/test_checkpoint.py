@@ -250,7 +250,7 @@ def test_a_run_whose_folder_was_removed_does_not_finish(tmp_path, made_again, ca
     said = error_of(lambda: train(tiny(), folder.path, callback=callback))
     assert f"{folder.path} was removed during training" in said
     assert not folder.saved and folder.path.exists() == made_again
-    monkeypatch.setattr("foveate.cli.display.Display.__call__", lambda self, *at: callback(*at))
+    monkeypatch.setattr("foveate.cli.console.Display.__call__", lambda self, *at: callback(*at))
     assert command_line([*AS_TINY, "--out", str(folder.path)]) == 2
     out, err = capsys.readouterr()
     assert "was removed during" in err and err.count("\n") == 1 and "finished" not in out

@@ -98,7 +98,7 @@ GENERATE = ["generate", "mnist-large-scale", "--source", "mnist-5k", "--out", "n
             "classes must be a,b,c or a file",
         ),
         (["show", "[/]"], "unknown data source '[/]'"),
-        (["sweep", "fifo"], "fifo is a FIFO, not a regular file"),
+        (["sweep", "fifo"], "fifo is a FIFO, a socket or a device, not a regular file"),
     ],
 )
 def test_the_command_line_says_no_early(tmp_path, monkeypatch, capsys, arguments, words):

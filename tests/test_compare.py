@@ -2,11 +2,8 @@
 
 import csv
 import math
-import os
 import re
 import sys
-import time
-from contextlib import contextmanager
 from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -374,24 +371,6 @@ def test_results_that_another_command_has_added_meanwhile_are_kept(folder, monke
     monkeypatch.setattr("foveate.cli.compare.run_study", run_study)
     assert compare(folder) == 0
     assert (folder / "compare.csv").read_bytes() == table
-
-
-@pytest.mark.parametrize(("last", "drawn"), [(b"\n", False), (b"5\n", True)])
-def test_commands_that_end_together_draw_the_same_results_once(folder, monkeypatch, last, drawn):
-    table, page = folder / "compare.csv", folder / "compare.html"
-    content, before = table.read_bytes(), page.stat().st_mtime_ns
-
-    @contextmanager
-    def locked(study):  # another command has held the lock, and written its results
-        table.write_bytes(content[:-1] + last)
-        os.utime(table, (time.time() + 60,) * 2)
-        yield
-
-    monkeypatch.setattr(runner.Study, "locked", locked)
-    assert compare(folder) == 0
-    os.utime(table)
-    assert table.read_bytes() == content
-    assert (page.stat().st_mtime_ns != before) is drawn
 
 
 def test_logits_are_averaged_over_five_sizes_of_the_frame(folder):

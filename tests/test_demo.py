@@ -20,8 +20,8 @@ from foveate.data.large_scale import rescale
 from foveate.demo import scenes, uploads
 from foveate.demo.digit_page import DigitPage
 from foveate.demo.networks import predict_digit
-from foveate.demo.pages import open_page
 from foveate.demo.panels import MIN_ZOOM, accuracy, digit_channels
+from foveate.demo.server import open_page
 from foveate.demo.uploads import decode_digit, encode_digit, read_upload, to_mnist_digit
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.evaluation.models import load_model
@@ -343,7 +343,7 @@ def test_what_is_said_at_a_digit_is_read_at_its_place():
 def test_the_maps_of_a_scene_are_drawn(page, digit_networks, digits):
     scene, placed = scenes.compose(digits, 4, 0)
     drawn = scenes.draw(digit_networks[1], scene, placed)
-    assert drawn.count("<img") == 3
+    assert drawn.count("<img") == 2
     with torch.no_grad():
         maps = local_maps(digit_networks[1].model.net, scene, scenes.STEP)
     labels = [scenes.predict_at(maps, digit)[0] for digit in placed]

@@ -13,7 +13,7 @@ from served_page import serving, written
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.demo.digit_page import SEEDS
-from foveate.demo.pages import open_page
+from foveate.demo.server import open_page
 
 pytest.importorskip("uvicorn", reason="pip install 'foveate[demo]'")
 ANSWER = """async ([octave]) => {
@@ -207,7 +207,7 @@ def drawn_anew(page, before):
 def test_scenes_are_composed_and_explored(page):
     page.get_by_role("tab", name="Scene").click()
     page.wait_for_selector(".maps img", timeout=60_000)
-    assert page.locator(".maps img").count() == 3
+    assert page.locator(".maps img").count() == 2
     assert page.locator(".maps g").count() == 6
     shown = page.locator(".maps").evaluate("maps => maps.outerHTML")
     page.get_by_role("button", name="Next scene").click()

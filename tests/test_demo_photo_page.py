@@ -2,7 +2,6 @@
 
 import base64
 import json
-import re
 
 import pytest
 from browsed_page import contrast, reply_count, wait_for_reply
@@ -49,7 +48,6 @@ def test_it_opens_with_a_sample_and_both_networks(page):
     assert page.locator(".picks button").count() == 8
     assert page.locator(".windows rect").count() == 2
     assert page.locator(".right, .wrong").count() == 2
-    assert re.search(r"\d+ ms", page.locator(".took").inner_text())
 
 
 def test_an_uploaded_photograph_is_predicted_at_every_size(page):

@@ -280,7 +280,7 @@ def test_formats_and_shapes_that_cannot_work(tmp_path):
     (tmp_path / "file").write_text("")
     assert "cannot write" in one_line(DataError, made("file/net.pt2"))
     os.mkfifo(tmp_path / "pipe")
-    assert "a FIFO, not a regular file" in one_line(DataError, made("pipe", format="torch"))
+    assert "not a regular file" in one_line(DataError, made("pipe", format="torch"))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]
     assert (tmp_path / "pipe").is_fifo()
 

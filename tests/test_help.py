@@ -77,14 +77,11 @@ def test_help_fits_80_columns(command, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_many_options_are_grouped(command, capsys, monkeypatch):
+def test_options_are_grouped(command, capsys, monkeypatch):
     text = "\n".join(printed(command, 80, capsys, monkeypatch))
-    panels = {option.rich_help_panel for option in options_of(command)}
-    if len(options_of(command)) > 6:
-        assert len(panels) > 1 and None not in panels
-        assert "─ Options ─" not in text
-    else:
-        assert panels == {None} and "─ Options ─" in text
+    for option in options_of(command):
+        assert f"─ {option.rich_help_panel} ─" in text
+    assert "<bool>" not in text and "BOOLEAN" not in text
 
 
 def test_paragraphs_are_filled_to_the_width_of_the_terminal(capsys, monkeypatch):
@@ -192,4 +189,4 @@ def test_completed_names_are_those_of_the_registries():
     assert set(options.NETWORKS) == set(ZOO)
     fixed = {re.sub(r"(DIR|FILE)$", "", name) for name in SOURCES if name != "FILE.h5"}
     assert set(options.SOURCES) == fixed
-    assert set(options.trained_networks()) == set(pretrained_names())
+    assert set(options.TRAINED) == set(pretrained_names())

@@ -37,15 +37,15 @@ def test_any_bytes_give_a_tensor_or_one_line(data, zeros):
     [
         (b"", "truncated"),
         (b"\0\0\x08", "truncated"),
-        (b"\0\0\x08\x02\0\0\0\1", "truncated inside its header"),
+        (b"\0\0\x08\x02\0\0\0\1", "truncated"),
         (b"\0\0\x0d\x01\0\0\0\1" + bytes(4), "00 00 0d 01"),
         (b"\0\1\x08\x01\0\0\0\1\0", "not an IDX file"),
         (b"\0\0\x08\x00\7", "not an IDX file"),
         (b"\0\0\x08" + bytes([MAX_RANK + 1]) + b"\0\0\0\1" * (MAX_RANK + 1) + b"\0", "not an IDX"),
         (b"\0\0\x08\x02" + b"\xff" * 8 + b"\0", "truncated"),
         (b"\0\0\x08\x01\0\0\0\0", "empty"),
-        (b"\0\0\x08\x01\0\0\0\2\0", "truncated: 9 bytes instead of 10"),
-        (b"\0\0\x08\x01\0\0\0\1\0\0", "too long: 10 bytes instead of 9"),
+        (b"\0\0\x08\x01\0\0\0\2\0", "truncated.* has 9 bytes, .* takes 10"),
+        (b"\0\0\x08\x01\0\0\0\1\0\0", "too long: it has 10 bytes, .* takes 9"),
     ],
 )
 def test_bad_idx_bytes(data, reason):

@@ -262,8 +262,8 @@ def test_pictures_that_cannot_be_shown_are_said_in_a_line(network, digit, tmp_pa
     missing = tmp_path / "missing.png"
     for path, start in (
         (noise, f"cannot read image {noise} ("),
-        (missing, f"image {missing} does not exist; check the path"),
-        (tmp_path, f"{tmp_path} is a folder, not an image; pass the files in it"),
+        (missing, f"cannot read image {missing} (No such file or directory); replace"),
+        (tmp_path, f"cannot read image {tmp_path} (Is a directory); replace"),
     ):
         message = one_line(DataError, lambda path=path: predict(network, path))
         assert message.startswith(start)
@@ -373,7 +373,7 @@ def test_the_command_prints_json(folder, digit, tmp_path, capsys):
     assert first["image"] == str(good) and first["inverted"] is True
     assert first["label"] == found["classes"][int(np.argmax(first["probabilities"]))]
     assert len(first["channels"]) == 2 and first["channel"] in (0, 1)
-    assert second["image"] == str(bad) and "does not exist" in second["error"]
+    assert second["image"] == str(bad) and "No such file" in second["error"]
     run(["predict", str(good), "--no-invert", "--scale", "1", *options])
     assert json.loads(capsys.readouterr().out)["images"][0]["inverted"] is False
 

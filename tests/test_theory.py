@@ -19,7 +19,7 @@ from scale_space_statements import (
 )
 from typer.testing import CliRunner
 
-from foveate.cli.theory import verify as command
+from foveate.cli.paper import verify as command
 from foveate.evaluation import theory
 from foveate.evaluation.theory import Finding, covariance, verify
 from foveate.evaluation.theory.covariance import (

@@ -8,21 +8,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from foveate import __version__
-from foveate.cli import (
-    audit,
-    compare,
-    data,
-    demo,
-    evaluation,
-    export,
-    guarded,
-    predict,
-    quickstart,
-    report,
-    sweep,
-    theory,
-    training,
-)
+from foveate.cli import audit, compare, data, evaluation, guarded, paper, predict, sweep, training
 from foveate.cli.console import interrupted, interruptible, print_error
 from foveate.errors import FoveateError
 
@@ -37,21 +23,28 @@ foveate train finetune --source folder:photos --pretrained --out runs/photos
 Run 'foveate COMMAND --help' for the options of a command.
 """
 
-FEW = 6  # options that the help shows in one panel; more are grouped
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # disk or quota full
 # Typer exports only some of its usage errors; their common base class is not among them.
 UsageError = cast(type[Exception], typer.BadParameter.__bases__[0])
 
 
-class Commands(TyperGroup):
-    """The commands; prints a line at Ctrl-C, where Typer would exit silently."""
+class Plain:
+    """A command whose help shows no type for a flag."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the global options; a flag shows no type."""
-        params: Any = super().get_params(ctx)
+        """Return the options and arguments."""
+        params: Any = super().get_params(ctx)  # type: ignore[misc]
         for option in params:
             option.metavar = option.metavar or ""
         return params
+
+
+class Command(Plain, TyperCommand):
+    """A command."""
+
+
+class Commands(Plain, TyperGroup):
+    """The commands; prints a line at Ctrl-C, where Typer would exit silently."""
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:
         """Parse the global options."""
@@ -64,24 +57,6 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
 
 
-class Command(TyperCommand):
-    """A command whose help groups the options into panels if there are many."""
-
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, **settings)
-        options = [p for p in self.params if p.param_type_name == "option"]
-        self.grouped = len(options) > FEW
-        for option in () if self.grouped else options:
-            cast(Any, option).rich_help_panel = None
-
-    def get_help_option(self, ctx: Any) -> Any:
-        """Return the option --help, hidden in a grouped help, where it would need its own panel."""
-        option: Any = super().get_help_option(ctx)
-        option.hidden = self.grouped
-        option.metavar = ""  # a flag shows no type
-        return option
-
-
 # Markdown mode fills paragraphs to the width of the terminal.
 app = typer.Typer(
     cls=Commands,
@@ -90,9 +65,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
 )
 for command in (
-    *(quickstart.quickstart, demo.demo, data.generate, data.show, training.train),
-    *(evaluation.evaluate, audit.audit, predict.predict, export.export, sweep.reproduce),
-    *(sweep.sweep, compare.compare, report.report, theory.verify),
+    *(paper.quickstart, predict.demo, data.generate, data.show, training.train),
+    *(evaluation.evaluate, audit.audit, predict.predict, predict.export, sweep.reproduce),
+    *(sweep.sweep, compare.compare, paper.report, paper.verify),
 ):
     app.command(cls=Command)(command)
 
@@ -119,10 +94,7 @@ def options(
 
 
 def run(arguments: list[str]) -> int:
-    """Run the command line and return its exit code.
-
-    Errors give 2, Ctrl-C 130 and SIGTERM 143.
-    """
+    """Run the command line; return its exit code: 2 for errors, 130 for Ctrl-C, 143 for SIGTERM."""
     try:
         return guarded(lambda: int(app(arguments, prog_name="foveate", standalone_mode=False) or 0))
     except UsageError as problem:

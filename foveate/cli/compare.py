@@ -1,7 +1,5 @@
 """The command that compares methods over datasets and scales: compare."""
 
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
@@ -11,7 +9,6 @@ from foveate.cli.sweep import choose_precision, open_study, run_study
 from foveate.cli.training import cached_loader, parse_pairs, parse_settings
 
 if TYPE_CHECKING:
-    from foveate.baselines.comparison import Measurement
     from foveate.data.splits import SplitName
     from foveate.sweeps.runner import Study
 
@@ -75,44 +72,23 @@ def compare(
                 "settings changed by the last command": ", ".join(change or []) or "none",
                 "sources replaced by the last command": ", ".join(source or []) or "none",
             }
-            waited = time.time()
             with study.locked():  # otherwise two commands can end with older results last
-                _write(study, cast("SplitName", split), facts, waited)
+                _write(study, cast("SplitName", split), facts)
 
 
 def _split(names: list[str] | None) -> list[str]:
     return [name.strip() for part in names or [] for name in part.split(",")]
 
 
-def _write(study: "Study", split: "SplitName", facts: dict[str, str], waited: float) -> None:
-    """Write the page, the figures and the table of all results in the folder.
-
-    Commands that share the runs of a folder end together. One that has waited since the time
-    `waited` while another wrote the same results does not draw them again, which takes seconds.
-    """
+def _write(study: "Study", split: "SplitName", facts: dict[str, str]) -> None:
+    """Write the page, the figures and the table of all results in the folder."""
     from foveate.baselines.comparison import Measurement, measurements
-    from foveate.sweeps.records import read_lines, write_lines
-
-    lines, suffix = measurements(study.records, split), "" if split == "test" else f"-{split}"
-    table = study.folder / f"compare{suffix}.csv"
-    recent = table.exists() and table.stat().st_mtime > waited
-    if not (recent and read_lines(table, Measurement) == lines):
-        _draw(study, lines, split, suffix, facts)
-        write_lines(table, Measurement, lines)  # last, because it shows that the rest is written
-    OUTPUT.print(table, table.with_suffix(".html"), sep="\n")
-
-
-def _draw(
-    study: "Study",
-    lines: "Sequence[Measurement]",
-    split: "SplitName",
-    suffix: str,
-    facts: dict[str, str],
-) -> None:
     from foveate.baselines.summary import comparison_views
     from foveate.report.comparison_page import comparison_figure, comparison_page
     from foveate.report.plots import save_figure
+    from foveate.sweeps.records import write_lines
 
+    lines, suffix = measurements(study.records, split), "" if split == "test" else f"-{split}"
     drawn = [(view, comparison_figure(view)) for view in comparison_views(lines)]
     made = {f"{record.version} {record.commit}".strip() for record in study.records}
     facts |= {
@@ -123,8 +99,11 @@ def _draw(
     state = f"{len(missing):,} of them missing" if missing else "all finished"
     facts["runs of the last command"] = f"{len(study.jobs):,}, {state}"
     page = comparison_page(lines, drawn, facts, split=split, missing=missing)
-    page.save(study.folder / f"compare{suffix}.html")
+    saved = page.save(study.folder / f"compare{suffix}.html")
     with progress("figures", len(drawn)) as advance:
         for view, figure in drawn:
             save_figure(figure, study.folder / "figures", f"{view.name}{suffix}")
             advance(1)
+    table = study.folder / f"compare{suffix}.csv"
+    write_lines(table, Measurement, lines)  # last, because it shows that the rest is written
+    OUTPUT.print(table, saved, sep="\n")

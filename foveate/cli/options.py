@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-# Panels of the help. Commands with few options show them in one panel, see `foveate.cli.app`.
+# Panels of the help.
 DATA, MODEL, TRAINING = "Data", "Model", "Training"
 EVALUATION, OUTPUT, EXECUTION = "Evaluation", "Output", "Execution"
 
@@ -18,6 +18,8 @@ SOURCES = (
     "mnist", "fashion-mnist", "cifar10", "mnist-5k", "idx:", "cifar10:", "folder:", "shards:"
 )  # fmt: skip
 NETWORKS = ("cnn", "fovmax", "fovavg", "fovconc", "swmax")
+WEIGHTS = Path(__file__).parents[1] / "models" / "weights"
+TRAINED = tuple(sorted(path.stem for path in WEIGHTS.glob("*.safetensors")))
 TABLES = ("table1", "table2", "table3", "all")
 POOLS = ("max", "avg", "logsumexp", "probabilities")
 
@@ -32,12 +34,6 @@ MODEL_HELP = (
 )
 
 
-def trained_networks() -> tuple[str, ...]:
-    """Return the names of the trained networks that come with the package."""
-    weights = Path(__file__).parents[1] / "models" / "weights"
-    return tuple(sorted(path.stem for path in weights.glob("*.safetensors")))
-
-
 def completing(*names: str) -> Callable[[str], list[str]]:
     """Return a function that completes one of `names`, for shell completion."""
 
@@ -47,27 +43,14 @@ def completing(*names: str) -> Callable[[str], list[str]]:
     return complete
 
 
-def complete_trained(incomplete: str) -> list[str]:
-    """Complete the name of a trained network."""
-    return completing(*trained_networks(), "timm:")(incomplete)
-
-
-def complete_model(incomplete: str) -> list[str]:
-    """Complete the name of a network, trained or not."""
-    return [*completing(*NETWORKS)(incomplete), *complete_trained(incomplete)]
-
-
 def shared(
     metavar: str, help: str, panel: str, *names: str, values: Iterable[str] = (), **how: Any
 ) -> Callable[..., Any]:
     """Return a function that makes an option for one of several commands.
 
-    `metavar` is empty for a flag. The name of the option is by default that of the parameter. State
-    it if it equals the placeholder: some versions of typer then take the spelling of the
-    placeholder. Shells complete the `values`.
-
-    A command can pass another panel and other values to the function. `default` describes a default
-    that the command computes, and `min` and `max` limit a number.
+    `metavar` is empty for a flag. State the name if it equals the placeholder, whose spelling some
+    versions of typer take. Shells complete the `values`. A command can pass another panel, other
+    values, the description of a computed default, and limits `min` and `max`.
     """
     how = {"metavar": metavar, "help": help, **how}
 
@@ -96,7 +79,7 @@ def argument(metavar: str, help: str, *values: str, default: str | None = None) 
 MODEL_REF = shared(
     "MODEL", "Trained network (fovmax-mnist-tr2), run folder, weights of a run (.safetensors) or "
     "timm:NAME; predict also accepts other model files and package.module:factory.", MODEL,
-    "--model", autocompletion=complete_trained,
+    "--model", values=(*TRAINED, "timm:"),
 )  # fmt: skip
 SOURCE = shared("SOURCE", SOURCE_HELP, DATA, "--source", values=SOURCES)
 SPLIT = shared(
@@ -247,9 +230,7 @@ RESULTS = argument(
 STUDY = argument("STUDY", "TOML file that lists the runs.")
 SHOWN_SOURCE = argument("SOURCE", SOURCE_HELP, *SOURCES)
 TABLE = argument("TABLE", "table1, table2 or table3.", *TABLES, default="all")
-ModelArgument = Annotated[
-    str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=complete_model)
-]
+ModelArgument = Annotated[str, argument("MODEL", MODEL_HELP, *NETWORKS, *TRAINED, "timm:")]
 DeviceOption = Annotated[
     str,
     shared(

@@ -1,15 +1,15 @@
-"""The command that classifies images: predict."""
+"""The commands that use a network: predict, export and demo."""
 
 from dataclasses import asdict
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.cells import cell_len, set_cell_size
 
 from foveate.cli import options
-from foveate.cli.console import OUTPUT, print_error, print_message, progress
+from foveate.cli.console import OUTPUT, print_error, print_message, progress, status
 from foveate.errors import ConfigError, DataError
 from foveate.files import replacing
 
@@ -151,3 +151,83 @@ def _print_table(model: "Model", found: "list[tuple[Path, Prediction]]", search:
     for label, confidence, cells, image in lines:
         shown = "  ".join(f"{cell:>{room}}" for cell, room in zip(cells, (5, 7, 6), strict=False))
         OUTPUT.print(f"{set_cell_size(label, width)}  {confidence:>10}  {shown}  {image}")
+
+
+def export(
+    model: options.ModelArgument,
+    out: Annotated[Path, options.OUT_FILE()],
+    format: Annotated[str | None, options.FORMAT("from the file name")] = None,
+    size: Annotated[
+        int | None, options.SIZE("as trained; for photographs, any height and width", min=1)
+    ] = None,
+    pretrained: options.PretrainedOption = False,
+    weights: options.WeightsOption = None,
+    trust: options.TrustOption = False,
+) -> None:
+    """Export a network to ONNX (.onnx) or torch.export (.pt2), for any batch size.
+
+    ```
+    foveate export fovmax-mnist-tr2 --out fovmax.onnx
+    foveate export runs/photos --out photos.pt2
+    ```
+
+    The exported model maps images to logits and, for a network with scale channels, to the logits
+    of each channel. The file is loaded again and compared with the network on random batches of one
+    and three images. The metadata entry foveate.json lists the classes and, for a run on
+    photographs, the base size, mean and standard deviation of its recipe. ONNX requires
+    foveate[onnx].
+    """
+    from foveate.data.large_scale import check_size
+    from foveate.evaluation.models import load_model
+    from foveate.models.export import Format
+    from foveate.models.export import export as write
+
+    found = load_model(model, trust=trust, pretrained=pretrained, weights=weights)
+    channels, side = found.shape[1], size
+    if side is None and found.photo is None:
+        side = found.size
+    check_size(side or 1)
+    if channels is None or not found.trainable:
+        raise ConfigError(f"cannot export {model}; use a network of foveate or timm")
+    with status(f"exporting {model} ..."):
+        made = write(
+            cast(Any, found.net),
+            out,
+            shape=(channels, side, side),
+            format=cast(Format | None, format),
+            about=found.metadata(),
+        )
+    OUTPUT.print(f"{made.path} maps images to {' and '.join(made.outputs)}")
+    OUTPUT.print(
+        f"largest difference from the network: {made.difference:.1e} "
+        f"(rounding allows {made.allowed:.1e})"
+    )
+
+
+def demo(
+    model: Annotated[list[str] | None, options.MODEL_REF("trained digit networks")] = None,
+    host: Annotated[str, options.HOST()] = "127.0.0.1",
+    port: Annotated[int, options.PORT(min=0, max=65535)] = 7860,
+    pretrained: options.PretrainedOption = False,
+    weights: options.WeightsOption = None,
+    trust: options.TrustOption = False,
+) -> None:
+    """Open a web page that compares networks while you change the size of an object.
+
+    ```
+    foveate demo
+    foveate demo --model quickstart/cnn --model quickstart/fovmax
+    foveate demo --model timm:resnet18 --pretrained
+    ```
+
+    Repeat --model to compare up to four networks. For digit networks, draw, upload or choose a
+    digit, and drag the zoom from 1/2 to 8; a second tab shows scenes with several digits. For runs
+    on photographs and timm models, upload or choose a photograph, and change its size and position;
+    a single network is compared with its backbone on the whole frame. By default, only this machine
+    can open the page. The page works offline. Requires foveate[demo].
+    """
+    from foveate.demo.server import open_page, serve
+
+    with status("loading ..."):
+        page = open_page(model or (), trust=trust, pretrained=pretrained, weights=weights)
+    serve(page, host, port, lambda address: OUTPUT.print(f"{address} (press Ctrl-C to stop)"))

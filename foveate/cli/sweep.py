@@ -119,11 +119,7 @@ def open_study(jobs: "Sequence[Job]", folder: Path, bad: str = "stop") -> "Study
 
 
 def run_study(study: "Study", labels: Labels, *, dry_run: bool, **engine: Any) -> None:
-    """Perform the remaining runs of a study, report each one as it ends, and print the table.
-
-    The `labels` are those of the rows in the table. A `dry_run` prints the table without training.
-    Other options are those of `make_engine`.
-    """
+    """Perform the remaining runs of a study unless `dry_run`, and print a table with `labels`."""
     from foveate.sweeps.runner import make_engine
     from foveate.training.state import keep_freed_memory
 

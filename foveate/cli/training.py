@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foveate.cli import options
-from foveate.cli.console import OUTPUT, interruptible, print_error, print_message
-from foveate.cli.display import Display
+from foveate.cli.console import OUTPUT, Display, interruptible, print_error, print_message
 from foveate.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -118,7 +117,7 @@ def _train(
     team: "Team",
 ) -> None:
     from foveate.training.checkpoint import RunFolder
-    from foveate.training.data import describe_missing, is_photo
+    from foveate.training.data import is_photo
     from foveate.training.loop import train as run
     from foveate.training.photos import describe_photos
     from foveate.training.skipped import TABLE, check_bad, read_skipped
@@ -147,8 +146,6 @@ def _train(
                 f"{config.source}: grey images; recipe mnist-large-scale, which stretches their "
                 "contrast; use --recipe photo for photographs"
             )
-        for line in describe_missing(config.source):
-            print_message(f"note: {line}")
     shown = Display(f"training {model} in {path}") if team.is_main else nullcontext(_show_nothing)
     with interruptible(lambda: _saved(folder) if team.may_print() else ""), shown as callback:
         run(config, path, load=load, callback=callback, team=team, **{**how, "device": device})
@@ -182,11 +179,7 @@ def parse_pairs(texts: Sequence[str], rule: str) -> dict[str, str]:
 
 
 def _precision(model: str, out: Path | None, device: str) -> str:
-    """Return the precision of a run for which none was given.
-
-    A run that has started keeps its precision. A CPU without bf16 instructions took 8 times as long
-    for a step of EfficientNet-Lite0 in bf16, so new runs on a CPU use float32.
-    """
+    """Return the precision of a run for which none was given; bf16 can be slow on a CPU."""
     import torch
 
     from foveate.training.checkpoint import CONFIG, RunFolder
@@ -199,10 +192,7 @@ def _precision(model: str, out: Path | None, device: str) -> str:
 
 
 def _configure(model: str, given: dict[str, str], load: "Load", stream: bool) -> "TrainConfig":
-    """Return the configuration of a preset or network with the given changes, fitted to the source.
-
-    The source determines, for example, the number of classes and of image channels.
-    """
+    """Return the configuration of a preset with the given changes, fitted to the source."""
     from foveate.scales import parse_windows
     from foveate.training.data import adapt_to_source, unused_setting
     from foveate.training.presets import preset

@@ -17,27 +17,13 @@ BATCHES = (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.
 """Five files of training images and one of test images, 10,000 each."""
 ARCHIVE = "cifar-10-binary.tar.gz"
 FOLDER = "cifar-10-batches-bin"  # of the files in the archive
-CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 SHAPE = (3, 32, 32)
 RECORD = 1 + 3 * 32 * 32  # bytes: the label, then the red, green and blue pixels in row-major order
 
 
 def read_records(data: bytes, name: str) -> tuple[Tensor, Tensor]:
-    """Decode a batch to uint8 images (N, 3, 32, 32) and int64 labels (N,).
-
-    Error messages call the file `name`.
-    """
+    """Decode the batch `name` to uint8 images (N, 3, 32, 32) and int64 labels (N,)."""
     if not data or len(data) % RECORD:
         raise DataError(
             f"{name} is not a batch of CIFAR-10: its {len(data):,} bytes are not a multiple of "
@@ -67,10 +53,9 @@ def read_folder_batches(folder: Path) -> dict[str, bytes]:
 
 
 def unpack(data: bytes, origin: str, names: Sequence[str]) -> dict[str, bytes]:
-    """Return the content of the files `names` in a tar archive, without extracting it to disk.
+    """Return the content of the regular files `names` in a tar archive called `origin`.
 
-    Only regular files at the top level or in the folder of the official archive are read; links,
-    other paths and other files are ignored. Error messages call the archive `origin`.
+    They are at the top level or in the folder of the official archive; all else is ignored.
     """
     places = {str(PurePosixPath(folder, name)): name for name in names for folder in (FOLDER, "")}
     found: dict[str, bytes] = {}

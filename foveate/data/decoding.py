@@ -9,8 +9,7 @@ from typing import BinaryIO, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import ExifTags, Image, ImageOps, ImageStat
-from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
+from PIL import Image, ImageOps, ImageStat
 
 from foveate.errors import DataError
 from foveate.files import check_regular
@@ -34,16 +33,9 @@ def read_picture(path: Path | BinaryIO, background: Background = "black") -> Pix
 
 
 def read_size(path: Path | BinaryIO) -> tuple[int, int]:
-    """Read height and width of an image after EXIF rotation, without decoding its pixels."""
+    """Read height and width of an image, possibly before EXIF rotation, from its header."""
     with _opened(path) as image:
-        width, height = image.size
-        if isinstance(image, TiffImageFile):  # versions of Pillow differ in the size of turned ones
-            width, height = (image.tag_v2[tag] for tag in (IMAGEWIDTH, IMAGELENGTH))
-        # `getexif` decodes such a PNG to find tags after its pixels.
-        decodes = image.format == "PNG" and "exif" not in image.info
-        tags = {} if decodes else image.getexif()
-        turned = tags.get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
-        return (width, height) if turned else (height, width)
+        return image.height, image.width
 
 
 def is_colour(path: Path) -> bool:
@@ -77,10 +69,6 @@ def _opened(path: Path | BinaryIO) -> Iterator[Image.Image]:
         raise DataError(
             f"image {path} has more than {Image.MAX_IMAGE_PIXELS} pixels; resize it"
         ) from error
-    except FileNotFoundError as error:
-        raise DataError(f"image {path} does not exist; check the path") from error
-    except IsADirectoryError as error:
-        raise DataError(f"{path} is a folder, not an image; pass the files in it") from error
     except Exception as error:  # decoders raise anything from SyntaxError to struct.error
         said = str(getattr(error, "strerror", None) or error)
         reason = " ".join(said.split()) or type(error).__name__
@@ -94,15 +82,11 @@ def _pixels(image: Image.Image, background: Background) -> Pixels:
         raise DataError("has floating-point pixels of unknown range; save it with 8 or 16 bits")
     flat = _flatten(image, background) if image.has_transparency_data else image
     if image.mode in ("1", "L", "LA"):
-        return np.asarray(_converted(flat, "L"))
-    pixels = np.asarray(_converted(flat, "RGB"))
+        return np.asarray(flat.convert("L"))
+    pixels = np.asarray(flat.convert("RGB"))
     if image.mode in ("P", "PA") and (pixels == pixels[..., :1]).all():
         return pixels[..., :1]
     return pixels
-
-
-def _converted(image: Image.Image, mode: str) -> Image.Image:
-    return image if image.mode == mode else image.convert(mode)  # `convert` always copies
 
 
 def _upper_byte(values: npt.NDArray[np.integer]) -> Pixels:

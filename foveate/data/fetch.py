@@ -30,10 +30,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """The mirrors of a dataset, and the sha256 of the decoded content of each file.
-
-    If `archive` is set, a mirror offers one tar archive of that name instead of the single files.
-    """
+    """The mirrors of a dataset, with files or one tar `archive`, and the sha256 of each file."""
 
     checksums: Mapping[str, str]
     mirrors: tuple[str, ...] = ()
@@ -82,23 +79,21 @@ DATASETS = {
 def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:
     """Return the decoded, verified content of each file of `dataset`, by name.
 
-    The cache is tried first, then each mirror for the files still missing. An archive in the cache
-    counts as a mirror. Downloaded files are written to the cache atomically. Content whose sha256
-    differs from the expected one is never returned.
+    The cache is tried first, then each mirror for the files still missing, which are kept in the
+    cache.
     """
     entry, say = DATASETS[dataset], report or _log.info
     cache = cache_dir() / dataset
     files = dict(_from_cache(cache, entry, say))
     failures: list[str] = []
-    places: list[Path | str] = [cache, *entry.mirrors]
-    for place in places:
+    for mirror in entry.mirrors:
         missing = [name for name in entry.checksums if name not in files]
         if not missing:
             break
         try:
-            for origin, found in _read_place(place, entry.archive, say, missing):
+            for url, found in _download_files(mirror, entry.archive, say, missing):
                 for name, content in found.items():
-                    _verify(f"{name} in {origin}", content, entry.checksums[name])
+                    _verify(f"{name} in {url}", content, entry.checksums[name])
                     files[name] = content
                     _keep(cache / name, content)
         except (DataError, OSError) as error:
@@ -107,18 +102,9 @@ def fetch(dataset: str, report: Report | None = None) -> dict[str, bytes]:
         tried = "; ".join([f"{cache} has no valid copy", *failures])
         raise DataError(
             f"cannot download {dataset}. Tried: {tried}. Connect to the network and try again, or "
-            f"{_remedy(entry, cache)}"
+            "use files that you have with cifar10:DIR or idx:DIR, or mnist-5k without a download"
         )
     return {name: files[name] for name in entry.checksums}
-
-
-def _remedy(entry: Dataset, cache: Path) -> str:
-    if entry.archive:
-        return f"copy {entry.archive} to {cache}, or use cifar10:DIR for files in another folder"
-    return (
-        f"copy the four files ({FILES[0]}.gz and so on) to {cache}, or use idx:DIR for files in "
-        "another folder, or mnist-5k, which needs no download"
-    )
 
 
 def _verify(origin: str, content: bytes, expected: str) -> None:
@@ -151,20 +137,12 @@ def _from_cache(folder: Path, entry: Dataset, say: Report) -> Iterator[tuple[str
                 break
 
 
-def _read_place(
-    place: Path | str, archive: str, say: Report, names: Sequence[str]
+def _download_files(
+    mirror: str, archive: str, say: Report, names: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """Read the files `names` from an archive in the cache folder, or download them from a mirror.
-
-    Yield the path or URL of each archive or file, and the decoded content of the files in it by
-    name. Single files are downloaded one by one; the first failure skips the rest of this mirror.
-    """
-    if isinstance(place, Path):
-        if archive and (path := place / archive).is_file():
-            yield str(path), unpack(decode(path, MAX_BYTES), str(path), names)
-        return
+    """Yield the URL of each file or archive at a mirror, and the content of the files in it."""
     for file in [archive] if archive else [f"{name}.gz" for name in names]:
-        url = f"{place}{file}"
+        url = f"{mirror}{file}"
         say(f"downloading {url}")
         content = gunzip(_download(url), url, MAX_BYTES)
         yield url, unpack(content, url, names) if archive else {file.removesuffix(".gz"): content}

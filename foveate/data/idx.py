@@ -28,30 +28,23 @@ _CHUNK = 1 << 20
 
 
 def read_idx(data: bytes, name: str) -> Tensor:
-    """Decode the bytes of an unsigned-byte IDX file to a uint8 tensor.
+    """Decode the bytes of the unsigned-byte IDX file `name` to a uint8 tensor.
 
-    The layout is 0, 0, 8, rank, then `rank` big-endian 32-bit sizes, then the values in row-major
-    order. The length must be exact. Error messages call the file `name`.
+    The layout is 0, 0, 8, rank, then `rank` big-endian 32-bit sizes, then the values.
     """
-    rank = data[3] if len(data) > 3 else 1
+    rank = data[3] if len(data) > 3 else 0
     start = 4 + 4 * rank
-    if len(data) > 3 and (data[:3] != b"\x00\x00\x08" or not 1 <= rank <= MAX_RANK):
+    if data[:3] != b"\x00\x00\x08" or not 1 <= rank <= MAX_RANK or len(data) < start:
         raise DataError(
-            f"{name} is not an IDX file of unsigned bytes: it starts with {data[:4].hex(' ')}, "
-            "not with 00 00 08 and the rank; check the path"
-        )
-    if len(data) < start:
-        raise DataError(
-            f"{name} is truncated inside its header ({len(data)} bytes); download it again"
+            f"{name} is not an IDX file of unsigned bytes, or is truncated: it starts with "
+            f"{data[:4].hex(' ') or 'nothing'}, not with 00 00 08 and the rank; download it again"
         )
     shape = tuple(int(size) for size in np.frombuffer(data, dtype=">u4", count=rank, offset=4))
-    if 0 in shape:
-        raise DataError(f"{name} is empty: its shape is {shape}; use a file with values")
-    if len(data) != (expected := start + math.prod(shape)):
-        what = "truncated" if len(data) < expected else "too long"
+    expected = start + math.prod(shape)
+    if 0 in shape or len(data) != expected:
         raise DataError(
-            f"{name} is {what}: {len(data)} bytes instead of {expected} for shape {shape}; "
-            "download it again"
+            f"{name} is empty, truncated or too long: it has {len(data)} bytes, and its shape "
+            f"{shape} takes {expected}; download it again"
         )
     values = np.frombuffer(data, dtype=np.uint8, offset=start)
     return torch.from_numpy(values.reshape(shape).copy())

@@ -133,10 +133,7 @@ def _matrices(scales: Tensor, shape: Sequence[int], size: int, border: Border) -
 
 
 def bicubic_matrices(scales: Tensor, source: int, size: int) -> Tensor:
-    """Return weights (N, size, source) that rescale a line of pixels to the frame.
-
-    Frame pixels outside the rescaled line have the weights 0.
-    """
+    """Return weights (N, size, source) that rescale a line to the frame; 0 outside the line."""
     beyond = math.ceil(2 * float((1 / scales).clamp_min(1).max()))
     weights, pixel, position = _bicubic(scales, source, size, beyond)
     # Both ends count as inside, so that the weights are mirror-symmetric.
@@ -184,10 +181,7 @@ def smoothing_matrices(scales: Tensor, size: int, border: Border) -> Tensor:
 
 
 def check_rescaling(images: Tensor, scales: float | Tensor, size: int, copies: int) -> Tensor:
-    """Check the arguments of a function that rescales images; return the scales, (1,) or (N,).
-
-    On a CPU, also check that `copies` of the float32 result fit into memory.
-    """
+    """Check images, scales, size and memory for `copies` of the result; return the scales."""
     if images.ndim != 4 or 0 in images.shape[1:]:
         raise DataError(f"images must be (N, C, h, w) and not empty, got {tuple(images.shape)}")
     check_size(size)
@@ -228,8 +222,7 @@ def keys_kernel(x: Tensor, a: float = -0.5) -> Tensor:
 def fold_border(weights: Tensor, pixel: Tensor, length: int, border: str) -> Tensor:
     """Add the weights of pixels outside [0, length) to the inside pixels that replace them.
 
-    Besides the values of `Border`, except ``whole``, the border can be ``mirror``: mirror images
-    that repeat the outermost pixel.
+    The border can also be ``mirror``: mirror images that repeat the outermost pixel.
     """
     if border == "zero":
         return weights[..., (pixel >= 0) & (pixel < length)]

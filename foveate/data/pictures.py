@@ -6,20 +6,19 @@ import itertools
 import os
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from foveate.data.decoding import Pixels as Pixels
 from foveate.data.decoding import is_colour, read_size
 from foveate.data.decoding import read_picture as read_picture
-from foveate.data.splits import SPLITS, Labels, Source, Split, SplitName
+from foveate.data.splits import SPLITS, Labels, SplitName
 from foveate.errors import DataError
+from foveate.files import reason_of
 
 EXTENSIONS = frozenset(
     (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm")
@@ -33,32 +32,10 @@ Item: TypeAlias = tuple[Path, int]
 """A file and its class index."""
 
 
-def read_folder(name: str, folder: Path) -> Source:
-    """Read all images of `folder` into memory, as a source called `name`.
-
-    Classes and files are sorted by name. The subfolders `train`, `val` (or `validation`) and `test`
-    are the splits. Without `val`, one sixth of `train` is the validation set. Without such
-    subfolders, one fifth of all files is the test set and one tenth the validation set. The classes
-    are those of `train`; other splits can lack some of them. A hash of class and file name assigns
-    the files (see `split_fraction`), so adding or removing a file does not move any other. The
-    images of each split alternate between the classes, so its first images are balanced. Hidden
-    files and files with other extensions are ignored.
-
-    Images are decoded by `read_picture`. They have one channel if all are grey; otherwise all of
-    them become RGB.
-    """
-    found = PictureFolder(folder)
-    images = _decode_all([path for split in SPLITS for path, _ in found.items[split]])
-    parts = torch.split(images, [len(found.items[split]) for split in SPLITS])
-    labels = [torch.from_numpy(found.labels[split]) for split in SPLITS]
-    return Source.of(name, list(map(Split, parts, labels)), found.classes)
-
-
 def list_pictures(folder: Path, split: str = "all") -> tuple[list[Item], tuple[str, ...]]:
-    """List the files of a split, or of all splits, with their labels, and the class names.
+    """List the files of a split with their labels, and the class names; opens no file.
 
-    The splits are those of `read_folder`; `all` also accepts folders that cannot be split. No file
-    is opened.
+    The split `all` also accepts folders that cannot be split.
     """
     if split != "all":
         plan = [_plan(folder)[list[str](SPLITS).index(split)]]
@@ -68,7 +45,16 @@ def list_pictures(folder: Path, split: str = "all") -> tuple[list[Item], tuple[s
 
 
 class PictureFolder:
-    """The images of a folder in the splits of `read_folder`, read on demand."""
+    """The images of a folder in three splits, read on demand.
+
+    Classes and files are sorted by name. The subfolders `train`, `val` (or `validation`) and `test`
+    are the splits. Without `val`, one sixth of `train` is the validation set. Without such
+    subfolders, one fifth of all files is the test set and one tenth the validation set. The classes
+    are those of `train`; other splits can lack some of them. A hash of class and file name assigns
+    the files (see `split_fraction`), so adding or removing a file does not move any other. The
+    images of each split alternate between the classes, so its first images are balanced. Hidden
+    files and files with other extensions are ignored.
+    """
 
     def __init__(self, folder: Path) -> None:
         plan = _plan(folder)
@@ -79,16 +65,7 @@ class PictureFolder:
             for split, items in self.items.items()
         }
 
-    def missing_classes(self, split: SplitName) -> list[str]:
-        """Return the names of the classes of which a split has no images."""
-        found = set(self.labels[split].tolist())
-        return [name for label, name in enumerate(self.classes) if label not in found]
-
-    def open(self) -> ExitStack:
-        """Return an empty context: no file stays open between two images."""
-        return ExitStack()
-
-    def images(self, file: object, split: SplitName, indices: Sequence[int]) -> list[Pixels]:
+    def images(self, split: SplitName, indices: Sequence[int]) -> list[Pixels]:
         """Read the images, each (C, H, W), at the given `indices`."""
         paths = [self.items[split][index][0] for index in indices]
         return [read_picture(path).transpose(2, 0, 1) for path in paths]
@@ -99,25 +76,15 @@ class PictureFolder:
 
     @cached_property
     def in_colour(self) -> bool:
-        """Whether any image is in colour; reads headers until it finds such an image.
-
-        Files that cannot be read are ignored here and reported when they are used.
-        """
+        """Whether any readable image is in colour; reads headers until it finds one."""
         for path, _ in itertools.chain.from_iterable(self.items.values()):
             with suppress(DataError):
                 if is_colour(path):
                     return True
         return False
 
-    def describe_image(self, split: SplitName, index: int) -> str:
-        """Return the name of an image for error messages."""
-        return f"image {self.items[split][index][0]}"
-
     def listing(self) -> Iterator[list[Any]]:
-        """Yield relative path and size of each file, which identify the images for a checksum.
-
-        A missing file, such as a broken link, has no size. It is reported when the image is used.
-        """
+        """Yield relative path and size of each file for a checksum; a broken link has no size."""
         for path, _ in itertools.chain.from_iterable(self.items.values()):
             name = unicodedata.normalize("NFC", path.relative_to(self.path).as_posix())
             try:
@@ -128,10 +95,7 @@ class PictureFolder:
 
 
 def folder_fingerprint(folder: Path) -> tuple[tuple[int, int, int], ...]:
-    """Return device, inode and modification time of a folder and its subfolders, two levels deep.
-
-    The result changes when an image or class is added, removed or renamed.
-    """
+    """Return what changes if an image or class is added to a folder, removed or renamed."""
     found = [os.stat(folder)]
     for inside in _folders(folder):
         found += [os.stat(inside), *map(os.stat, _folders(inside))]
@@ -149,10 +113,7 @@ def has_splits(folder: Path) -> bool:
 
 
 def split_fraction(label: str, name: str) -> float:
-    """Map the class and the name of a file to a number from 0 to 1 by their sha256.
-
-    Names are normalised to Unicode's composed form (NFC), because some file systems decompose them.
-    """
+    """Map class and file name to a number from 0 to 1; some file systems decompose Unicode."""
     text = unicodedata.normalize("NFC", f"{label}/{name}")
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:6], "big") / 2**48
@@ -161,27 +122,23 @@ def split_fraction(label: str, name: str) -> float:
 def _plan(folder: Path) -> list[Classes]:
     """Return the files of train, val and test."""
     names = set(_subfolders(folder))
-    if not {"train", "test"} <= names:
-        if names and names <= SPLIT_FOLDERS:
-            raise DataError(
-                f"{folder} has only {' and '.join(sorted(names))}; add both train and test, "
-                "or use one subfolder per class"
-            )
-        _refuse_unknown_splits(folder, names)
+    splits, others = sorted(names & SPLIT_FOLDERS), sorted(names - SPLIT_FOLDERS)
+    complete = {"train", "test"} <= names
+    nested = any(_subfolders(folder / name) and not _images(folder / name) for name in splits)
+    incomplete = splits and not complete and (nested or not others)
+    if incomplete or (complete and others) or names >= VALIDATION:
+        raise DataError(
+            f"{folder} has {' and '.join([*splits, *others[:1]])}; its splits must be train, test "
+            "and optionally val or validation: add, move or rename subfolders"
+        )
+    if not complete:
         classes = _classes(folder)
         shares = ((0.3, 1), (0.2, 0.3), (0, 0.2))
         return _checked(folder, [_part(classes, *share) for share in shares])
-    if unknown := sorted(names - SPLIT_FOLDERS):
-        raise DataError(
-            f"{folder} has {unknown[0]!r} next to train and test; remove it, or rename it to val"
-        )
-    if names >= VALIDATION:
-        raise DataError(f"{folder} has both val and validation; remove one of them")
     train = _classes(folder / "train")
-    others = {name: _of_known(folder / name, tuple(train)) for name in sorted(names - {"train"})}
-    test = others.pop("test")
-    if others:
-        return [train, *others.values(), test]
+    test, *val = (_of_known(folder / name, tuple(train)) for name in splits if name != "train")
+    if val:
+        return [train, *val, test]
     return _checked(folder, [_part(train, 1 / 6, 1), _part(train, 0, 1 / 6), test])
 
 
@@ -196,17 +153,6 @@ def _of_known(folder: Path, known: tuple[str, ...]) -> Classes:
     return {name: found.get(name, []) for name in known}
 
 
-def _refuse_unknown_splits(folder: Path, names: set[str]) -> None:
-    """Raise a DataError if train, val or test has subfolders, as a split and not a class has."""
-    for name in sorted(names & SPLIT_FOLDERS):
-        if not _images(folder / name) and _subfolders(folder / name):
-            other = sorted(names - SPLIT_FOLDERS)[0]
-            raise DataError(
-                f"{folder} has {name!r} with subfolders, and {other!r}; the splits of a folder "
-                f"are train, test and optionally val or validation: rename or move {other!r}"
-            )
-
-
 def _part(classes: Classes, low: float, high: float) -> Classes:
     """Return the files of each class whose `split_fraction` is at least `low` and below `high`."""
     return {
@@ -217,16 +163,11 @@ def _part(classes: Classes, low: float, high: float) -> Classes:
 
 def _checked(folder: Path, plan: list[Classes]) -> list[Classes]:
     """Raise a DataError if a split, or the training set of a class, has no images."""
-    counts = {
-        split: sum(map(len, classes.values())) for split, classes in zip(SPLITS, plan, strict=True)
-    }
-    bare = [label for label, files in plan[0].items() if not files]
-    if bare or 0 in counts.values():
-        what = ", ".join(f"{count} {split}" for split, count in counts.items())
-        also = f", and no training image of class {bare[0]!r}" if bare else ""
+    counts = [sum(map(len, classes.values())) for classes in plan]
+    if 0 in counts or not all(plan[0].values()):
         raise DataError(
-            f"splitting the images of {folder} gives {what}{also}; add images, or create the "
-            "subfolders train, val and test yourself"
+            f"splitting the images of {folder} leaves a split, or a class in training, without "
+            "images; add images, or create the subfolders train, val and test yourself"
         )
     return plan
 
@@ -258,14 +199,11 @@ def _images(folder: Path) -> list[Path]:
 
 def _entries(folder: Path) -> list[Path]:
     """List `folder` sorted by name, without hidden and system entries (__pycache__, __MACOSX)."""
-    if not folder.exists():
-        raise DataError(f"folder {folder} does not exist; check the path")
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder; use one with a subfolder of images per class")
     try:
         paths = sorted(folder.iterdir(), key=lambda path: unicodedata.normalize("NFC", path.name))
     except OSError as error:
-        raise DataError(f"cannot list {folder}: {error.strerror}; check its permissions") from error
+        reason = error.strerror or reason_of(error)
+        raise DataError(f"cannot list the folder {folder}: {reason}; check the path") from error
     return [path for path in paths if not path.name.startswith((".", "__"))]
 
 
@@ -276,21 +214,3 @@ def _interleave(classes: Classes) -> list[Item]:
     ]
     rounds: Iterable[tuple[Item | None, ...]] = itertools.zip_longest(*columns)
     return [item for turn in rounds for item in turn if item is not None]
-
-
-def _decode_all(paths: Sequence[Path]) -> Tensor:
-    """Read images of equal size into one tensor (N, C, H, W)."""
-    pictures: list[Pixels] = []
-    for path in paths:
-        pictures.append(read_picture(path))
-        if pictures[-1].shape[:2] != pictures[0].shape[:2]:
-            first, other = (f"{p.shape[1]}x{p.shape[0]}" for p in (pictures[0], pictures[-1]))
-            raise DataError(
-                f"images differ in size: {paths[0]} is {first} and {path} is {other}; "
-                "resize them to one size"
-            )
-    channels = max(picture.shape[2] for picture in pictures)
-    images = np.empty((len(paths), channels, *pictures[0].shape[:2]), dtype=np.uint8)
-    for image, picture in zip(images, pictures, strict=True):
-        image[:] = picture.transpose(2, 0, 1)  # broadcasting turns grey images into RGB
-    return torch.from_numpy(images)

@@ -20,6 +20,7 @@ RecipeName = Literal["mnist-large-scale", "photo", "mirrored"]
 Transform = Callable[[Tensor], Tensor]
 MAX_PIXELS = 1 << 24  # of a resized image; 200 MB in float32
 MAX_BASE = 4096
+INSTALL = "run pip install 'foveate[photos]', with torch and torchvision from the same index"
 NO_SIZES = (1.0, 1.0)
 CIFAR: dict[str, Any] = {
     "mean": (0.4914, 0.4822, 0.4465),  # of the 50,000 training images of CIFAR-10
@@ -302,9 +303,7 @@ def _draw_factor(low: float, high: float) -> float:
 def surround(picture: Tensor, side: float, border: str | float | tuple[float, ...]) -> Tensor:
     """Extend a uint8 image (C, H, W) evenly on all sides to fill a centred square of `side` pixels.
 
-    With the `border` "reflect", the new pixels mirror the image about its edge pixels, with
-    "replicate" they repeat the edge pixels, and a number or one number per channel, from 0 to 1, is
-    their colour.
+    The `border` is "reflect", "replicate", or a colour: one number from 0 to 1 or one per channel.
     """
     more = [(0, 0), *((max(0, math.ceil((side - n) / 2)),) * 2 for n in picture.shape[1:])]
     if isinstance(border, str):
@@ -352,13 +351,6 @@ def find_recipe(name: str) -> Recipe:
     return Recipe(name=cast(RecipeName, name), **usual)
 
 
-def install_remedy(error: Exception) -> str:
-    """Return what to do if timm or torchvision cannot be imported."""
-    if "torchvision::" in str(error):  # torchvision's operators are missing
-        return "torch and torchvision are of different builds; install both from the same index"
-    return "run pip install 'foveate[photos]'"
-
-
 def _resize(picture: Tensor, size: list[int]) -> Tensor:
     if 1 in size:  # torch fails if it reduces colour planes to one pixel, and not if they alternate
         picture = picture.permute(1, 2, 0).contiguous().permute(2, 0, 1)
@@ -370,7 +362,5 @@ def _transforms() -> Any:
         from torchvision.transforms import v2
     except (ImportError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
-        raise ConfigError(
-            f"the recipe photo needs torchvision ({reason}); {install_remedy(error)}"
-        ) from None
+        raise ConfigError(f"the recipe photo needs torchvision ({reason}); {INSTALL}") from None
     return v2

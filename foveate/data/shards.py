@@ -21,7 +21,6 @@ import os
 import sys
 import tarfile
 import threading
-import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
@@ -35,16 +34,23 @@ from torch import Tensor
 
 from foveate.data.decoding import read_picture, read_size
 from foveate.data.pictures import EXTENSIONS, PictureFolder, folder_fingerprint
-from foveate.data.splits import SPLITS, Labels, SplitName, check_split, checked_labels, digest
+from foveate.data.splits import (
+    SPLITS,
+    Labels,
+    Source,
+    Split,
+    SplitName,
+    check_split,
+    checked_labels,
+    digest,
+)
 from foveate.data.store import ScaledFile
 from foveate.errors import DataError
 from foveate.files import NamedBytes, check_regular, wrap_read_errors
 
 PREFIX = "shards:"
-OPEN = 32  # largest number of open files
 LONGEST_LABEL = 32  # bytes
 HEADER = 1 << 20  # bytes of an image file that contain its size
-SETTLED = 2_000_000_000  # ns; file systems can record one time for two changes in quick succession
 
 
 def is_shards(source: str) -> bool:
@@ -76,10 +82,18 @@ def open_folder(folder: Path) -> "Shards":
         state = folder_fingerprint(folder)
     except OSError:
         state = ()  # opening the folder reports the reason
-    last = max((changed for _, _, changed in state), default=0)
-    if not 0 < last < time.time_ns() - SETTLED:
-        return Shards([PictureFolder(folder)])
     return _open(PictureFolder, (str(folder),), state)
+
+
+def read_folder(name: str, folder: Path) -> Source:
+    """Read all images of `folder` into memory: grey if all are grey, otherwise RGB."""
+    found = PictureFolder(folder)
+    images, splits = Shards([found]), []
+    for split in SPLITS:
+        groups = torch.arange(images.counts[split]).split(16)  # other sizes are found early
+        parts = [images.read_batch(split, indices) for indices in groups]
+        splits.append(Split(*map(torch.cat, zip(*parts, strict=True))))
+    return Source.of(name, splits, found.classes)
 
 
 @lru_cache(maxsize=4)  # a folder is listed, and a tar file is scanned to find its images, only once
@@ -99,33 +113,20 @@ class TarShard:
         self.labels: Labels = {_split_of(path): checked_labels(labels, str(path))}
         self.places = np.array([sample[:2] for sample in found], np.int64)
 
-    def open(self) -> Any:
-        """Open the file for `images`."""
-        return check_regular(self.path).open("rb")
-
-    def images(self, file: Any, split: SplitName, indices: Sequence[int]) -> list[NDArray[Any]]:
+    def images(self, split: SplitName, indices: Sequence[int]) -> list[NDArray[Any]]:
         """Read the images, each (C, H, W), at the given `indices`."""
-        return [read_picture(self._content(file, i)).transpose(2, 0, 1) for i in indices]
+        return [read_picture(self._content(i)).transpose(2, 0, 1) for i in indices]
 
     def size(self, split: SplitName, index: int) -> tuple[int, int]:
         """Read height and width of an image from its first bytes."""
-        with self.open() as file:
-            return read_size(self._content(file, index, HEADER))
+        return read_size(self._content(index, HEADER))
 
-    def _content(self, file: Any, index: int, most: int = sys.maxsize) -> NamedBytes:
+    def _content(self, index: int, most: int = sys.maxsize) -> NamedBytes:
         """Read the first bytes of an image file, at `most` so many."""
         offset, size = map(int, self.places[index])
-        content = os.pread(file.fileno(), min(size, most), offset)
+        with check_regular(self.path).open("rb", buffering=0) as file:
+            content = os.pread(file.fileno(), min(size, most), offset)
         return NamedBytes(content, f"{index} of {self.path}")
-
-    def describe_image(self, split: SplitName, index: int) -> str:
-        """Return the name of an image for error messages."""
-        return f"image {index} of {self.path}"
-
-    def listing(self) -> Iterator[list[Any]]:
-        """Yield name and size of the file, and checksums of labels and image positions."""
-        labels = {split: digest(values) for split, values in self.labels.items()}
-        yield [self.path.name, self.path.stat().st_size, labels, digest(self.places)]
 
 
 KINDS: dict[str, Callable[[Path], ScaledFile | TarShard]] = {
@@ -142,8 +143,7 @@ class Shards:
 
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards = shards
-        self.files: dict[int, Any] = {}
-        self.lock = threading.Lock()  # several runs can read at the same time
+        self.lock = threading.Lock()  # runs can share a source, and `warnings` is not thread-safe
         self.scaled: list[ScaledFile] = [shard for shard in shards if isinstance(shard, ScaledFile)]
         self.starts, self._labels = {}, dict[SplitName, Tensor]()
         for split in SPLITS:
@@ -164,8 +164,9 @@ class Shards:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape (C, H, W) of an image."""
-        return self.first.shape
+        """Shape (C, H, W) of the first image, as RGB if another image of a folder is in colour."""
+        colour = isinstance(folder := self.shards[0], PictureFolder) and folder.in_colour
+        return (3, *self.first.shape[1:]) if colour else self.first.shape
 
     @cached_property
     def in_colour(self) -> bool:
@@ -189,20 +190,21 @@ class Shards:
 
     def read_batch(self, split: SplitName, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Read the images (N, C, H, W) and labels (N,) at the given `indices`, in their order."""
-        labels, starts = self.labels(split)[indices], self.starts[split]
+        labels, starts, shape = self.labels(split)[indices], self.starts[split], self.shape
         owners = np.searchsorted(starts, indices.numpy(), side="right") - 1
-        images = np.empty((len(indices), *self.shape), self.first.dtype)
+        images = np.empty((len(indices), *shape), self.first.dtype)
         for at in np.unique(owners).tolist():
             places = np.flatnonzero(owners == at)
             inside, back = np.unique(indices.numpy()[places] - starts[at], return_inverse=True)
             found = self._read(at, split, inside.tolist())
             for place, number in zip(places, back, strict=True):
                 image = found[number]
-                if image.shape not in (self.shape, (1, *self.shape[1:])):
+                if image.shape not in (shape, (1, *shape[1:])):
+                    first = self.describe_image(next(iter(self.counts)), 0)
                     raise DataError(
-                        f"{self.shards[at].describe_image(split, int(inside[number]))} has shape "
-                        f"{image.shape}, but the first image has {self.shape}; "
-                        "convert them to one shape"
+                        f"{self.describe_image(split, int(indices[place]))} has shape "
+                        f"{image.shape}, but {first} has {shape}; resize or convert them to one "
+                        "shape"
                     )
                 images[place] = image
         return torch.from_numpy(images), labels
@@ -213,10 +215,7 @@ class Shards:
         return self._read(at, split, [inside])[0]
 
     def sizes(self, split: SplitName, most: int) -> list[tuple[int, int]]:
-        """Return height and width of at most about `most` image files, evenly spaced in a split.
-
-        Files that cannot be read are ignored here and reported when they are used.
-        """
+        """Return height and width of about `most` readable images, evenly spaced in a split."""
         found = []
         for index in range(0, len(labels := self.labels(split)), max(1, len(labels) // most)):
             at, inside = self._place(split, index)
@@ -228,23 +227,23 @@ class Shards:
     def describe_image(self, split: SplitName, index: int) -> str:
         """Return the name of an image for error messages."""
         at, inside = self._place(split, index)
-        return self.shards[at].describe_image(split, inside)
+        shard = self.shards[at]
+        if isinstance(shard, PictureFolder):
+            return f"image {shard.items[split][inside][0]}"
+        return f"image {inside} of {shard.path}"
 
     def listing(self) -> Iterator[list[Any]]:
         """Yield the properties of each file that a checksum covers, without reading pixels."""
         for shard in self.shards:
-            yield from shard.listing()
-
-    def close(self) -> None:
-        """Close all files; reading opens them again."""
-        while self.files:
-            self.files.popitem()[1].close()
-
-    def __del__(self) -> None:
-        self.close()
+            if isinstance(shard, PictureFolder):
+                yield from shard.listing()
+                continue
+            labels = {split: digest(values) for split, values in shard.labels.items()}
+            more = digest(shard.places) if isinstance(shard, TarShard) else shard.manifest
+            yield [shard.path.name, shard.path.stat().st_size, labels, more]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "files": {}, "lock": None}  # each process opens its own files
+        return {**vars(self), "lock": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, lock=threading.Lock())
@@ -257,11 +256,7 @@ class Shards:
     def _read(self, at: int, split: SplitName, indices: list[int]) -> Sequence[NDArray[Any]]:
         shard = self.shards[at]
         with wrap_read_errors(shard.path), self.lock:
-            file = self.files.pop(at, None) or shard.open()
-            self.files[at] = file  # moves it to the end: the order is least recently used first
-            if len(self.files) > OPEN:
-                self.files.pop(next(iter(self.files))).close()
-            return shard.images(file, split, indices)
+            return shard.images(split, indices)
 
 
 def _split_of(path: Path) -> SplitName:

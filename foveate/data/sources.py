@@ -1,7 +1,6 @@
 """Load or open a data source by name: MNIST, CIFAR-10, folders, shards and HDF5 files."""
 # Shape letters: N images, C image channel, H W pixels.
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,7 @@ from torch import Tensor
 from foveate.data import cifar
 from foveate.data.fetch import Report, fetch
 from foveate.data.idx import FILES, decode, find, read_idx
-from foveate.data.pictures import read_folder
-from foveate.data.shards import Shards, open_folder, open_shards
+from foveate.data.shards import Shards, open_folder, open_shards, read_folder
 from foveate.data.splits import Source as Source
 from foveate.data.splits import Split as Split
 from foveate.data.splits import describe_tensor
@@ -33,11 +31,7 @@ CLOTHES = (
     "Bag",
     "Ankle boot",
 )
-EMBEDDED = {
-    "images.idx3-ubyte.gz": "d880cf6cc71c80335012c59deb78e95e7b2c1d8aa8b78312f62bb489ae9ffb96",
-    "labels.idx1-ubyte.gz": "e18e6fe44bbeb980f85a745210a0a269a8bb7b98201e0f223576115fd7d5dc6c",
-}
-"""The files of mnist-5k and the sha256 of their decoded content."""
+EMBEDDED = ("images.idx3-ubyte.gz", "labels.idx1-ubyte.gz")
 
 
 def load_source(name: str, report: Report | None = None) -> Source:
@@ -54,7 +48,7 @@ def load_source(name: str, report: Report | None = None) -> Source:
       of them, including the test set, belong to MNIST's *training* set: never use ``mnist`` and
       ``mnist-5k`` in the same experiment.
     - ``folder:DIR``: subfolders define the splits, or a hash of the file names does; see
-      `foveate.data.pictures.read_folder`.
+      `foveate.data.pictures.PictureFolder`.
 
     ``mnist``, ``fashion-mnist`` and ``cifar10`` are downloaded once and then read from the cache.
     ``cifar10:DIR`` reads ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``, or
@@ -89,11 +83,7 @@ def load_source(name: str, report: Report | None = None) -> Source:
 
 
 def open_source(name: str, load: Load = load_source, stream: bool = False) -> Source | Shards:
-    """Open a source whose images are read by index; `load` loads a source into memory.
-
-    With `stream`, images are read from disk on demand. Sources that are always loaded into memory,
-    or always streamed, ignore it.
-    """
+    """Open a source, loaded into memory by `load`, or read on demand if `stream` or if it must."""
     kind = find_kind(name)
     if kind and kind.open and (stream or kind.load is None):
         return kind.open(name)
@@ -122,10 +112,7 @@ def _read_idx_folder(name: str, report: Report | None) -> Source:
 
 
 def _from_idx(name: str, files: Mapping[str, bytes], classes: tuple[str, ...] = ()) -> Source:
-    """Build a source from training images and labels, and test images and labels, in this order.
-
-    Without names of the classes, their indices are the names.
-    """
+    """Build a source from training images and labels, and test images and labels, in this order."""
     tensors = [read_idx(data, file) for file, data in files.items()]
     training = _split(tensors[0], tensors[1], f"training set of {name}")
     test = _split(tensors[2], tensors[3], f"test set of {name}")
@@ -157,17 +144,10 @@ def _from_batches(name: str, files: Mapping[str, bytes]) -> Source:
 
 
 def _read_embedded(name: str, report: Report | None) -> Source:
-    images, labels = (_read_verified(file, sha256) for file, sha256 in EMBEDDED.items())
+    paths = [Path(__file__).with_name("embedded") / file for file in EMBEDDED]
+    images, labels = (read_idx(decode(path), str(path)) for path in paths)
     digits = _split(images, labels, name)
     return Source.of(name, (digits[:3500], digits[3500:4000], digits[4000:]), DIGITS)
-
-
-def _read_verified(file: str, sha256: str) -> Tensor:
-    path = Path(__file__).with_name("embedded") / file
-    data = decode(path)
-    if hashlib.sha256(data).hexdigest() != sha256:
-        raise DataError(f"{path} differs from the file in the release; reinstall foveate")
-    return read_idx(data, str(path))
 
 
 def _split(images: Tensor, labels: Tensor, what: str) -> Split:
@@ -183,12 +163,7 @@ def _split(images: Tensor, labels: Tensor, what: str) -> Split:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of source.
-
-    Attributes:
-        load: Function that loads the source into memory, if the kind supports it.
-        open: Function that opens the source for streaming, if the kind supports it.
-    """
+    """Functions that load a kind of source into memory, or open it for streaming."""
 
     load: Callable[[str, Report | None], Source] | None = None
     open: Callable[[str], Shards] | None = None

@@ -174,10 +174,7 @@ def check_split(where: object, split: SplitName, counts: Mapping[SplitName, int]
 def checked_labels(
     labels: NDArray[Any], where: str, classes: int = MAX_CLASSES
 ) -> NDArray[np.int64]:
-    """Return labels (N,) as int64, or raise a DataError if one is not a valid class index.
-
-    The error names `where` the labels are: the file, and the array in it.
-    """
+    """Return labels (N,) as int64, or raise a DataError for `where` and the first invalid label."""
     if labels.dtype.kind not in NUMBERS:
         good = np.zeros(labels.shape, bool)
     else:
@@ -193,11 +190,7 @@ def checked_labels(
 
 
 def checked_pixels(values: NDArray[Any], where: str, indices: Sequence[int]) -> NDArray[np.float32]:
-    """Return pixels as float32, or raise a DataError if one is not finite.
-
-    The error names `where` the pixels are, and the index in the file of the image: that of
-    `values[i]` is `indices[i]`.
-    """
+    """Return pixels as float32, or raise a DataError for `where` and image `indices[i]`."""
     if values.dtype.kind not in NUMBERS:
         raise DataError(f"{where}: pixels are {values.dtype}, not real numbers; convert them")
     with np.errstate(over="ignore"):  # float64 values beyond the range of float32 become infinite

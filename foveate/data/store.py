@@ -31,7 +31,6 @@ from foveate.data.splits import (
     check_split,
     checked_labels,
     checked_pixels,
-    digest,
 )
 from foveate.errors import ConfigError, DataError
 from foveate.files import check_regular, reason_of, replacing, wrap_read_errors
@@ -288,7 +287,7 @@ class ScaledFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with wrap_read_errors(self.path), self.open() as file:
+        with wrap_read_errors(path), h5py.File(check_regular(path)) as file:
             self.manifest: dict[str, Any] | None = _manifest(file)
             self.labels = _read_labels(file)
         self.counts = {split: len(labels) for split, labels in self.labels.items()}
@@ -307,51 +306,29 @@ class ScaledFile:
             DataError: If the file does not have this split, or cannot be read.
         """
         check_split(self.path.name, split, self.counts)
-        with wrap_read_errors(self.path), self.open() as file:
-            indices = range(self.counts[split])[part]
-            images = np.ascontiguousarray(self.images(file, split, indices))
+        images = np.ascontiguousarray(self.images(split, range(self.counts[split])[part]))
         return torch.from_numpy(images), torch.from_numpy(self.labels[split][part].copy())
 
-    def open(self) -> Any:
-        """Open the file for `images`.
-
-        Returns:
-            An h5py file, to be closed by the caller.
-        """
-        return h5py.File(check_regular(self.path))
-
-    def images(self, file: Any, split: SplitName, indices: Sequence[int]) -> Any:
+    def images(self, split: SplitName, indices: Sequence[int]) -> Any:
         """Read the images at given indices.
 
         Args:
-            file: The file that `open` returned.
             split: ``train``, ``val`` or ``test``.
             indices: Indices in ascending order.
 
         Returns:
             Images of dtype float32, shape ``(N, C, F, F)``.
         """
-        stored = _own_dataset(file, f"x_{split}")
-        if not len(indices) or stored.ndim == 3:
-            pixels = stored[()].reshape(-1, *stored.shape[-3:])[list(indices)]
-        elif indices[-1] - indices[0] == len(indices) - 1:  # h5py reads a slice much faster
-            pixels = stored[indices[0] : indices[-1] + 1]
-        else:
-            pixels = stored[list(indices)]
+        with wrap_read_errors(self.path), h5py.File(check_regular(self.path)) as file:
+            stored = _own_dataset(file, f"x_{split}")
+            if not len(indices) or stored.ndim == 3:
+                pixels = stored[()].reshape(-1, *stored.shape[-3:])[list(indices)]
+            elif indices[-1] - indices[0] == len(indices) - 1:  # h5py reads a slice much faster
+                pixels = stored[indices[0] : indices[-1] + 1]
+            else:
+                pixels = stored[list(indices)]
         pixels = checked_pixels(pixels, f"x_{split} of {self.path}", indices)
         return np.moveaxis(pixels, -1, 1)
-
-    def describe_image(self, split: SplitName, index: int) -> str:
-        """Return the name of an image for error messages.
-
-        Args:
-            split: ``train``, ``val`` or ``test``.
-            index: Index of the image in the split.
-
-        Returns:
-            Index of the image and path of the file.
-        """
-        return f"image {index} of {self.path}"
 
     def training_scales(self) -> str | None:
         """Return the scales of the training images, from the manifest or the file name.
@@ -365,15 +342,6 @@ class ScaledFile:
             return "-".join(f"{float(end):g}" for end in found[1].replace("p", ".").split("-"))
         return None
 
-    def listing(self) -> Iterator[list[Any]]:
-        """List the properties of the file that a checksum covers, without reading pixels.
-
-        Yields:
-            Name, size, checksums of the labels, and manifest.
-        """
-        labels = {split: digest(values) for split, values in self.labels.items()}
-        yield [self.path.name, self.path.stat().st_size, labels, self.manifest]
-
 
 def _has(file: h5py.File, name: str) -> bool:
     """Whether the file has an object or link of that name; links are not followed."""
@@ -381,11 +349,10 @@ def _has(file: h5py.File, name: str) -> bool:
 
 
 def _own_dataset(file: h5py.File, name: str) -> h5py.Dataset:
-    """Return a dataset of the file, or raise an OSError if reading it could open another file.
+    """Return a dataset of the file, or raise an OSError if it is stored in another one.
 
-    Links, virtual datasets and external storage could read files that the user did not name. A
-    dataset that declares far more bytes than the file could hold is rejected before memory is
-    allocated for it.
+    Links, virtual datasets and external storage could read files that the user did not name. No
+    memory is allocated for a dataset that declares far more bytes than the file could hold.
     """
     if not _has(file, name):
         raise OSError(f"it has no {name}")

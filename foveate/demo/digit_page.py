@@ -11,9 +11,15 @@ from torch import Tensor
 
 from foveate.data.sources import Split
 from foveate.demo import panels, scenes
-from foveate.demo.fields import check_integer, check_number
 from foveate.demo.networks import PageNetwork, predict_digit
-from foveate.demo.uploads import MAX_FILE_BYTES, decode_digit, encode_digit, read_upload
+from foveate.demo.uploads import (
+    MAX_FILE_BYTES,
+    check_integer,
+    check_number,
+    decode_digit,
+    encode_digit,
+    read_upload,
+)
 from foveate.errors import ConfigError, DataError
 from foveate.models.channels import ScaleChannels
 
@@ -30,11 +36,7 @@ MAYBE_SEEN = (
 
 
 class DigitPage:
-    """Page that compares networks of one input size on digits.
-
-    The `digits` are its examples and parts of its scenes. Requests are stateless and validate all
-    their fields.
-    """
+    """Page that compares networks on digits. Requests are stateless and validated."""
 
     files = ("page.css", "page.js", "digit.js", "scene.js")
 

@@ -32,11 +32,7 @@ SIZE = 160  # patch size in pixels for timm models that accept any size
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PageNetwork:
-    """A network of the demo, with its title on the page.
-
-    `accuracy` is that by test scale, on the images that `tested` describes. It is empty for
-    photographs and for a run that was not evaluated.
-    """
+    """A network of the demo, and its accuracy by test scale, if known, on the images `tested`."""
 
     title: str
     model: Model
@@ -56,10 +52,7 @@ class PageNetwork:
 
 
 class View(NamedTuple):
-    """The prediction of a network for an image, and the patches (S, C, P, P) that it saw.
-
-    `patches` is None if they are not shown.
-    """
+    """The prediction of a network for an image, and its patches (S, C, P, P) if it has channels."""
 
     network: PageNetwork
     prediction: Prediction
@@ -74,17 +67,22 @@ class View(NamedTuple):
 
 def to_digit_networks(models: Sequence[Model]) -> list[PageNetwork]:
     """Check that all models classify digits in the same frames; give them distinct titles."""
-    found = [_digit_network(model) for model in models]
-    first, titles = models[0], [network.title for network in found]
+    found, first = [_digit_network(model) for model in models], models[0]
     for other in models:
         if (other.size, other.border) != (first.size, first.border):
             raise ConfigError(
                 f"{first.name} and {other.name} need frames of {first.size} and {other.size} "
                 f"pixels with border {first.border} and {other.border}; choose matching networks"
             )
+    return _titled(found)
+
+
+def _titled(networks: Sequence[PageNetwork]) -> list[PageNetwork]:
+    """Add the name of the model to titles that are not unique."""
+    titles = [network.title for network in networks]
     return [
-        c if titles.count(c.title) == 1 else replace(c, title=f"{c.title} ({c.model.name})")
-        for c in found
+        n if titles.count(n.title) == 1 else replace(n, title=f"{n.title} ({n.model.name})")
+        for n in networks
     ]
 
 
@@ -107,10 +105,7 @@ def _digit_network(model: Model) -> PageNetwork:
 
 
 def _evaluated(name: str, config: ModelConfig) -> tuple[Mapping[float, float], str]:
-    """Return the stored accuracy over scale, and a description of the test images.
-
-    Results of the same weights with another pool or other windows are those of another network.
-    """
+    """Return the stored accuracy over scale, and a description of the test images."""
     folder = Path(name)
     if not folder.exists():
         info = pretrained_info(name)
@@ -122,7 +117,7 @@ def _evaluated(name: str, config: ModelConfig) -> tuple[Mapping[float, float], s
         tested = f"{result.scales[0].count:,} {about['split']} images of {sources}"
     except (DataError, ValueError, KeyError, TypeError):
         return {}, ""
-    if result.config.model != config:
+    if result.config.model != config:  # another pool or other windows
         return {}, ""
     return {at.scale: at.accuracy for at in result.scales}, tested
 
@@ -131,18 +126,13 @@ def _evaluated(name: str, config: ModelConfig) -> tuple[Mapping[float, float], s
 def predict_digit(
     networks: Sequence[PageNetwork], digit: Tensor, zoom: float
 ) -> tuple[Tensor, list[View]]:
-    """Classify a digit (1, 1, 28, 28), values 0 to 255, with all networks at the scale `zoom`.
-
-    Return the frame (1, 1, H, W) that the networks see, and their predictions. That of the first
-    network with scale channels has its patches.
-    """
-    first = networks[0].model
+    """Return the frame (1, 1, H, W) with a digit at the scale `zoom`, and all predictions."""
+    first, views = networks[0].model, []
     frame = rescale(digit, zoom, size=first.size, border=first.border)
-    views = [View(network, classify(network.model, frame)) for network in networks]
-    for k, net in enumerate(network.model.net for network in networks):
-        if isinstance(net, ScaleChannels):
-            views[k] = views[k]._replace(patches=net.patches(frame)[0])
-            break
+    for network in networks:
+        net = network.model.net
+        patches = net.patches(frame)[0] if isinstance(net, ScaleChannels) else None
+        views.append(View(network, classify(network.model, frame), patches))
     return frame, views
 
 
@@ -158,8 +148,7 @@ def to_photo_networks(models: Sequence[Model]) -> list[PageNetwork]:
             )
     network, count = found[0], len(found[0].windows)
     if len(found) > 1 or count == 1:
-        titles = [network.title for network in found]
-        return [n if titles.count(n.title) == 1 else replace(n, title=n.model.name) for n in found]
+        return _titled(found)
     return [_on_whole_frame(network), replace(network, title=f"{network.title}, {count} channels")]
 
 
@@ -201,14 +190,8 @@ def predict_photo(
     scale: float,
     shift: tuple[float, float] = (0.0, 0.0),
 ) -> list[View]:
-    """Classify a uint8 image (C, H, W) with all networks, preprocessed as in `foveate evaluate`.
-
-    The short side of the resized image is `scale` times the base size of the recipe, and the image
-    is shifted by (y, x) pixels. Raises a DataError if it is too narrow.
-    """
-    recipes = {recipe_of(network) for network in networks}
-    images = {recipe: _resized(picture, recipe, scale) for recipe in recipes}
-    return [_predict(network, images[recipe_of(network)], shift) for network in networks]
+    """Classify a uint8 image (C, H, W), resized as in `foveate evaluate` and shifted by (y, x)."""
+    return [_predict(n, _resized(picture, recipe_of(n), scale), shift) for n in networks]
 
 
 def _resized(picture: Tensor, recipe: Recipe, scale: float) -> Tensor:

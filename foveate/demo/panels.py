@@ -22,6 +22,7 @@ CURVE = (100, 40)  # size of the SVG view box of the curves; stretched to the pa
 VERDICTS = {True: ("right", "correct"), False: ("wrong", "incorrect"), None: ("", "")}
 DASH = 7  # pixels, as in page.css: dashes of coinciding windows alternate
 TOP = 5  # classes per card of a photograph
+NO_CHANNELS = '<p class="quiet">None of these networks has several channels.</p>'
 MIN_BAR_HEIGHT = 3  # minimum height of a bar in percent, so that it is visible
 
 
@@ -61,10 +62,7 @@ def windows(views: Sequence[View], frame: float) -> str:
 
 
 def cards(views: Sequence[View], truth: str | None, detail: Callable[[View], str]) -> str:
-    """Render one card per network: its class and probability, whether it is right, and details.
-
-    `truth` is the name of the true class; `detail` renders further lines of a card as HTML.
-    """
+    """Render one card per network: its class, whether it is right, and its `detail`."""
     return "".join(_card(k, view, truth, detail(view)) for k, view in enumerate(views))
 
 
@@ -110,30 +108,29 @@ def bar_height(share: float) -> str:
     return f"{max(MIN_BAR_HEIGHT, 100 * share):.0f}"
 
 
+def _with_channels(views: Sequence[View]) -> View | None:
+    return next((view for view in views if len(view.network.windows) > 1), None)
+
+
 def digit_channels(views: Sequence[View]) -> str:
     """Render the patch of each channel, and below it the response of each network."""
-    first = next((view for view in views if view.patches is not None), None)
-    if first is None:
-        return '<p class="quiet">None of these networks has scale channels.</p>'
-    assert first.patches is not None
+    first = _with_channels(views)
+    if first is None or first.patches is None:
+        return NO_CHANNELS
     scales = first.network.model.scales
     strip = first.patches[:, 0].movedim(0, 1).flatten(1)  # one image is faster than 17
     listed = ", ".join(f"{scale:.2g}" for scale in scales)
     shown = image(to_greyscale(strip), f"patches of the channels with scales {listed}")
     names = [f"scale {scale:.3g}" for scale in scales]
     ticks = [TICKS.get(scale, "") for scale in scales]
-    return channels(views, first, shown, names, ticks, name_best=True)
+    return channels(views, first, shown, names, ticks)
 
 
 def photo_channels(views: Sequence[View]) -> str:
-    """Render the patch of each channel, and below it the response of each network.
-
-    The patches belong to the first network with several channels.
-    """
-    first = next((view for view in views if len(view.network.windows) > 1), None)
-    if first is None:
-        return '<p class="quiet">These networks have only one channel each.</p>'
-    assert first.patches is not None
+    """Render the patch of each channel, and below it the response of each network."""
+    first = _with_channels(views)
+    if first is None or first.patches is None:
+        return NO_CHANNELS
     sides, recipe = [f"{side:.0f}" for side in first.network.windows], recipe_of(first.network)
     # The normalised patches as colours again, side by side.
     mean, std = (torch.tensor(values)[:, None, None] for values in (recipe.mean, recipe.std))
@@ -141,7 +138,7 @@ def photo_channels(views: Sequence[View]) -> str:
     drawn = Image.fromarray((255 * strip).round().clamp(0, 255).byte().permute(1, 2, 0).numpy())
     shown = image(drawn, f"patches of the windows of {', '.join(sides)} pixels", "jpeg")
     names = [f"window of {side} pixels" for side in sides]
-    rendered = channels(views, first, shown, names, sides, name_best=False)
+    rendered = channels(views, first, shown, names, sides)
     return f'{rendered}<p class="quiet">Window side in pixels.</p>'
 
 
@@ -151,21 +148,15 @@ def channels(
     shown: str,
     names: Sequence[str],
     ticks: Sequence[str],
-    name_best: bool,
 ) -> str:
-    """Render the patches of a network, and the responses of all networks with the same windows.
-
-    The patches of the view `first` are `shown` side by side, as HTML. `names` are those of the
-    channels, and `ticks` their labels on the axis. With `name_best`, captions name the strongest
-    channel.
-    """
+    """Render the patches `shown` of the view `first`, and all responses with the same windows."""
     windows = first.network.windows
     alike = {k: view for k, view in enumerate(views) if view.network.windows == windows}
     marks = "".join(
         f'<i class="net{k}" style="--at:{view.prediction.channel};--k:{place}"></i>'
         for place, (k, view) in enumerate(alike.items())
     )
-    bars = "".join(_responses(k, view, names, name_best) for k, view in alike.items())
+    bars = "".join(_responses(k, view, names) for k, view in alike.items())
     axis = "".join(f"<span>{tick}</span>" for tick in ticks)
     return (
         f'<div class="strip" style="--s:{len(ticks)}">{shown}{marks}</div>{bars}'
@@ -173,14 +164,16 @@ def channels(
     )
 
 
-def _responses(k: int, view: View, names: Sequence[str], name_best: bool) -> str:
+def _responses(k: int, view: View, names: Sequence[str]) -> str:
     """Render the logit of the predicted class in each channel as bars, and mark the strongest."""
     prediction, best = view.prediction, view.prediction.channel
     assert best is not None
     label = prediction.probabilities.index(prediction.confidence)
     strengths = [logits[label] for logits in prediction.channels]
-    caption = f"{view.network.title}: logit of “{prediction.label}” in each channel"
-    caption += f", strongest at {names[best]}" if name_best else ""
+    caption = (
+        f"{view.network.title}: logit of “{prediction.label}” in each channel, "
+        f"strongest at {names[best]}"
+    )
     low = min(strengths)
     span = max(max(strengths) - low, 1e-9)
     bars = "".join(

@@ -22,7 +22,6 @@ function predict() {
 
 function show(reply) {
   for (const part of ["windows", "cards", "channels"]) find("." + part).innerHTML = reply[part];
-  find(".took").textContent = `Inference time: ${reply.took}.`;
   find(".below").hidden = false;
 }
 

@@ -1,6 +1,5 @@
 """Demo page for photographs: one image at any size and position, for several networks."""
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -16,9 +15,8 @@ from torch import Tensor
 
 from foveate.data.shards import Shards
 from foveate.demo import panels
-from foveate.demo.fields import check_integer, check_number
 from foveate.demo.networks import PageNetwork, predict_photo, recipe_of
-from foveate.demo.uploads import decode
+from foveate.demo.uploads import check_integer, check_number, decode
 from foveate.errors import DataError, FoveateError
 from foveate.models.channels import ScaleChannels
 from foveate.training.data import open_pictures
@@ -27,14 +25,10 @@ LOW, HIGH = 0.25, 4.0  # range of the size slider
 EXAMPLES_SHOWN = 8  # examples shown at a time
 SIDE = 512  # longest side of an example in the browser; the networks get the full image
 TURNS = 2**31 - 1
-PADDINGS = {"border": "by replicating its border", "reflect": "by reflecting it"}
 
 
 class PhotoPage:
-    """Page that compares networks on photographs; their recipes have the same base size.
-
-    Requests are stateless and validate all their fields.
-    """
+    """Page that compares networks on photographs. Requests are stateless and validated."""
 
     files = ("page.css", "page.js", "photo.css", "photo.js")
 
@@ -50,18 +44,15 @@ class PhotoPage:
         return self.predict, self.samples
 
     def predict(self, picture: str | int, size: float, y: float, x: float) -> dict[str, Any]:
-        """Classify an image, given as a base64 file or an example index, and return the panels.
+        """Classify an image, a base64 file or the index of an example, and return the panels.
 
-        Size 1 is the base size of the recipe. `y` and `x` are the offset of the image from the
-        centre, as fractions of the frame side.
+        `y` and `x` are its offset from the centre, as fractions of the frame side.
         """
         scale = check_number("size", size, LOW, HIGH)
         shift = (check_number("y", y, -1, 1) * self.frame, check_number("x", x, -1, 1) * self.frame)
         pixels, truth, note = self._pixels(picture)
-        begun = time.perf_counter()
         views = predict_photo(self.networks, pixels, scale, shift)
         return {
-            "took": f"{1000 * (time.perf_counter() - begun):.0f} ms",
             "windows": panels.windows(views, self.frame),
             "cards": panels.cards(views, truth, panels.photo_detail),
             "channels": panels.photo_channels(views),
@@ -78,13 +69,10 @@ class PhotoPage:
     def html(self) -> str:
         """Return the initial page."""
         page = Path(__file__).with_name("photo.html").read_text("utf-8")
-        words, colours = zip(*map(_padding, self.networks), strict=True)
-        filled = " (as drawn) or ".join(found := dict.fromkeys(words))
-        filled += ", depending on the network" if len(found) > 1 else ""
         return Template(page).substitute(
             samples=self.samples(0)["html"], hidden="" if self.count else "hidden",
             base=recipe_of(self.networks[0]).base, frame=f"{self.frame:g}",
-            shown=f"{self.frame:.0f}", filled=filled, padding=colours[0],
+            shown=f"{self.frame:.0f}", padding=_padding(self.networks[0]),
         )  # fmt: skip
 
     def _pixels(self, picture: object) -> tuple[Tensor, str | None, str]:
@@ -114,18 +102,14 @@ class PhotoPage:
         )
 
 
-def _padding(network: PageNetwork) -> tuple[str, str]:
-    """Return in words how a network fills the area around an image, and the padding or its colour.
-
-    The words continue the sentence of the page: the area is filled ...
-    """
+def _padding(network: PageNetwork) -> str:
+    """Return how a network fills the area around an image: the padding, or its colour."""
     net, recipe = network.model.net, recipe_of(network)
     assert isinstance(net, ScaleChannels)
     if isinstance(net.padding, str):
-        return PADDINGS[net.padding], net.padding
+        return net.padding
     shades = [net.padding * s + m for m, s in zip(recipe.mean, recipe.std, strict=True)]
-    colour = " ".join(f"{100 * shade:.1f}%" for shade in shades)
-    return f"with the value {net.padding:g} after normalisation", f"rgb({colour})"
+    return f"rgb({' '.join(f'{100 * shade:.1f}%' for shade in shades)})"
 
 
 def _open_samples(networks: Sequence[PageNetwork]) -> tuple[Shards | None, list[str]]:

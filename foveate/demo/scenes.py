@@ -1,20 +1,18 @@
 """Scenes of several digits of different sizes, and the dense predictions of a network."""
 # Shape letters: K classes, h w positions, H W pixels.
 
-import math
 from collections.abc import Sequence
-from html import escape
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageColor, ImageOps
+from PIL import Image, ImageColor
 from torch import Tensor
 
 from foveate.data.large_scale import BACKGROUND, rescale
 from foveate.data.sources import Split
 from foveate.demo.networks import PageNetwork
-from foveate.demo.panels import TICKS, image, to_greyscale
+from foveate.demo.panels import image, to_greyscale
 from foveate.execution.plan import local_maps
 from foveate.models.channels import ScaleChannels
 from foveate.models.sliding import LocalMaps
@@ -31,7 +29,6 @@ CLASSES = (
     "#4e9af1", "#ff8c2a", "#43c565", "#f25f5c", "#b388eb",
     "#c08a6e", "#f48fd0", "#b0b7bf", "#d6d640", "#36cfd6",
 )  # fmt: skip
-SMALL, LARGE = "#3f51d6", "#ffe14d"  # from blue to yellow, safe for colour-blind readers
 DIM = 0.45  # brightness of the scene below a map
 
 
@@ -60,11 +57,7 @@ def compose(digits: Split, count: int, seed: int) -> tuple[Tensor, list[PlacedDi
 
 
 def _places(count: int, chance: np.random.Generator) -> list[tuple[int, int, float]]:
-    """Sample a position (y, x) and a scale for each digit, largest first.
-
-    Each digit takes the candidate position with the most free space around it. A digit that would
-    still touch another is made smaller.
-    """
+    """Sample the place (y, x) and scale of each digit; those that would touch are made smaller."""
     ratio = LARGEST / SMALLEST
     scales = sorted((SMALLEST * ratio ** chance.random(count)).tolist(), reverse=True)
     found: list[tuple[int, int, float]] = []
@@ -82,27 +75,18 @@ def _places(count: int, chance: np.random.Generator) -> list[tuple[int, int, flo
 
 
 def draw(network: PageNetwork, scene: Tensor, placed: Sequence[PlacedDigit]) -> str:
-    """Render the scene with its predictions, the class map and the scale map."""
+    """Render the scene with its predictions, and the class map."""
     assert isinstance(network.model.net, ScaleChannels)
     maps = local_maps(network.model.net, scene, STEP)
     boxes = "".join(_box(digit, maps, network.window) for digit in placed)
     over = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" aria-hidden="true">{boxes}</svg>'
     best = "Prediction and strongest window at each digit: green is correct, red is incorrect"
-    classes, scales = _class_map(maps), _scale_map(maps, network.model.scales)
-    figures = (
-        _figure(image(to_greyscale(scene[0, 0]), "scene of digits") + over, best),
-        _figure(
-            _overlay(scene, classes, maps),
-            "Predicted class, where the network is confident",
-            _class_legend(),
-        ),
-        _figure(
-            _overlay(scene, scales, maps),
-            "Estimated scale, where the network is confident",
-            _scale_legend(network.model.scales),
-        ),
+    shown = _figure(image(to_greyscale(scene[0, 0]), "scene of digits") + over, best)
+    legend = "".join(
+        f'<span><i style="background:{colour}"></i>{k}</span>' for k, colour in enumerate(CLASSES)
     )
-    return f'<div class="maps">{"".join(figures)}</div>'
+    caption = f'Predicted class, where the network is confident<p class="legend">{legend}</p>'
+    return f'<div class="maps">{shown}{_figure(_class_map(scene, maps), caption)}</div>'
 
 
 def predict_at(maps: LocalMaps, digit: PlacedDigit) -> tuple[int, float]:
@@ -111,11 +95,8 @@ def predict_at(maps: LocalMaps, digit: PlacedDigit) -> tuple[int, float]:
     return int(maps.logits[0, :, *place].argmax()), float(maps.scales[0, *place])
 
 
-def _figure(shown: str, caption: str, legend: str = "") -> str:
-    return (
-        f'<figure><div class="screen">{shown}</div>'
-        f"<figcaption>{escape(caption)}</figcaption>{legend}</figure>"
-    )
+def _figure(shown: str, caption: str) -> str:
+    return f'<figure><div class="screen">{shown}</div><figcaption>{caption}</figcaption></figure>'
 
 
 def _box(digit: PlacedDigit, maps: LocalMaps, window: int) -> str:
@@ -129,8 +110,10 @@ def _box(digit: PlacedDigit, maps: LocalMaps, window: int) -> str:
     )
 
 
-def _overlay(scene: Tensor, colours: Image.Image, maps: LocalMaps) -> str:
-    """Overlay the colours of a map on the grey scene where the network is confident."""
+def _class_map(scene: Tensor, maps: LocalMaps) -> str:
+    """Overlay the colours of the classes on the grey scene where the network is confident."""
+    colours = Image.fromarray(maps.logits[0].argmax(0).byte().numpy())
+    colours.putpalette([value for colour in CLASSES for value in ImageColor.getrgb(colour)])
     first, second = maps.logits[0].topk(2, 0).values
     sure = ((first - second - 1) / 4).clamp(0, 0.85)  # a margin of 5 is a probability of 99 %
     below = to_greyscale(scene[0, 0], DIM).convert("RGB")
@@ -138,29 +121,3 @@ def _overlay(scene: Tensor, colours: Image.Image, maps: LocalMaps) -> str:
     mask = mask.resize(below.size, Image.Resampling.BILINEAR)
     above = colours.convert("RGB").resize(below.size, Image.Resampling.NEAREST)
     return image(Image.composite(above, below, mask), "map over the scene")
-
-
-def _class_map(maps: LocalMaps) -> Image.Image:
-    classes = Image.fromarray(maps.logits[0].argmax(0).byte().numpy())
-    classes.putpalette([value for colour in CLASSES for value in ImageColor.getrgb(colour)])
-    return classes
-
-
-def _scale_map(maps: LocalMaps, known: Sequence[float]) -> Image.Image:
-    """Colour the estimated scales, from the smallest to the largest channel scale."""
-    octaves = max(math.log2(known[-1] / known[0]), 1e-9)
-    along = 255 * (maps.scales[0] / known[0]).log2() / octaves
-    return ImageOps.colorize(Image.fromarray(along.clamp(0, 255).byte().numpy()), SMALL, LARGE)
-
-
-def _class_legend() -> str:
-    items = "".join(
-        f'<span><i style="background:{colour}"></i>{k}</span>' for k, colour in enumerate(CLASSES)
-    )
-    return f'<p class="legend">{items}</p>'
-
-
-def _scale_legend(scales: Sequence[float]) -> str:
-    ends = [TICKS.get(scale, f"{scale:.3g}") for scale in (scales[0], scales[-1])]
-    bar = f'<i class="ramp" style="background:linear-gradient(90deg,{SMALL},{LARGE})"></i>'
-    return f'<p class="legend"><span>{ends[0]}{bar}{ends[1]}</span></p>'

@@ -1,17 +1,24 @@
-"""Web server of the demo; pages load nothing from other hosts."""
+"""Open the demo page for some networks, and serve it; pages load nothing from other hosts."""
 
 import ipaddress
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
+from foveate.data.sources import load_source
+from foveate.demo.digit_page import DigitPage
+from foveate.demo.networks import to_digit_networks, to_photo_networks
+from foveate.demo.photo_page import PhotoPage
 from foveate.errors import ConfigError
+from foveate.evaluation.models import TIMM, load_model
 
-if TYPE_CHECKING:
-    from foveate.demo.pages import WebPage
+WebPage: TypeAlias = DigitPage | PhotoPage
+DEFAULT_NETWORKS = ("cnn-mnist-tr2", "fovmax-mnist-tr2", "fovavg-mnist-tr2")
+MAX_NETWORKS = 4  # networks that fit next to each other on the page
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 BUSY = 96  # concurrent requests, including those of closed connections; more get status 503
@@ -28,8 +35,40 @@ HEADERS = {
 }
 
 
+def open_page(
+    refs: Sequence[str] = (),
+    *,
+    trust: bool = False,
+    pretrained: bool = False,
+    weights: str | Path | None = None,
+) -> WebPage:
+    """Load networks as `load_model` does, and build the page for digits or for photographs."""
+    if len(refs) > MAX_NETWORKS:
+        raise ConfigError(
+            f"the demo compares at most {MAX_NETWORKS} networks, got {len(refs)}; remove --model "
+            "options"
+        )
+    timm = [ref for ref in refs if ref.startswith(TIMM)]
+    start: dict[str, Any] = {"pretrained": pretrained, "weights": weights}
+    if timm and not (pretrained or weights):
+        raise ConfigError(f"{timm[0]} has no trained weights here: add --pretrained or --weights")
+    chosen = refs or DEFAULT_NETWORKS
+    models = [
+        load_model(r, trust=trust, **(start if r in timm or not timm else {})) for r in chosen
+    ]
+    photos = [m for m in models if (m.photo and m.config) or m.name.startswith(TIMM)]
+    if not photos:
+        return DigitPage(to_digit_networks(models), load_source("mnist-5k").test)
+    if other := next((model for model in models if model not in photos), None):
+        raise ConfigError(
+            f"{photos[0].name} classifies photographs and {other.name} does not; run a separate "
+            "demo for each"
+        )
+    return PhotoPage(to_photo_networks(models))
+
+
 def serve(
-    page: "WebPage",
+    page: WebPage,
     host: str,
     port: int,
     ready: Callable[[str], None] = lambda address: None,

@@ -1,10 +1,11 @@
-"""Uploaded image files, and their conversion to the format of MNIST digits."""
+"""Request fields, and uploaded image files, also as digits in the format of MNIST."""
 # Shape letters: H W pixels.
 
 import base64
 import binascii
 import io
 import warnings
+from reprlib import repr as shorten
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +26,20 @@ LARGEST = 512  # longer side in pixels; larger images are averaged down
 INK = 0.25  # strokes weaker than this fraction of the strongest are not part of the digit
 
 
+def check_integer(name: str, value: object, low: int, high: int) -> int:
+    """Return a field after checking that it is an integer in a range."""
+    if type(value) is not int or not low <= value <= high:
+        raise DataError(f"{name} must be an integer from {low} to {high}, got {shorten(value)}")
+    return value
+
+
+def check_number(name: str, value: object, low: float, high: float) -> float:
+    """Return a field after checking that it is a number in a range."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise DataError(f"{name} must be a number from {low:g} to {high:g}, got {shorten(value)}")
+    return float(value)
+
+
 def read_upload(text: str, name: str) -> tuple[Tensor, str]:
     """Convert an image file (base64) to a digit (1, 1, 28, 28) and a note for the user."""
     pixels, note = decode(text, name, "contrast")
@@ -35,10 +50,7 @@ def read_upload(text: str, name: str) -> tuple[Tensor, str]:
 
 
 def decode(text: str, name: str, background: Background) -> tuple[Pixels, str]:
-    """Decode an image file (base64) to pixels (H, W, 1 or 3) and a note for the user.
-
-    The format is detected from the content. The image size is checked before decoding.
-    """
+    """Decode an image file (base64) to pixels (H, W, 1 or 3), and return a note for the user."""
     if len(text) > 4 * (MAX_FILE_BYTES // 3 + 1):
         raise DataError(f"{name} is larger than {MAX_FILE_BYTES >> 20} MiB; choose a smaller file")
     try:
@@ -50,10 +62,7 @@ def decode(text: str, name: str, background: Background) -> tuple[Pixels, str]:
 
 
 def to_mnist_digit(pixels: Pixels) -> Tensor:
-    """Convert an image (H, W, 1 or 3) of one digit to MNIST format: (1, 1, 28, 28), 0 to 255.
-
-    The digit is light on dark, its longer side is 20 pixels, and its centre of mass is centred.
-    """
+    """Convert an image (H, W, 1 or 3) of one digit to MNIST's format: (1, 1, 28, 28), 0 to 255."""
     ink = _ink(pixels)
     rows, columns = (np.flatnonzero((ink > INK).any(axis)) for axis in (1, 0))
     cut = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]

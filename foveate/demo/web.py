@@ -20,7 +20,7 @@ from foveate.errors import ConfigError, FoveateError
 from foveate.files import parse_json
 
 if TYPE_CHECKING:
-    from foveate.demo.pages import WebPage
+    from foveate.demo.server import WebPage
 
 MAX_REQUEST_BYTES = 4 * MAX_FILE_BYTES // 3 + 2**16  # a base64 file and other fields
 KINDS = {".css": "text/css", ".js": "text/javascript"}
@@ -33,7 +33,6 @@ def make_app(page: "WebPage", names: Collection[str] = ()) -> Starlette:
 
     Each request is a method of the page: its name is the path, and its arguments are the fields of
     the JSON object. It returns the reply, or raises a `FoveateError` with a message for the user.
-
     A single thread does all computation, so that requests queue instead of competing for cores.
     Set `app.state.closing` to reject queued requests, so that the server can shut down.
     """

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from foveate.checks import suggest
-from foveate.data.recipes import install_remedy
+from foveate.data.recipes import INSTALL
 from foveate.errors import ConfigError
 from foveate.models.pretrained import find_non_finite
 from foveate.trust import find_factory, is_own, require_trust
@@ -139,9 +139,7 @@ def _import(library: str, name: str) -> Any:
         return import_module(library)
     except Exception as error:  # torchvision can also raise other errors than ImportError
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]
-        raise ConfigError(
-            f"{library}:{name} needs {library} ({reason}); {install_remedy(error)}"
-        ) from None
+        raise ConfigError(f"{library}:{name} needs {library} ({reason}); {INSTALL}") from None
 
 
 def _of_torchvision(

@@ -17,7 +17,7 @@ from foveate.data.recipes import Recipe, find_recipe
 from foveate.data.shards import Shards, is_shards, open_shards
 from foveate.data.sources import Load as Load
 from foveate.data.sources import Source, find_kind, open_source
-from foveate.data.splits import SPLITS, SplitName
+from foveate.data.splits import SplitName
 from foveate.data.store import ScaledFile
 from foveate.errors import ConfigError
 from foveate.execution.captured import CHUNK, Batch
@@ -41,7 +41,6 @@ from foveate.training.zooms import Zooms, draw_zooms, prepare_zoomed
 
 CHUNK_ON_GPU = 4 * CHUNK  # images to prepare at a time on a GPU, again for each epoch
 LISTED = 1000  # images whose headers are read to estimate the sizes of all
-NAMED = 5  # classes without images that a message names
 MAX_WINDOW = 8  # times the base size: limits the largest window for very elongated images
 PHOTO_SHAPE = (3,)  # channels of an image with the recipe photo; its size varies
 
@@ -314,19 +313,6 @@ def open_pictures(source: str) -> Shards:
         f"the recipe photo reads image files, and {source} has none; use folder:DIR, shards:DIR "
         "with .tar files, or the recipe mirrored"
     )
-
-
-def describe_missing(source: str) -> Iterator[str]:
-    """Yield one line for each split of a folder that has no images of some classes."""
-    if not source.startswith("folder:"):
-        return
-    images = open_source(source, stream=True)
-    folder = images.shards[0] if isinstance(images, Shards) else None
-    assert isinstance(folder, PictureFolder)
-    for split in SPLITS:
-        if names := folder.missing_classes(split):
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-            yield f"{source} has no {split} images of {', '.join(names[:NAMED])}{more}"
 
 
 def is_generated(source: str) -> bool:

@@ -163,7 +163,7 @@ WARM = str.split(
     "foveate.evaluation.results foveate.evaluation.predict foveate.sweeps.runner "
     "foveate.sweeps.study foveate.paper.quickstart foveate.report.audit_page "
     "foveate.report.plots foveate.report.reproduction "
-    "foveate.training.distributed foveate.training.loop foveate.cli.display foveate.models.export "
+    "foveate.training.distributed foveate.training.loop foveate.cli.console foveate.models.export "
     "rich.table rich.progress PIL.PngImagePlugin torch._dynamo"
 )
 

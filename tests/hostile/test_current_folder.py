@@ -205,6 +205,6 @@ def test_a_neighbour_that_is_not_found_is_explained(here):
     with pytest.raises(ConfigError) as caught:
         find_factory("nets_b:net")
     said = str(caught.value)
-    assert "only 'nets_b' is imported from the current folder, not 'helpers_b'" in said
-    assert "move both into a package, or set PYTHONPATH=." in said
+    assert "No module named 'helpers_b'" in said
+    assert "for other modules than 'nets_b' there, set PYTHONPATH=." in said
     assert sprung(here) == []

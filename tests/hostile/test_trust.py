@@ -22,7 +22,7 @@ from traps import NET, PLANT, forget, sprung
 from foveate import provenance
 from foveate.baselines.pyramid import Pyramid
 from foveate.cli.app import run
-from foveate.demo.pages import open_page
+from foveate.demo.server import open_page
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.evaluation.models import load_model
 from foveate.models.zoo import ModelConfig
