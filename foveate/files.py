@@ -14,9 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
-from foveate.errors import DataError
+from foveate.errors import ConfigError, DataError
 
 
 class NamedBytes(io.BytesIO):
@@ -34,6 +32,12 @@ def cache_dir() -> Path:
     """Return the folder for downloaded files: FOVEATE_CACHE, or the user's cache folder."""
     if chosen := os.environ.get("FOVEATE_CACHE"):
         return Path(os.path.expanduser(chosen))
+    try:
+        import platformdirs
+    except ImportError as error:
+        raise ConfigError(
+            "cannot find a cache folder; set FOVEATE_CACHE to a folder, or install platformdirs"
+        ) from error
     return platformdirs.user_cache_path("foveate")
 
 
