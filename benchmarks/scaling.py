@@ -35,7 +35,7 @@ from foveate.sweeps.jobs import Job, Outcome, make_records, make_winners, perfor
 from foveate.sweeps.ray_engine import RayEngine
 from foveate.sweeps.records import write_results
 from foveate.sweeps.runner import Done
-from foveate.training.checkpoint import Progress, RunFolder
+from foveate.training.checkpoint import Progress, RunWriter
 from foveate.training.config import TrainConfig
 from foveate.training.distributed import Norms, Team, join_processes
 from foveate.training.loop import train
@@ -181,7 +181,7 @@ def of_a_run() -> Table:
         parameter.grad = torch.zeros_like(parameter)
     optimiser.step()
     with tempfile.TemporaryDirectory() as folder:
-        run, state = RunFolder(Path(folder)), capture_state(net, optimiser)
+        run, state = RunWriter(Path(folder)), capture_state(net, optimiser)
         run.write_or_check_config(config, CPU)
         saving = medians({"save": lambda: run.save(Progress(), state)})["save"]
         run.finish(Progress(), net.state_dict(), config)

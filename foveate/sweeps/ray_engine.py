@@ -27,7 +27,7 @@ from foveate.files import reason_of as first_line
 from foveate.files import write_bytes
 from foveate.sweeps.jobs import OUTCOMES, Job, find_outcome, perform
 from foveate.sweeps.runner import Done, Failure, JobResult, describe_failure
-from foveate.training.checkpoint import RunFolder
+from foveate.training.checkpoint import RunWriter
 from foveate.training.skipped import TABLE, Bad
 from foveate.trust import ALONE
 
@@ -94,7 +94,7 @@ class RayEngine:
         how = {"device": self.device, "threads": self._threads, "at_once": at_once}
         how["bad"] = self.bad
         with (
-            RunFolder(folder).locked(),
+            RunWriter(folder).locked(),
             TemporaryDirectory("", ".driver-", folder, ignore_cleanup_errors=True) as made,
         ):
             marker = Path(made).name if self.shared else ""
@@ -123,7 +123,7 @@ class RayEngine:
         try:
             ended, files = ray.get(reference)
             if files:
-                _store(files, RunFolder(folder / job.folder))
+                _store(files, RunWriter(folder / job.folder))
             return ended  # type: ignore[no-any-return]
         except ray.exceptions.RayTaskError as error:  # `run_task` catches the errors of runs
             why = str(error).strip().splitlines()[-1]
@@ -179,7 +179,7 @@ def run_task(
         if place.current.is_dir():  # for relative paths and custom backbones
             os.chdir(place.current)
         if place.marker and (place.folder / place.marker).exists():
-            with RunFolder(place.folder / job.folder).locked(place.lock_timeout):
+            with RunWriter(place.folder / job.folder).locked(place.lock_timeout):
                 pass  # a process on a lost node may still hold the run
             known = find_outcome(job, place.folder)
             (outcome,) = [known] if known else perform([job], place.folder, load=_load, **how)
@@ -193,7 +193,7 @@ def run_task(
         return Failure(job, describe_failure(error)), {}
 
 
-def _store(files: dict[str, bytes], run: RunFolder) -> None:
+def _store(files: dict[str, bytes], run: RunWriter) -> None:
     """Store a finished run in its folder, in place of an unfinished one."""
     with run.locked():
         for name, content in files.items():

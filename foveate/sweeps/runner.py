@@ -24,7 +24,7 @@ from foveate.sweeps.records import (
     read_winners,
     write_results,
 )
-from foveate.training.checkpoint import BusyError, RunFolder
+from foveate.training.checkpoint import BusyError, RunWriter
 from foveate.training.data import Load
 from foveate.training.loop import find_device
 from foveate.training.session import Callback
@@ -137,14 +137,14 @@ def _claim(job: Job, folder: Path, claims: ExitStack) -> bool:
     Workers of Ray and `foveate train` make no claim, but they lock the run that they train.
     """
     try:
-        claims.enter_context(RunFolder(folder / CLAIMS / job.folder).locked())
+        claims.enter_context(RunWriter(folder / CLAIMS / job.folder).locked())
     except BusyError:
         return False
     return not _is_in_training(job, folder) and find_outcome(job, folder) is None
 
 
 def _is_in_training(job: Job, folder: Path) -> bool:
-    run = RunFolder(folder / job.folder)
+    run = RunWriter(folder / job.folder)
     try:
         with run.locked() if run.path.exists() else nullcontext():
             return False

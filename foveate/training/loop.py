@@ -11,7 +11,7 @@ from foveate.checks import check_choice
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, FoveateError
 from foveate.execution.captured import warm_up_compiler
-from foveate.training.checkpoint import RunFolder
+from foveate.training.checkpoint import RunFolder, RunWriter
 from foveate.training.config import TrainConfig
 from foveate.training.data import Load
 from foveate.training.distributed import Team
@@ -152,7 +152,7 @@ def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFold
     if shared.compiled and gpu and any(_is_compiled(config) for config, _ in runs):
         warm_up_compiler()
     shared = shared._replace(load=lru_cache(maxsize=1)(shared.load))
-    sessions = [Session(config, RunFolder(folder), shared) for config, folder in runs]
+    sessions = [Session(config, RunWriter(folder), shared) for config, folder in runs]
     active = [session.steps() for session in sessions]
     others = any(config.backbone for config, _ in runs)
     with (

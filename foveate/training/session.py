@@ -19,7 +19,7 @@ from foveate.execution.precision import cast
 from foveate.models.channels import ScaleChannels
 from foveate.models.pretrained import find_non_finite, load_weights
 from foveate.training.averaging import WeightAverage
-from foveate.training.checkpoint import Progress, RunFolder, pack, unpack
+from foveate.training.checkpoint import CONFIG, Progress, RunWriter, pack, unpack
 from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import Batches, Load, open_batches
 from foveate.training.distributed import Team, team_step
@@ -81,7 +81,7 @@ def worth_compiling(config: TrainConfig, steps: int) -> bool:
 class Session:
     """The training of one run; iterate over `steps` to train it."""
 
-    def __init__(self, config: TrainConfig, folder: RunFolder, shared: Shared) -> None:
+    def __init__(self, config: TrainConfig, folder: RunWriter, shared: Shared) -> None:
         self.config, self.folder, self.shared = config, folder, shared
         self.device, self.team = shared.device, shared.team
         self.lane = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -167,7 +167,7 @@ class Session:
             yield
         except FoveateError:
             if self.new:
-                self.folder.remove_config()
+                (self.folder.path / CONFIG).unlink(missing_ok=True)
             raise
 
     @contextmanager

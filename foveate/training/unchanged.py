@@ -10,7 +10,7 @@ from foveate.data.shards import Shards
 from foveate.data.sources import Load, Source, open_source
 from foveate.data.store import ScaledFile
 from foveate.errors import ConfigError, DataError
-from foveate.training.checkpoint import RunFolder
+from foveate.training.checkpoint import RunFolder, RunWriter
 from foveate.training.config import TrainConfig, is_photo
 from foveate.training.data import generated_files
 
@@ -34,7 +34,7 @@ def source_checksum(source: str, load: Load, listing: bool) -> str:
 
 
 def record_data(
-    folder: RunFolder, config: TrainConfig, load: Load, *, listing: bool, changed_data: bool
+    folder: RunWriter, config: TrainConfig, load: Load, *, listing: bool, changed_data: bool
 ) -> None:
     """Store checksum and classes of the source in the run's folder, or compare the checksum.
 
@@ -53,7 +53,7 @@ def record_data(
     if before and before != found:
         new["earlier"] = [*data.get("earlier", []), before]
     if {**data, **new} != data:
-        folder.record_data({**data, **new})
+        folder.update_record(data={**data, **new})
 
 
 def class_names(source: str, load: Load, listing: bool = False) -> list[str]:
