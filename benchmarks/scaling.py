@@ -39,8 +39,9 @@ from foveate.training.checkpoint import Progress, RunWriter
 from foveate.training.config import TrainConfig
 from foveate.training.distributed import Norms, Team, join_processes
 from foveate.training.loop import train
+from foveate.training.optimiser import make_optimiser
 from foveate.training.presets import preset
-from foveate.training.state import capture_state, make_optimiser
+from foveate.training.state import capture_state
 
 CPU = torch.device("cpu")
 Table = dict[str, float]

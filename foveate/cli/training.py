@@ -118,7 +118,7 @@ def _train(
     team: "Team",
 ) -> None:
     from foveate.training.checkpoint import RunFolder
-    from foveate.training.data import describe_missing, is_photo
+    from foveate.training.data import is_photo
     from foveate.training.loop import train as run
     from foveate.training.photos import describe_photos
     from foveate.training.skipped import TABLE, check_bad, read_skipped
@@ -147,8 +147,6 @@ def _train(
                 f"{config.source}: grey images; recipe mnist-large-scale, which stretches their "
                 "contrast; use --recipe photo for photographs"
             )
-        for line in describe_missing(config.source):
-            print_message(f"note: {line}")
     shown = Display(f"training {model} in {path}") if team.is_main else nullcontext(_show_nothing)
     with interruptible(lambda: _saved(folder) if team.may_print() else ""), shown as callback:
         run(config, path, load=load, callback=callback, team=team, **{**how, "device": device})

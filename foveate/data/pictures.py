@@ -79,11 +79,6 @@ class PictureFolder:
             for split, items in self.items.items()
         }
 
-    def missing_classes(self, split: SplitName) -> list[str]:
-        """Return the names of the classes of which a split has no images."""
-        found = set(self.labels[split].tolist())
-        return [name for label, name in enumerate(self.classes) if label not in found]
-
     def open(self) -> ExitStack:
         """Return an empty context: no file stays open between two images."""
         return ExitStack()

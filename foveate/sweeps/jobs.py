@@ -39,8 +39,7 @@ Rows = tuple[tuple[str, str], ...]
 class Variant:
     """A further test of a trained network, with scale channels that it was not trained with.
 
-    `rows` are rows of the results, as (table, row). `windows` are those of the channels in pixels,
-    such as ``56-224``, and `pool` is their pooling.
+    `windows` are those of the channels in pixels, such as ``56-224``, and `pool` is their pooling.
     """
 
     rows: Rows
@@ -96,9 +95,9 @@ class Job:
 class Outcome:
     """The result of a finished job: its run, as in the fields of `Record`, and its tests.
 
-    `seconds` is the time of training and test, including the time before an interruption. `scales`
-    are the results of the network as trained, one per test scale. `variants` has those of the
-    variants of the job by their key, and `variant_speeds` their images per second.
+    `seconds` includes training, test, and the time before an interruption. `scales` are the results
+    of the network as trained, `variants` those of the variants of the job by their key, and
+    `variant_speeds` their images per second.
     """
 
     name: str
@@ -150,9 +149,7 @@ def perform(
     """Train runs in parallel, test them, and write outcome.json into each run folder of `folder`.
 
     `threads` are CPU threads of torch, or 0 for its default; their number changes rounding errors.
-    `at_once` is the number of processes that share the GPU, including this one. For several jobs,
-    `load` should be cached. The other options are those of `train_together`. The outcomes are in
-    the order of the jobs.
+    `at_once` is the number of processes that share the GPU, including this one.
     """
     with cpu_threads(threads):
         if device.startswith("cuda"):
@@ -198,11 +195,7 @@ def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad
 
 
 def find_outcome(job: Job, folder: Path) -> Outcome | None:
-    """Return the outcome of a job, or None if it is not finished at all of its scales.
-
-    Raises:
-        ConfigError: If the folder contains a run of the same name with another configuration.
-    """
+    """Return the outcome of a job, or None if it is not finished at all of its scales."""
     run = RunFolder(folder / job.folder)
     path = run.path / OUTCOMES[job.split]
     found = Outcome.read(path) if path.exists() else None
@@ -233,10 +226,7 @@ def make_records(job: Job, outcome: Outcome) -> list[Record]:
 
 
 def make_winners(job: Job, outcome: Outcome) -> list[Winners]:
-    """Return how often each scale channel won at each test scale; empty without channels.
-
-    Only tests on the split ``test`` count, so that a folder with both splits does not mix them.
-    """
+    """Return how often each scale channel won at each test scale, on the split ``test`` only."""
     channels = tuple(job.config.model.scales) if job.split == "test" else ()
     return [
         Winners(row=job.name, seed=outcome.seed, scale=at.scale, channel=channel, count=count)

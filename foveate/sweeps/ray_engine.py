@@ -53,10 +53,9 @@ class TaskFolder(NamedTuple):
 class RayEngine:
     """Performs jobs as tasks of a Ray cluster. The connection to Ray stays open.
 
-    The options are those of `make_engine`, and three more. A run whose worker died is started again
-    up to `retries` times. Unless `shared` is False, for storage that is too slow for checkpoints,
-    tasks train in the folder of the study where they can access it. There, they wait up to
-    `lock_timeout` seconds for a run that a process on a lost node may still hold.
+    A run whose worker died is started again up to `retries` times. Unless `shared` is False, tasks
+    train in the folder of the study where they can access it. There, they wait up to `lock_timeout`
+    seconds for a run that a process on a lost node may still hold.
     """
 
     device: str = "cpu"

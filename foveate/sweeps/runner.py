@@ -79,8 +79,7 @@ class LocalEngine:
     """Performs jobs in this process on one device: in parallel on a GPU, one by one on a CPU.
 
     Several processes can share the jobs of a folder. Each of them claims the jobs that it performs,
-    and yields the results of all. If one is killed, the others perform its jobs. The options are
-    those of `make_engine`.
+    and yields the results of all. If one is killed, the others perform its jobs.
     """
 
     device: str = "cpu"
@@ -166,8 +165,7 @@ def _free_place(left: Mapping[int, Job], folder: Path) -> int:
 def _middle_of_gap(free: Collection[int]) -> int:
     """Return the middle of the longest sequence of consecutive numbers.
 
-    There, a process meets the jobs of others as late as possible. Neighbouring jobs share images
-    and compiled kernels.
+    There, a process meets the jobs of others late. Neighbouring jobs share images and kernels.
     """
     first: dict[int, int] = {}
     for number in sorted(free):
@@ -177,10 +175,7 @@ def _middle_of_gap(free: Collection[int]) -> int:
 
 
 def _runs_at_once(device: str, jobs: Sequence[Job]) -> int:
-    """Return the number of runs to train in parallel.
-
-    SWMax and other backbones need more memory than the other networks of the paper.
-    """
+    """Return the number of runs to train in parallel; SWMax and others' backbones need memory."""
     if not device.startswith("cuda"):
         return 1
     memory = torch.cuda.get_device_properties(device).total_memory

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
 import torch
+from torch import Tensor
 
 from foveate.checks import check_range, check_type, is_number, suggest
 from foveate.data.recipes import MAX_BASE, Recipe
-from foveate.data.shards import Shards
-from foveate.data.sources import Source, load_source, open_source
+from foveate.data.sources import load_source, open_source
 from foveate.errors import ConfigError, FoveateError
 from foveate.evaluation.curve import default_scales
 from foveate.evaluation.test_sets import find_test_source
@@ -31,10 +31,13 @@ from foveate.scales import as_scales
 from foveate.sweeps.jobs import MAX_SEEDS, Job
 from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import (
+    PHOTO_SHAPE,
     Load,
     adapt_to_source,
+    check_fit,
     is_photo,
     open_pictures,
+    sample_count,
     unused_setting,
 )
 from foveate.training.presets import preset
@@ -57,7 +60,7 @@ LONGEST = 120  # characters of a name, which is also a folder name
 
 
 class Setting(NamedTuple):
-    """A value, and its key path in the file, such as `runs[2].epochs`."""
+    """A value, and its key path in the file, such as ``runs[2].epochs``."""
 
     value: Any
     where: str
@@ -145,7 +148,9 @@ def _study(values: dict[str, Any], load: Load, trust: bool, dry_run: bool) -> St
     name, seeds = _checked_name("name", values["name"]), _seeds(values.get("seeds", 1))
     with _at("test_scales"):
         given = as_scales(values["test_scales"]) if "test_scales" in values else None
-    cpus, gpus = _resources(_table(values, "resources"))
+    for key in ("resources", "defaults", "grid"):
+        check_type(key, values.setdefault(key, {}), Mapping)
+    cpus, gpus = _resources(values["resources"])
     runs = list(_different(values, load, trust, dry_run))
     jobs = []
     for run, config in runs:
@@ -186,12 +191,13 @@ def _seeds(given: Any) -> list[int]:
 
 def _resources(table: dict[str, Any]) -> tuple[int, float | None]:
     _check_keys("resources", table, ("cpus", "gpus"))
-    cpus, gpus = table.get("cpus", 1), table.get("gpus", 0)
-    check_type("resources.cpus", cpus, int)
-    check_type("resources.gpus", gpus, float)
-    check_range("resources.cpus", cpus, 1, math.inf, "at least 1")
-    check_range("resources.gpus", gpus, 0, 1, "a fraction of a GPU from 0 to 1")
-    return cpus if "cpus" in table else 0, table.get("gpus")
+    if "cpus" in table:
+        check_type("resources.cpus", table["cpus"], int)
+        check_range("resources.cpus", table["cpus"], 1, math.inf, "at least 1")
+    if "gpus" in table:
+        check_type("resources.gpus", table["gpus"], float)
+        check_range("resources.gpus", table["gpus"], 0, 1, "a fraction of a GPU from 0 to 1")
+    return table.get("cpus", 0), table.get("gpus")
 
 
 def _different(
@@ -217,8 +223,7 @@ def _different(
 
 def _runs(values: dict[str, Any]) -> Iterator[Run]:
     """Yield the listed runs, or one run of defaults, each at every point of the grid."""
-    usual = _settings("defaults", _table(values, "defaults"))
-    grid = _grid(values)
+    usual, grid = _settings("defaults", values["defaults"]), _grid(values["grid"])
     for where, table in _listed(values):
         own = _settings(where, {k: v for k, v in table.items() if k != "name"})
         for key in own.keys() & grid.keys():
@@ -238,7 +243,7 @@ def _runs(values: dict[str, Any]) -> Iterator[Run]:
 
 def _listed(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the tables of runs with their key paths; a grid without runs has one empty table."""
-    listed = values.get("runs", [{}] if "grid" in values else [])
+    listed = values.get("runs", [{}] if values["grid"] else [])
     if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
         raise ConfigError("runs must be a list of tables; write [[runs]] above each")
     if not listed:
@@ -247,9 +252,9 @@ def _listed(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"runs[{index}]" if "runs" in values else "grid", table
 
 
-def _grid(values: dict[str, Any]) -> dict[str, list[Setting]]:
+def _grid(table: dict[str, Any]) -> dict[str, list[Setting]]:
     found = {}
-    for key, (options, where) in _settings("grid", _table(values, "grid")).items():
+    for key, (options, where) in _settings("grid", table).items():
         check_type(where, options, list)
         if not options:
             raise _error(where, "this key has no values; remove it")
@@ -258,10 +263,7 @@ def _grid(values: dict[str, Any]) -> dict[str, list[Setting]]:
 
 
 def _settings(where: str, table: Mapping[str, Any]) -> dict[str, Setting]:
-    """Return the settings of a table with flat keys, such as `model.dropout`.
-
-    A recipe is a name, or a table that contains `recipe.name`.
-    """
+    """Return the settings of a table with flat keys, such as `model.dropout`."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         nested = key in PARTS and isinstance(value, dict)
@@ -282,18 +284,13 @@ def _config(run: Run, load: Load) -> TrainConfig:
             with _at(setting.where):
                 config = _set(config, key, setting.value)
     with _at(run.at("source")):
-        natural, config = adapt_to_source(config, load), adapt_to_source(config, load, settings)
-        there = _training_images(config, load)
+        config = adapt_to_source(config, load, settings)
+        shape, labels = _training_images(config, load)
     if unused := unused_setting(config, settings):
         raise _error(settings[unused[0]].where, unused[1])
-    if config.samples > there:
-        message = f"samples is {config.samples}, but {config.source} has {there} images; lower it"
-        raise _error(run.at("samples"), message)
-    for key in ("channels", "classes"):
-        ours, theirs = getattr(config.model, key), getattr(natural.model, key)
-        if ours < theirs or (key == "channels" and ours != theirs):
-            message = f"{config.source} has {theirs} {key}, not {ours}; remove it"
-            raise _error(run.at(f"model.{key}"), message)
+    with _at(run.where):
+        check_fit(config, shape, labels)
+        sample_count(config, len(labels), "train")
     return config
 
 
@@ -311,22 +308,15 @@ def _set(config: TrainConfig, key: str, value: Any) -> TrainConfig:
     return config.changed({key: value if isinstance(value, str) else json.dumps(value)})
 
 
-def _training_images(config: TrainConfig, load: Load) -> int:
-    """Return the number of training images, after checking that there are test images."""
-    images: Source | Shards
+def _training_images(config: TrainConfig, load: Load) -> tuple[tuple[int, ...], Tensor]:
+    """Return the shape and the labels of the training images; there must be test images, too."""
     if is_photo(config):
-        images = open_pictures(config.source)
-        images.labels("test")
-    else:
-        load(find_test_source(config))
-        images = open_source(config.source, load)
-    return len(images.labels("train"))
-
-
-def _table(values: dict[str, Any], key: str) -> dict[str, Any]:
-    table = values.get(key, {})
-    check_type(key, table, Mapping)
-    return table  # type: ignore[no-any-return]
+        pictures = open_pictures(config.source)
+        pictures.labels("test")
+        return PHOTO_SHAPE, pictures.labels("train")
+    load(find_test_source(config))
+    images = open_source(config.source, load)
+    return images.shape, images.labels("train")
 
 
 def _changes(settings: Mapping[str, Setting]) -> str:
@@ -343,14 +333,11 @@ def _safe(text: str) -> str:
 
 def _checked_name(where: str, name: object) -> str:
     if not (isinstance(name, str) and NAME.fullmatch(name)):
-        raise _error(
-            where, f"a name can only contain letters, digits and _ . + = , -, got {name!r}"
-        )
+        message = f"a name can only contain letters, digits and _ . + = , -, got {name!r}"
+        raise _error(where, message)
     if len(name) > LONGEST:
-        raise _error(
-            where,
-            f'{name[:20]}... has more than {LONGEST} characters; set a shorter name = "wide"',
-        )
+        message = f"{name[:20]}... has more than {LONGEST} characters"
+        raise _error(where, f'{message}; set a shorter name = "wide"')
     return name
 
 
@@ -358,7 +345,7 @@ def _check_keys(where: str, keys: Iterable[str], known: Collection[str]) -> None
     for key in keys:
         if key not in known:
             hint = HINTS.get(key) or suggest(key, known, f"use one of {', '.join(known)}")
-            raise ConfigError(f"{where}{'.' if where else ''}{key} is not a known key; {hint}")
+            raise ConfigError(f"{f'{where}.{key}'.lstrip('.')} is not a known key; {hint}")
 
 
 @contextmanager

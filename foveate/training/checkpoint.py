@@ -39,26 +39,15 @@ class BusyError(DataError):
 
 @dataclass
 class Progress:
-    """Progress of a run.
-
-    Attributes:
-        epoch: Number of complete epochs.
-        step: Number of complete steps in the current epoch.
-        loss: Sum of the losses of the current epoch's steps.
-        seconds: Wall-clock time of the epochs.
-        share: Time spent on this run alone if several are trained in parallel, including
-            preparation, validation, saving, and the time before interruptions.
-        metrics: Metrics of each complete epoch.
-        empty: Number of steps in the current epoch without any usable image.
-    """
+    """Progress of a run: complete epochs, steps of the current one, and metrics of each epoch."""
 
     epoch: int = 0
     step: int = 0
-    loss: float = 0.0
-    seconds: float = 0.0
-    share: float = 0.0
+    loss: float = 0.0  # sum over the steps of the current epoch
+    seconds: float = 0.0  # wall-clock time of the epochs
+    share: float = 0.0  # time of this run alone, including preparation, validation and saving
     metrics: list[dict[str, float]] = field(default_factory=list)
-    empty: int = 0
+    empty: int = 0  # steps of the current epoch without any usable image
 
     @property
     def position(self) -> str:
@@ -307,8 +296,8 @@ class RunWriter(RunFolder):
     ) -> bool:
         """Write the configuration of a new run, or compare it; return whether the run is new.
 
-        If version, commit or hardware, described with `extra`, differ from those of the last start,
-        they are added to the history.
+        Version, commit and hardware, described with `extra`, are added to the history if they
+        changed.
         """
         used = ", ".join(filter(None, [hardware(device), extra]))
         how = {"version": __version__, "commit": commit(), "hardware": used}

@@ -317,9 +317,8 @@ def is_mirrored(config: TrainConfig) -> bool:
 def build_net(config: TrainConfig, *, trust: bool = False, start: bool = False) -> nn.Module:
     """Build the network of a configuration, with weights from PyTorch's default generator.
 
-    The backbone maps (N, C, P, P) to (N, K); `config.model` defines its scale channels. `trust`
-    allows a factory named in `config.backbone` to be imported and called. At the `start` of a run,
-    the pretrained weights of the backbone are loaded.
+    `trust` allows a factory named in `config.backbone` to be imported and called. At the `start` of
+    a run, the pretrained weights of the backbone are loaded.
     """
     model = config.model
     if not config.backbone:

@@ -17,7 +17,7 @@ from foveate.data.recipes import Recipe, find_recipe
 from foveate.data.shards import Shards, is_shards, open_shards
 from foveate.data.sources import Load as Load
 from foveate.data.sources import Source, find_kind, open_source
-from foveate.data.splits import SPLITS, SplitName
+from foveate.data.splits import SplitName
 from foveate.data.store import ScaledFile
 from foveate.errors import ConfigError
 from foveate.execution.captured import CHUNK, Batch
@@ -41,7 +41,6 @@ from foveate.training.zooms import Zooms, draw_zooms, prepare_zoomed
 
 CHUNK_ON_GPU = 4 * CHUNK  # images to prepare at a time on a GPU, again for each epoch
 LISTED = 1000  # images whose headers are read to estimate the sizes of all
-NAMED = 5  # classes without images that a message names
 MAX_WINDOW = 8  # times the base size: limits the largest window for very elongated images
 PHOTO_SHAPE = (3,)  # channels of an image with the recipe photo; its size varies
 
@@ -51,10 +50,9 @@ class Batches:
     """A loader for the images of a split, prepared for a network, in any order.
 
     Either all images are prepared once and `resident` on the device, or each batch is read and
-    prepared on demand, the next one while the current one is used. If the images are `random`, as
-    with `zooms`, resident ones are prepared again for each epoch, in the same memory; `filled` is
-    the seed and epoch for which they were prepared. Images that could not be used are listed in
-    `skipped`.
+    prepared on demand. If the images are `random`, resident ones are prepared again for each epoch;
+    `filled` is the seed and epoch for which they were prepared. Images that could not be used are
+    in `skipped`.
     """
 
     images: Source | Shards
@@ -78,7 +76,7 @@ class Batches:
     ) -> Iterator[Batch]:
         """Yield the images at the indices `order` in batches of size `batch`.
 
-        Random augmentation, if any, depends on `augmentation_seed`: the seed and the epoch.
+        Random augmentation depends on `augmentation_seed`: the seed and the epoch.
         """
         if not len(order):
             return
@@ -131,8 +129,7 @@ class Batches:
         """Raise a ConfigError if the images or a training step do not fit in the main memory.
 
         For each activation of the paper's networks, a step stores the output of the convolution,
-        the output of the norm and a gradient. Steps of other backbones, and steps that recompute
-        activations, are not checked.
+        the output of the norm and a gradient. Other steps are not checked.
         """
         images = self.count * sum(t[0].numel() * t.element_size() for t in ready.inputs)
         remedy = "use fewer samples, a smaller size, or --stream to read images on demand"
@@ -169,21 +166,19 @@ def open_batches(
     """Return a loader for the images of a split.
 
     Shards are always streamed, other sources only if `stream` is set. Images that the recipe
-    `mirrored` augments are prepared again for each epoch on a GPU, and for each batch on a CPU,
-    which has less memory. With the recipe `photo`, `workers` processes load the images, by default
-    one per core up to eight. Images that cannot be used are errors, or left out if `bad` is "skip".
+    `mirrored` augments are prepared for each batch on a CPU, which has less memory than a GPU.
     """
     if is_photo(config):
         from foveate.training.photos import open_photos  # which imports this module
 
         pictures = open_pictures(config.source)
-        _check_fit(config, PHOTO_SHAPE, pictures.labels(split))
+        check_fit(config, PHOTO_SHAPE, pictures.labels(split))
         decoded = memory_for(pictures, split) if config.epochs > 1 else None
         options = {"bad": bad, "decoded": decoded}
         return open_photos(config, pictures, split, net, device, workers, **options)
     images = open_source(config.source, load, stream)
     labels = images.labels(split)
-    _check_fit(config, images.shape, labels)
+    check_fit(config, images.shape, labels)
     count, training = sample_count(config, len(labels), split), split == "train"
     zooms = find_zooms(config) if training else None
     random = training and is_random(config)
@@ -206,15 +201,12 @@ def open_batches(
 def adapt_to_source(
     config: TrainConfig, load: Load, explicit_fields: Collection[str] = (), stream: bool = False
 ) -> TrainConfig:
-    """Adapt the recipe and the model's channels and classes to the source.
-
-    Fields of the configuration in `explicit_fields` are left unchanged.
+    """Adapt recipe, channels and classes to the source; leave `explicit_fields` unchanged.
 
     Colour images in a folder or in tar files get the recipe `photo`: the model resamples windows
-    with antialiasing, and inputs are normalised as a timm backbone expects. With a backbone, the
-    windows follow from the sizes of the images (see `propose_windows`). Other colour images, such
-    as CIFAR-10, get the recipe `mirrored`: scale 1, in frames of twice their size. HDF5 files also
-    determine the size, the scales and the border of the images.
+    with antialiasing, inputs are normalised as a timm backbone expects, and with a backbone
+    `propose_windows` sets the windows. Other colour images get the recipe `mirrored`: scale 1, in
+    frames of twice their size. HDF5 files also determine size, scales and border.
     """
     chosen, config = config.recipe, replace(config, recipe=_fitted_recipe(config))
     if is_photo(config):
@@ -247,11 +239,7 @@ def adapt_to_source(
 
 
 def propose_windows(config: TrainConfig) -> ScaleGrid:
-    """Propose windows for objects at 1/4 to 2 times their size in the training images.
-
-    The smallest window is one quarter of the recipe's base size. The largest is twice the long side
-    of an image with the median aspect ratio.
-    """
+    """Propose windows for objects at 1/4 to 2 times their size in the training images."""
     assert config.recipe is not None
     model, base = config.model, config.recipe.base
     sizes = open_pictures(config.source).sizes("train", LISTED)
@@ -316,19 +304,6 @@ def open_pictures(source: str) -> Shards:
     )
 
 
-def describe_missing(source: str) -> Iterator[str]:
-    """Yield one line for each split of a folder that has no images of some classes."""
-    if not source.startswith("folder:"):
-        return
-    images = open_source(source, stream=True)
-    folder = images.shards[0] if isinstance(images, Shards) else None
-    assert isinstance(folder, PictureFolder)
-    for split in SPLITS:
-        if names := folder.missing_classes(split):
-            more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-            yield f"{source} has no {split} images of {', '.join(names[:NAMED])}{more}"
-
-
 def is_generated(source: str) -> bool:
     """Whether the source consists of HDF5 files, whose images are already rescaled."""
     return bool(generated_files(source))
@@ -362,7 +337,7 @@ def sample_count(config: TrainConfig, there: int, split: SplitName) -> int:
     return config.samples
 
 
-def _check_fit(config: TrainConfig, shape: tuple[int, ...], labels: Tensor) -> None:
+def check_fit(config: TrainConfig, shape: tuple[int, ...], labels: Tensor) -> None:
     """Raise a ConfigError if the images or labels do not fit the network."""
     model, channels, classes = config.model, shape[0], int(labels.max()) + 1
     if channels != model.channels:

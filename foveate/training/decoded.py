@@ -25,8 +25,8 @@ SAMPLED = 100  # images whose headers are read to estimate the sizes of all
 class DecodedImages:
     """Images (C, H, W) by index, written by any process that was forked from this one.
 
-    The memory is not reserved: pages are allocated when an image is written. It is not a file of
-    shared memory, because containers have little space for these.
+    Pages are allocated when an image is written. Containers have too little space for a file of
+    shared memory.
     """
 
     def __init__(self, count: int, size: int) -> None:

@@ -39,10 +39,7 @@ class Distortions(NamedTuple):
 
 @lru_cache(maxsize=4)  # all chunks of an epoch; 15 MB an entry for 50,000 images
 def draw_distortions(count: int, seed: tuple[int, int], strength: float) -> Distortions:
-    """Draw a distortion for each of `count` images.
-
-    Entry i depends only on the strength, the seed, the epoch and i.
-    """
+    """Draw a distortion for each image; entry i depends only on strength, seed, epoch and i."""
     random = np.random.default_rng([*seed, STREAM])
     drawn = strength * random.uniform(-1, 1, (count, 4 + 2 * KNOTS**2))
     angle, shear, stretch, width = drawn[:, :4].T * [[ROTATION], [SHEAR], [STRETCH], [WIDTH]]
@@ -57,7 +54,7 @@ def draw_distortions(count: int, seed: tuple[int, int], strength: float) -> Dist
 def distort(images: Tensor, drawn: Distortions) -> Tensor:
     """Distort images (N, C, h, w), values 0 to 255, about their centre.
 
-    The result (N, C, H, W) has a margin on each side. Beyond the original image, values are 0.
+    The result (N, C, H, W) has a margin of values 0 on each side.
     """
     (height, width), longer = images.shape[-2:], max(images.shape[-2:])
     margin = math.ceil(MARGIN * longer)

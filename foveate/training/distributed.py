@@ -85,8 +85,8 @@ class Team:
     def split_batches(self, order: Tensor, batch: int) -> list[tuple[Tensor, int]]:
         """Return this process's part of each batch of `order`.
 
-        The result is a list of (order, batch size) pairs, to be processed one after the other: the
-        full batches, and the last incomplete one.
+        The result is a list of (order, batch size) pairs: the full batches, and the last incomplete
+        one.
         """
         if self.count == 1:
             return [(order, batch)]
@@ -150,10 +150,7 @@ class Team:
         return buffer.tobytes()
 
     def in_turn(self, action: Callable[[], Result]) -> Result:
-        """Run `action` in the first process of each machine, then in the others.
-
-        The first call can download files that the others then find in the cache.
-        """
+        """Run `action`, such as a download, first in one process of each machine."""
         first = _local_rank() == 0
         if self.count > 1 and not first:
             self.broadcast_int(0)
@@ -201,9 +198,9 @@ class Team:
 def join_processes(device: str, norms: str = "shared") -> Iterator[Team]:
     """Join the processes that torchrun started together; without torchrun, yield a team of one.
 
-    `norms` is `shared` or `local` (see the module docstring). SIGINT and SIGTERM raise
-    KeyboardInterrupt and its subclass `Terminated` in the first process. The others ignore them and
-    end with the first, so that all can complete the current step and the first can save the run.
+    `norms` is `shared` or `local`. SIGINT and SIGTERM raise KeyboardInterrupt and its subclass
+    `Terminated` in the first process. The others ignore them and end with the first, so that all
+    can complete the current step and the first can save the run.
     """
     norms = cast(Norms, norms)  # checked in `prepare`, where one process reports for all
     if int(os.environ.get("WORLD_SIZE", 1)) == 1 or "MASTER_ADDR" not in os.environ:
@@ -230,10 +227,9 @@ def join_processes(device: str, norms: str = "shared") -> Iterator[Team]:
 def _group_destroyed() -> Iterator[None]:
     """Destroy the process group after the block, and with it the threads of Gloo.
 
-    A Gloo thread can drop the last reference to a tensor some time after an operation is complete.
-    If Python is finalizing by then, the thread cannot take the GIL, and the process aborts. The
-    threads end when no reference to the group is left. The reducer of DistributedDataParallel and
-    the frames in tracebacks hold such references.
+    If such a thread drops the last reference to a tensor while Python is finalizing, it cannot take
+    the GIL, and the process aborts. The threads end when no reference to the group is left; the
+    reducer of DistributedDataParallel and the frames in tracebacks hold such references.
     """
     try:
         yield

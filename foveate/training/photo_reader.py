@@ -106,10 +106,10 @@ class PhotoReader:
 class PhotoDataset(Dataset[Sample]):
     """The resized images of a split, with the centres of their windows and their labels.
 
-    The key of an item is (seed, epoch, index); augmentation, of the split ``train`` alone, depends
-    on nothing else. An image that cannot be used makes its batch an error, or with `bad` "skip" is
-    left out of it. Images are reduced to a `share` of the pixels along each axis, and extended by
-    `surround` with a `background`. Images in `decoded` are not decoded again.
+    The key of an item is (seed, epoch, index), on which alone augmentation, of the split ``train``,
+    depends. An image that cannot be used makes its batch an error, or with `bad` "skip" is left out
+    of it. Images are reduced to a `share` of the pixels along each axis, and extended by `surround`
+    with a `background`. Images in `decoded` are not decoded again.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class PhotoDataset(Dataset[Sample]):
     def __getitems__(self, items: list[Item]) -> tuple[list[Sample], Missing] | FoveateError:
         """Return the samples of a batch, or the error of the first unusable one.
 
-        The error is returned because the text of an error raised in a worker includes a traceback.
+        The text of an error raised in a worker would include a traceback.
         """
         samples, missing = [], []
         for item in items:
@@ -183,9 +183,9 @@ def _seed(seed: int, epoch: int, index: int) -> int:
 class Packer:
     """Collate the output of `PhotoDataset.__getitems__`; an error is returned unchanged.
 
-    A worker writes the pixels of its batches to `BLOCKS` blocks of shared memory in turn, because
-    the system fills new memory with zeros: this took 0.2 of 1.6 ms per photograph. The main process
-    therefore must not use a batch after it has requested the next one.
+    A worker writes its batches to `BLOCKS` blocks of shared memory in turn, because the system
+    fills new memory with zeros (0.2 of 1.6 ms per photograph). The main process therefore must not
+    use a batch after it has requested the next one.
     """
 
     def __init__(self) -> None:
@@ -238,8 +238,7 @@ def _next(iterator: Iterator[Any]) -> Any:
 def _begin_worker(number: int) -> None:
     """Leave signals to the main process, which saves the run and stops its workers.
 
-    Ctrl-C and many schedulers signal all processes at once. A worker that died before the main
-    process had completed its step would cause an error.
+    Ctrl-C and many schedulers signal all processes at once.
     """
     # A worker that waits on a full queue would outlive a killed parent.
     end_with_parent(signal.SIGKILL)

@@ -45,8 +45,8 @@ def _whole(name: str, model: ModelConfig, scales: str) -> TrainConfig:
 def _table_3() -> dict[str, TrainConfig]:
     """Return the configurations with few samples.
 
-    The paper does not state the number of epochs. Here it is at most 400, and at most 200,000
-    images in all, but at least 20 epochs. The schedule is stretched to this length.
+    The paper does not state the number of epochs. Here it is 20 to 400, with about 200,000 images
+    in all, and the schedule is stretched to it.
     """
     conc = model_config("fovconc", scales=ScaleGrid(0.5, 8, per_octave=4))
     models = {n: model_config(n) for n in ("cnn", "fovavg", "fovmax", "swmax")} | {"fovconc": conc}

@@ -18,22 +18,15 @@ from foveate.execution.plan import logits
 from foveate.execution.precision import cast
 from foveate.models.channels import ScaleChannels
 from foveate.models.pretrained import find_non_finite, load_weights
-from foveate.training.averaging import WeightAverage
 from foveate.training.checkpoint import CONFIG, Progress, RunWriter, pack, unpack
 from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import Batches, Load, open_batches
 from foveate.training.distributed import Team, team_step
 from foveate.training.interrupt import deferred_signals
+from foveate.training.optimiser import WeightAverage, make_optimiser, set_rate
 from foveate.training.rescaling import is_random
 from foveate.training.skipped import Bad, add_skipped
-from foveate.training.state import (
-    RandomStates,
-    capture_state,
-    make_optimiser,
-    restore_state,
-    select_prefix,
-    set_rate,
-)
+from foveate.training.state import RandomStates, capture_state, restore_state, select_prefix
 from foveate.training.unchanged import record_data
 from foveate.trust import is_own
 

@@ -1,4 +1,4 @@
-"""The state of a run: optimiser, tensors of a checkpoint, random states and determinism."""
+"""The state of a run: tensors of a checkpoint, random states and determinism."""
 
 import ctypes
 import os
@@ -10,11 +10,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 
 from foveate.models.pretrained import load_weights
-from foveate.training.adam import PiecewiseAdam, PlainAdam
-from foveate.training.config import TrainConfig
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
@@ -22,60 +19,16 @@ MOST_KEPT = 2**31 - 1  # bytes, the largest int
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed memory for the rest of this process.
+    """Let the C library of GNU keep freed memory for the rest of this process.
 
-    The system maps new memory page by page and fills it with zeros. A training step of
-    EfficientNet-Lite0 in 7 channels of 160 pixels, 4 images, takes 1.5 s of one core instead of
-    1.8 s. C libraries other than that of GNU ignore this.
+    The system fills new memory with zeros. A training step of EfficientNet-Lite0 in 7 channels of
+    160 pixels, 4 images, takes 1.5 s of one core instead of 1.8 s.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             libc = ctypes.CDLL(None)
             libc.mallopt(M_MMAP_THRESHOLD, MOST_KEPT)
             libc.mallopt(M_TRIM_THRESHOLD, MOST_KEPT)
-
-
-def make_optimiser(
-    net: nn.Module, config: TrainConfig, device: torch.device
-) -> torch.optim.Optimizer:
-    """Create the optimiser: Adam, or AdamW with weight decay.
-
-    On a GPU, the learning rate is a tensor, so that a captured CUDA graph can read it. Parameters
-    with fewer than two dimensions (biases and norms) do not decay. `clip` limits the norm of the
-    gradient before each step.
-    """
-    on_gpu = device.type == "cuda"
-    rate = torch.tensor(config.learning_rate, device=device) if on_gpu else config.learning_rate
-    options: dict[str, Any] = {"lr": rate, "fused": on_gpu, "capturable": on_gpu}
-    options["foreach"] = not on_gpu  # on a CPU, 3/4 of the time of a loop, with the same bits
-    options["decoupled_weight_decay"] = config.weight_decay > 0
-    kind = PiecewiseAdam if on_gpu else PlainAdam
-    if not config.weight_decay:
-        optimiser = kind(net.parameters(), **options)
-    else:
-        both: list[list[nn.Parameter]] = [[], []]
-        for parameter in net.parameters():
-            both[parameter.ndim < 2].append(parameter)
-        rates = (config.weight_decay, 0.0)
-        groups = [{"params": p, "weight_decay": w} for p, w in zip(both, rates, strict=True) if p]
-        optimiser = kind(groups, **options)
-    if config.clip:
-        parameters = list(net.parameters())
-
-        def limit(*_: Any) -> None:
-            clip_grad_norm_(parameters, config.clip)
-
-        optimiser.register_step_pre_hook(limit)
-    return optimiser
-
-
-def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameter groups."""
-    for group in optimiser.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
 
 
 def capture_state(net: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -93,10 +46,7 @@ def capture_state(net: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str,
 def restore_state(
     net: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], path: Path
 ) -> None:
-    """Restore the output of `capture_state`; `path` is the checkpoint, for error messages.
-
-    If the checkpoint has no random state of a GPU, the current one is left unchanged.
-    """
+    """Restore the output of `capture_state`; `path` is the checkpoint, for error messages."""
     torch.set_rng_state(tensors["random"].to(torch.uint8))
     if (device := next(net.parameters()).device).type == "cuda" and "random.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["random.cuda"].to(torch.uint8), device)
@@ -120,8 +70,7 @@ def select_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 class RandomStates:
     """The random states of one run, which replace PyTorch's while the run is active.
 
-    On a GPU, the default generator gets a state object that belongs to this run. A captured CUDA
-    graph refers to that object, so concurrent runs never share random numbers.
+    Each run has its own state object on a GPU, to which its captured CUDA graphs refer.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -169,8 +118,7 @@ def deterministic(strict: bool) -> Iterator[None]:
 
     With `strict`, PyTorch also replaces, or warns of, every operation that could sum in varying
     order. The paper's networks have no such operation: there, `strict` would only slow down the
-    gradient of a maximum (FovMax on one H200: 18 % per step), while the rest costs 2 %. The
-    caller's settings are restored afterwards.
+    gradient of a maximum (FovMax on one H200: 18 % per step), while the rest costs 2 %.
     """
     os.environ.setdefault(WORKSPACE, ":4096:8")  # required by PyTorch; cuBLAS reads it at start
     algorithms = torch.are_deterministic_algorithms_enabled()

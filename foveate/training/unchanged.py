@@ -20,11 +20,10 @@ LISTING = "listing:"  # prefix of checksums that do not cover the pixels
 def source_checksum(source: str, load: Load, listing: bool) -> str:
     """Compute the sha256 of a source.
 
-    For sources in memory, it covers the whole content. HDF5 files and shards are too large for
-    that: their checksum begins with "listing:" and covers the name, size, labels and manifest of
-    each file, and the positions of the images in a tar file. With `listing`, the checksum of a
-    folder covers the relative path and size of each image. Such a checksum does not detect changed
-    pixels if all sizes are equal.
+    It covers the whole content of sources in memory. HDF5 files and shards are too large for that:
+    their checksum begins with "listing:" and covers the name, size, labels and manifest of each
+    file, and the positions of the images in a tar file; with `listing`, that of a folder covers the
+    path and size of each image. It does not detect changed pixels if all sizes are equal.
     """
     found = open_source(source, load, stream=listing)
     if isinstance(found, Source):
@@ -70,8 +69,8 @@ def names_of(images: Source | Shards) -> list[str]:
 def check_classes(folder: RunFolder, source: str, names: Sequence[str]) -> None:
     """Raise a ConfigError if a class of the run has another index among the `names` of a source.
 
-    Labels are indices, so its images would count as another class. Other names are accepted, and
-    so are the indices that stand for unknown names.
+    Labels are indices, so its images would count as another class. Other names, and indices that
+    stand for unknown names, are accepted.
     """
     if list(names) == [str(index) for index in range(len(names))]:
         return

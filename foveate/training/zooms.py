@@ -119,8 +119,7 @@ def _show(images: Tensor, zoom: float, zooms: Zooms) -> Tensor:
 def crop_frame(images: Tensor, zoom: float, margin: int = 0) -> Tensor:
     """Crop images to the part that the frame shows when they are magnified by `zoom`.
 
-    At zoom 1 the frame is the image without a `margin` on each side. An even number of rows and
-    columns is removed, so that the centre does not move.
+    At zoom 1 the frame is the image without a `margin` on each side. The centre does not move.
     """
     tops = []
     for length in images.shape[-2:]:
