@@ -117,21 +117,3 @@ def test_a_run_whose_metrics_were_removed_names_the_remedy(tmp_path):
     (ended,) = Study(jobs(1), tmp_path).run(LocalEngine(cpus=1))
     assert isinstance(ended, Failure)
     assert "row-s0 has no validation accuracy; remove the folder" in ended.reason
-
-
-def test_a_run_that_a_process_without_claims_trains_is_waited_for(tmp_path, alone):
-    """Such as a worker of Ray."""
-    code = """
-import sys, time
-from pathlib import Path
-from foveate.sweeps.jobs import perform
-from test_shared_studies import jobs
-perform(jobs()[2:3], Path(sys.argv[1]), threads=1, callback=lambda *now: time.sleep(0.3))
-"""
-    with python("-c", code, tmp_path) as worker:
-        while not (tmp_path / "row-s2" / "config.json").exists():
-            time.sleep(0.05)
-        ended = list(Study(jobs(), tmp_path).run(LocalEngine(cpus=1)))
-        assert worker.wait() == 0
-    assert len(ended) == RUNS and all(isinstance(one, Done) for one in ended)
-    assert_same_results(tmp_path, alone)

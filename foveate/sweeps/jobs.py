@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from foveate.checks import check_fields
 from foveate.data.sources import load_source
@@ -130,8 +129,9 @@ class Outcome:
             outcome = cls(**{**values, "scales": read.pop(""), "variants": read})
             check_fields(outcome)
         except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-            remedy = "remove it to test the run again"
-            raise DataError(f"{path} is damaged ({error}); {remedy}") from None
+            raise DataError(
+                f"{path} is damaged ({error}); remove it to test the run again"
+            ) from None
         return outcome
 
 
@@ -171,7 +171,9 @@ def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad
     nets = {"": net}
     for variant in job.variants:
         nets[variant.key] = with_channels(net, job.config, variant.windows, variant.pool)[0]
-    results = _test(job, nets, run, load, bad)
+    tests = open_test_set(run, load, split=job.split, bad=bad if is_photo(job.config) else "stop")
+    results = {key: tests.measure(tested, job.scales) for key, tested in nets.items()}
+    add_skipped(run.path, tests.skipped)
     last = run.metrics()[-1]
     seconds = (last["share"] + time.perf_counter() - begun) / at_once
     speeds = {key: round(images_per_second(n, job.config), 1) for key, n in nets.items()}
@@ -233,17 +235,6 @@ def make_winners(job: Job, outcome: Outcome) -> list[Winners]:
         for at in outcome.scales
         for channel, count in zip(channels, at.winners, strict=False)
     ]
-
-
-def _test(
-    job: Job, nets: Mapping[str, nn.Module], run: RunFolder, load: Load, bad: Bad
-) -> dict[str, tuple[AtScale, ...]]:
-    """Test the networks of a job: the one that was trained, and its variants."""
-    photo = is_photo(job.config)
-    tests = open_test_set(run, load, split=job.split, bad=bad if photo else "stop")
-    found = {key: tests.measure(net, job.scales) for key, net in nets.items()}
-    add_skipped(run.path, tests.skipped)
-    return found
 
 
 def _peak_memory(device: str) -> int:

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -111,44 +111,33 @@ class LocalEngine:
             with ExitStack() as claims:
                 numbers = range(place, place + together)
                 group = [n for n in numbers if n in left and _claim(jobs[n], folder, claims)]
-                yield from engine._perform_group([left.pop(n) for n in group], folder)
+                if group:
+                    yield from engine._perform([left.pop(n) for n in group], folder)
             place += together
             if not group and left:
                 place, due = _free_place(left, folder), 0.0
 
-    def _perform_group(self, group: Sequence[Job], folder: Path) -> Iterator[JobResult]:
-        ended = self._perform(group, folder) if group else ()
-        yield from ended or (found for job in group for found in self._perform([job], folder))
-
-    def _perform(self, group: Sequence[Job], folder: Path) -> Sequence[JobResult]:
-        """Perform a group of jobs; empty if one of several failed, as it is not known which one."""
+    def _perform(self, group: Sequence[Job], folder: Path) -> Iterator[JobResult]:
         shown: dict[str, Any] = {"callback": self.callback, "load": self.load, "bad": self.bad}
         try:
             found = perform(group, folder, device=self.device, threads=self.cpus, **shown)
         except Exception as error:  # a custom backbone can raise anything
-            return [Failure(group[0], describe_failure(error))] if len(group) == 1 else []
-        return [Done(job, outcome) for job, outcome in zip(group, found, strict=True)]
+            if len(group) == 1:
+                yield Failure(group[0], describe_failure(error))
+            else:  # it is not known which one failed
+                for job in group:
+                    yield from self._perform([job], folder)
+            return
+        yield from map(Done, group, found)
 
 
 def _claim(job: Job, folder: Path, claims: ExitStack) -> bool:
-    """Claim a job until `claims` is closed; False if another process has it or has finished it.
-
-    Workers of Ray and `foveate train` make no claim, but they lock the run that they train.
-    """
+    """Claim a job until `claims` is closed; False if another process has it or has finished it."""
     try:
         claims.enter_context(RunWriter(folder / CLAIMS / job.folder).locked())
     except BusyError:
         return False
-    return not _is_in_training(job, folder) and find_outcome(job, folder) is None
-
-
-def _is_in_training(job: Job, folder: Path) -> bool:
-    run = RunWriter(folder / job.folder)
-    try:
-        with run.locked() if run.path.exists() else nullcontext():
-            return False
-    except BusyError:
-        return True
+    return find_outcome(job, folder) is None
 
 
 def _free_place(left: Mapping[int, Job], folder: Path) -> int:

@@ -1,6 +1,7 @@
 """Create backbones for scale channels from timm, torchvision or a factory function."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -42,14 +43,10 @@ def make_backbone(
         require_trust(trust, f"the backbone {spec!r} would be imported and called")
     factory = find_factory(spec)
     options = {"channels": channels, "classes": classes}
-    return _checked(spec, factory, **options, **({"size": size} if _takes_size(factory) else {}))
-
-
-def _takes_size(factory: Callable[..., Any]) -> bool:
-    try:
-        return "size" in signature(factory).parameters
-    except (TypeError, ValueError):  # some functions written in C have no signature
-        return False
+    with suppress(TypeError, ValueError):  # some functions written in C have no signature
+        if "size" in signature(factory).parameters:
+            options["size"] = size
+    return _checked(spec, factory, **options)
 
 
 def load_backbone(

@@ -208,7 +208,10 @@ def adapt_to_source(
     `propose_windows` sets the windows. Other colour images get the recipe `mirrored`: scale 1, in
     frames of twice their size. HDF5 files also determine size, scales and border.
     """
-    chosen, config = config.recipe, replace(config, recipe=_fitted_recipe(config))
+    chosen = config.recipe
+    if not is_photo(config) and not is_mirrored(config):
+        coloured = has_colour_pictures(config.source)
+        config = replace(config, recipe=(chosen or Recipe(name="photo")) if coloured else None)
     if is_photo(config):
         classes = open_pictures(config.source).num_classes
         config = replace(config, scales="1")  # `recipe.base` defines the size instead
@@ -259,26 +262,14 @@ def _following(
 
 def unused_setting(config: TrainConfig, given: Collection[str]) -> tuple[str, str] | None:
     """Return a setting in `given` that a run does not use, and an error message."""
-    for key in ("scales", "size", "border"):
-        if key not in given:
-            continue
+    for key in [name for name in ("scales", "size", "border") if name in given]:
         if is_generated(config.source):
             return key, f"the images in {config.source} are already rescaled; leave out {key}"
         if is_photo(config):
-            remedy = "set recipe.base, the short side in pixels"
-            return key, f"the recipe photo does not use {key}; {remedy}"
+            return key, f"the recipe photo does not use {key}; set recipe.base, the short side"
         if key == "border" and is_mirrored(config):
             return key, "the recipe mirrored has no border; leave it out"
     return None
-
-
-def _fitted_recipe(config: TrainConfig) -> Recipe | None:
-    """Return the recipe of a configuration, or `photo` if its source has colour pictures."""
-    if is_photo(config) or is_mirrored(config):
-        return config.recipe
-    if not has_colour_pictures(config.source):
-        return None
-    return config.recipe or Recipe(name="photo")
 
 
 def has_colour_pictures(source: str) -> bool:

@@ -1,7 +1,6 @@
 """Decoded photographs in memory that a run and its worker processes share.
 
-Decoding takes most of the time of reading small photographs: for those of clothing (256 × 192
-pixels, resized to a short side of 64) 0.33 of 0.45 ms on one core.
+Small photographs take 0.45 ms of one core to read, and 0.12 ms from here.
 """
 
 import math

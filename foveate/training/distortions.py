@@ -1,8 +1,7 @@
 """Random distortions in training: rotation, shear, aspect ratio, displacement, stroke width.
 
-An image is distorted at the size in which the source stores it, before it is rescaled. All
-distances are therefore proportional to the scale at which it is shown, and its values pass through
-the same steps of the dataset as those of any other image.
+An image is distorted in the size of the source, before it is rescaled, so that all distances are
+proportional to the scale at which it is shown.
 """
 # Shape letters: N images, C image channel, h w source pixels, H W pixels with the margin.
 

@@ -5,20 +5,13 @@ between CPUs) that train one network. Up to rounding, the result does not depend
 dropout and with `local` batch norm:
 
 - A batch has `config.batch` images over all processes, and each process takes its part. Losses are
-  weighted so that the gradients, averaged by PyTorch's DistributedDataParallel, are those of the
-  whole batch, even if the parts differ by one image. If the last batch has fewer images than there
-  are processes, every process computes all of it.
-- Batch norm is `shared` or `local`. With `shared`, mean and variance are those of the whole batch,
-  exactly as in one process. With `local`, each process normalises its own part, and the running
-  statistics are averaged over the processes after every step. This is faster, but the result
-  depends on N.
-- Each process draws its own dropout from (seed, epoch, step, rank). A run that resumes with the
-  same number of processes draws the same dropout; with another number, it draws a different one.
-- Only the first process reads and writes the run folder. It broadcasts the checkpoint to the
-  others. A checkpoint does not depend on N.
-
-Images that are not streamed are held by every process. Streamed images are read only by the process
-that needs them.
+  weighted so that the gradients, averaged by DistributedDataParallel, are those of the whole batch,
+  even if the parts differ by one image. If the last batch has fewer images than there are
+  processes, every process computes all of it.
+- With `shared` batch norm, mean and variance are those of the whole batch. With `local`, which is
+  faster, each process normalises its own part, and the running statistics are averaged.
+- Each process draws its own dropout from (seed, epoch, step, rank).
+- Only the first process reads and writes the run folder. A checkpoint does not depend on N.
 """
 
 import gc

@@ -1,8 +1,7 @@
 """Batches of photographs of any size, resampled to patches on the device of the network.
 
-Workers read and resize the images. The main process resamples the patches: an image has one tenth
-of the bytes of its patches, and transferring patches from a worker took twice as long as computing
-them.
+Workers read and resize the images. The main process resamples the patches, because an image has one
+tenth of their bytes.
 """
 # Shape letters: B batch, S scale channel, C image channel, H W pixels, P patch pixels.
 
@@ -30,7 +29,7 @@ from foveate.execution.plan import Prepared
 from foveate.models.channels import ScaleChannels
 from foveate.resampling.definition import PatchSpec, resample
 from foveate.training.config import TrainConfig
-from foveate.training.data import LISTED, Batches, open_pictures, sample_count
+from foveate.training.data import Batches, open_pictures, sample_count
 from foveate.training.decoded import DecodedImages
 from foveate.training.photo_reader import Background, Packed, PhotoDataset, PhotoReader
 from foveate.training.rescaling import AugmentationSeed
@@ -71,6 +70,7 @@ class PhotoBatches(Batches):
 
         Outside training, a batch has at most `largest` images.
         """
+        assert isinstance(self.images, Shards)
         size = batch if self.split == "train" else min(batch, self.largest)
         reader = self.idle.pop() if self.idle else self._reader(min(size, max(1, len(order))))
         used = 0
@@ -79,7 +79,9 @@ class PhotoBatches(Batches):
                 [group.tolist() for group in order.split(size)], augmentation_seed
             ):
                 made = self._batch(found[0])
-                self._skip(found[1])
+                for index, reason in found[1]:
+                    name = self.images.describe_image(self.split, index).removeprefix("image ")
+                    self.skipped[self.split, name] = reason
                 used += len(made.labels)
                 if len(made.labels) or self.split == "train":
                     yield made
@@ -103,13 +105,6 @@ class PhotoBatches(Batches):
         cut = cut_patches(packed, self.recipe, windows_of(self.net))
         labels = send(torch.from_numpy(packed.labels), self.device)
         return Batch(Prepared(patches, (cut,)), labels)
-
-    def _skip(self, missing: list[tuple[int, str]]) -> None:
-        """Record images that were left out."""
-        assert isinstance(self.images, Shards)
-        for index, reason in missing:
-            name = self.images.describe_image(self.split, index).removeprefix("image ")
-            self.skipped[self.split, name] = reason
 
     def _reader(self, batch: int) -> PhotoReader:
         assert isinstance(self.images, Shards) and isinstance(self.net, ScaleChannels)
@@ -195,23 +190,12 @@ def describe_photos(config: TrainConfig) -> str:
     assert config.recipe is not None
     images, model = open_pictures(config.source), config.model
     counts = [len(images.labels("train")), len(images.labels("val"))]
-    windows = [round(model.size * scale) for scale in model.scales]
-    shown = f"{len(windows)} windows of {windows[0]} to {windows[-1]} pixels"
-    if len(windows) == 1:
-        shown = f"1 window of {windows[0]} pixels"
+    windows = [f"{model.size * scale:.0f}" for scale in model.scales]
     return (
         f"{config.source}: {counts[0]:,} training and {counts[1]:,} validation images of "
-        f"{images.num_classes} classes"
-        f"{_sizes(images)}; recipe photo: short side {config.recipe.base}; {shown}, "
-        f"patches of {model.size}"
+        f"{images.num_classes} classes; recipe photo: short side {config.recipe.base}; "
+        f"windows of {', '.join(windows)} pixels, patches of {model.size}"
     )
-
-
-def _sizes(images: Shards) -> str:
-    """Return the range of image sizes as text."""
-    sizes = [(height * width, width, height) for height, width in images.sizes("train", LISTED)]
-    ends = [f"{width}x{height}" for _, width, height in (min(sizes), max(sizes))] if sizes else []
-    return f", {' to '.join(ends)} pixels" if ends else ""
 
 
 def default_workers(runs: int = 1) -> int:

@@ -87,7 +87,6 @@ def _fovplus(scale: int) -> TrainConfig:
     """Return FovAvg with zooms, wider layers, AdamW and label smoothing.
 
     The zooms show objects of scale 0.35 to 11.3, half an octave beyond the paper's test scales.
-    Validation accuracy at scale 8, trained on scale 2, one seed: 98.8 % (docs/log.md).
     """
     return TrainConfig(
         model=model_config("fovavg", features=(16, 16, 48, 48)),
@@ -102,11 +101,7 @@ def _fovplus(scale: int) -> TrainConfig:
 
 
 def _fovplus_few(samples: int) -> TrainConfig:
-    """Return FovAvg for few samples, with distortions and zooms.
-
-    Mean test accuracy of five seeds at scales of 1 to 4: 94.6 % with 100 samples and 98.5 % with
-    1,000; FovAvg as in the paper has 81.3 and 96.7 % (results/few-samples).
-    """
+    """Return FovAvg for few samples, with distortions and zooms (results/few-samples)."""
     return replace(
         PRESETS[f"fovavg-few{samples}"],
         epochs=max(20, min(800, 200_000 // samples)),

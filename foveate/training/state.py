@@ -75,41 +75,28 @@ class RandomStates:
 
     def __init__(self, device: torch.device) -> None:
         self._cpu = torch.get_rng_state()
-        self._generator = _default_generator(device)
-        if self._generator is not None:
+        self._generator: torch.Generator | None = None
+        if device.type == "cuda":
+            torch.cuda.init()
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self._generator = torch.cuda.default_generators[index]
             self._gpu = self._generator.clone_state()
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Use this run's random states within the block, and restore the caller's afterwards."""
-        cpu = torch.get_rng_state()
+        cpu, generator = torch.get_rng_state(), self._generator
         torch.set_rng_state(self._cpu)
+        if generator is not None:
+            gpu = generator.graphsafe_get_state()
+            generator.graphsafe_set_state(self._gpu)
         try:
-            with self._gpu_active():
-                yield
+            yield
         finally:
+            if generator is not None:
+                generator.graphsafe_set_state(gpu)
             self._cpu = torch.get_rng_state()
             torch.set_rng_state(cpu)
-
-    @contextmanager
-    def _gpu_active(self) -> Iterator[None]:
-        if self._generator is None:
-            yield
-            return
-        before = self._generator.graphsafe_get_state()
-        self._generator.graphsafe_set_state(self._gpu)
-        try:
-            yield
-        finally:
-            self._generator.graphsafe_set_state(before)
-
-
-def _default_generator(device: torch.device) -> torch.Generator | None:
-    if device.type != "cuda":
-        return None
-    torch.cuda.init()
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return torch.cuda.default_generators[index]
 
 
 @contextmanager
