@@ -8,7 +8,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from foveate.checks import check_range, check_type, is_number, suggest
-from foveate.data.recipes import MAX_BASE, Recipe
+from foveate.data.recipes import Recipe
 from foveate.data.sources import load_source, open_source
 from foveate.errors import ConfigError, FoveateError
 from foveate.evaluation.curve import default_scales
@@ -156,21 +156,15 @@ def _study(values: dict[str, Any], load: Load, trust: bool, dry_run: bool) -> St
     for run, config in runs:
         recipe = config.recipe.name if config.recipe else "mnist-large-scale"
         scales = given or default_scales(recipe).values
-        _check_sizes(run, config, scales)
+        if config.recipe and is_photo(config):
+            with _at("test_scales"):
+                config.recipe.at_scale(max(scales))  # the largest images of the tests
         rows = ((name, run.name),)
         jobs += [
             Job(name=run.name, config=replace(config, seed=seed), scales=scales, rows=rows)
             for seed in seeds
         ]
     return StudyFile(name, tuple(jobs), cpus, gpus)
-
-
-def _check_sizes(run: Run, config: TrainConfig, scales: Sequence[float]) -> None:
-    """Reject test scales at which the images of a run on photographs would be too large."""
-    largest = round(config.recipe.base * max(scales)) if config.recipe else 0
-    if is_photo(config) and largest > MAX_BASE:
-        message = f"{run.name} would be tested on images with a short side of {largest} pixels"
-        raise _error("test_scales", f"{message}, the limit is {MAX_BASE}; use smaller scales")
 
 
 def _seeds(given: Any) -> list[int]:

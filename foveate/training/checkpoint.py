@@ -67,12 +67,8 @@ class RunFolder:
         resume: Path of the checkpoint, ``resume.safetensors``; exists until the run is finished.
 
     Examples:
-        >>> from foveate.models.zoo import model_config
-        >>> from foveate.scales import ScaleGrid
         >>> from foveate.training.loop import train
-        >>> model = model_config("fovavg", scales=ScaleGrid(1, 2, per_octave=1), size=12,
-        ...                      features=(4, 8), hidden=8)
-        >>> config = TrainConfig(model=model, source="mnist-5k", samples=64, size=24, epochs=1)
+        >>> config = TrainConfig(source="mnist-5k", samples=64, epochs=1)
         >>> path = train(config, Path("runs/first")).path
         >>> run = RunFolder(path)
         >>> run.finished, run.config() == config
@@ -80,7 +76,7 @@ class RunFolder:
         >>> sorted(run.metrics()[0])
         ['epoch', 'learning_rate', 'loss', 'seconds', 'share', 'validation']
         >>> net = run.net().eval()
-        >>> net(torch.zeros(1, 1, 24, 24)).shape
+        >>> net(torch.zeros(1, 1, 112, 112)).shape
         torch.Size([1, 10])
     """
 
@@ -229,15 +225,13 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         try:
             found = [parse_json(line) for line in read_text(path).splitlines()]
+            for line, entry in enumerate(found, 1):
+                if not isinstance(entry, dict) or not all(map(is_number, entry.values())):
+                    raise ValueError(f"line {line} is not an object of numbers")
         except FileNotFoundError:
             return []
         except ValueError as error:
             raise DataError(f"{path} is damaged ({error}); remove it") from None
-        for line, entry in enumerate(found, 1):
-            if not isinstance(entry, dict) or not all(map(is_number, entry.values())):
-                raise DataError(
-                    f"{path} is damaged (line {line} is not an object of numbers); remove it"
-                )
         return found
 
     def load(self) -> tuple[Progress, dict[str, Tensor]] | None:

@@ -76,16 +76,12 @@ def train(
         FoveateError: If the loss is not finite.
 
     Examples:
-        >>> from foveate.models.zoo import model_config
-        >>> from foveate.scales import ScaleGrid
-        >>> model = model_config("fovavg", scales=ScaleGrid(1, 2, per_octave=1), size=12,
-        ...                      features=(4, 8), hidden=8)
-        >>> config = TrainConfig(model=model, source="mnist-5k", samples=64, size=24, epochs=1)
+        >>> config = TrainConfig(source="mnist-5k", samples=64, epochs=1)
         >>> run = train(config, Path("runs/first"))
         >>> run.finished
         True
         >>> net = run.net().eval()
-        >>> net(torch.zeros(1, 1, 24, 24)).shape
+        >>> net(torch.zeros(1, 1, 112, 112)).shape
         torch.Size([1, 10])
     """
     bad = check_bad(bad, config, team.count)
@@ -133,11 +129,7 @@ def train_together(
 
     Examples:
         >>> from dataclasses import replace
-        >>> from foveate.models.zoo import model_config
-        >>> from foveate.scales import ScaleGrid
-        >>> model = model_config("fovavg", scales=ScaleGrid(1, 2, per_octave=1), size=12,
-        ...                      features=(4, 8), hidden=8)
-        >>> config = TrainConfig(model=model, source="mnist-5k", samples=64, size=24, epochs=1)
+        >>> config = TrainConfig(source="mnist-5k", samples=64, epochs=1)
         >>> seeds = [(replace(config, seed=seed), Path(f"runs/seed{seed}")) for seed in (0, 1)]
         >>> [run.finished for run in train_together(seeds)]
         [True, True]

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from foveate.data.recipes import Recipe, Transform, surround
 from foveate.data.shards import Shards
 from foveate.data.splits import SplitName
 from foveate.errors import DataError, FoveateError
+from foveate.files import reason_of
 from foveate.training.decoded import DecodedImages
 from foveate.training.interrupt import SIGNALS, end_with_parent
 from foveate.training.rescaling import AugmentationSeed
@@ -93,8 +95,18 @@ class PhotoReader:
         ]
         with _signals_blocked():  # until the workers have set their own handlers
             iterator = iter(self.loader)
-        while (found := _next(iterator)) is not None:
-            yield found
+        try:
+            for found in iterator:
+                if isinstance(found, FoveateError):
+                    raise found
+                yield found
+        except RuntimeError as error:
+            if "DataLoader worker" not in str(error):
+                raise
+            raise FoveateError(
+                f"a data loader process ended early ({reason_of(error)}); use a "
+                "smaller batch or fewer workers, such as --workers 0"
+            ) from error
 
     def close(self) -> None:
         """Stop the workers now; after an error, the garbage collector could be too late."""
@@ -103,6 +115,7 @@ class PhotoReader:
             shut_down()
 
 
+@dataclass(eq=False)
 class PhotoDataset(Dataset[Sample]):
     """The resized images of a split, with the centres of their windows and their labels.
 
@@ -112,34 +125,30 @@ class PhotoDataset(Dataset[Sample]):
     with a `background`. Images in `decoded` are not decoded again.
     """
 
-    def __init__(
-        self,
-        images: Shards,
-        split: SplitName,
-        recipe: Recipe,
-        bad: Bad = "stop",
-        share: float = 1.0,
-        background: Background | None = None,
-        decoded: DecodedImages | None = None,
-    ) -> None:
-        self.decoded = decoded
-        self.images, self.split, self.recipe, self.share = images, split, recipe, share
-        self.background = background
-        self.bad, self.labels = bad, images.labels(split)
-        self.training = split == "train"
+    images: Shards
+    split: SplitName
+    recipe: Recipe
+    bad: Bad = "stop"
+    share: float = 1.0
+    background: Background | None = None
+    decoded: DecodedImages | None = None
+
+    def __post_init__(self) -> None:
+        self.labels = self.images.labels(self.split)
 
     @cached_property
     def resize(self) -> Transform:
         """The resizing of the recipe; made in each worker, because a function cannot be pickled."""
-        return self.recipe.resize(self.training, self.share)
+        return self.recipe.resize(self.split == "train", self.share)
 
     def __getitem__(self, item: Item) -> Sample:
-        seed, epoch, index = item
+        index = item[-1]
         picture = torch.from_numpy(np.array(self._read(index)))  # writable
         with torch.random.fork_rng([]):
-            torch.default_generator.manual_seed(_seed(seed, epoch, index))
+            seed = np.random.SeedSequence(item).generate_state(1, np.uint64)[0]
+            torch.default_generator.manual_seed(int(seed))
             resized = self._resized(picture, index)
-            y, x = self.recipe.draw_shift().tolist() if self.training else (0.0, 0.0)
+            y, x = self.recipe.draw_shift().tolist() if self.split == "train" else (0.0, 0.0)
         height, width = resized.shape[-2:]
         return Sample(resized, (height / 2 + y, width / 2 + x), int(self.labels[index]))
 
@@ -174,10 +183,6 @@ class PhotoDataset(Dataset[Sample]):
         except DataError as error:
             raise DataError(f"{self.images.describe_image(self.split, index)} {error}") from error
         return resized if self.background is None else surround(resized, *self.background)
-
-
-def _seed(seed: int, epoch: int, index: int) -> int:
-    return int(np.random.SeedSequence([seed, epoch, index]).generate_state(1, np.uint64)[0])
 
 
 class Packer:
@@ -216,23 +221,6 @@ class Packer:
             block = torch.UntypedStorage._new_shared(count)
         self.blocks.append(block)
         return torch.empty(0, dtype=torch.uint8).set_(block, 0, (count,), (1,))
-
-
-def _next(iterator: Iterator[Any]) -> Any:
-    """Return the next batch and the images left out of it, or None at the end."""
-    try:
-        found = next(iterator, None)
-    except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
-            raise
-        reason = str(error).partition("\n")[0]
-        raise FoveateError(
-            f"a data loader process ended early ({reason}); use a smaller batch or fewer workers, "
-            "such as --workers 0"
-        ) from error
-    if isinstance(found, FoveateError):
-        raise found
-    return found
 
 
 def _begin_worker(number: int) -> None:

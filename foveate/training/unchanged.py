@@ -46,18 +46,13 @@ def record_data(
         _compare(config.source, before, found, f"{folder.path} was started")
     names = data.get("classes") if before == found else None
     if not names:
-        names = class_names(config.source, load, listing)
+        names = names_of(open_source(config.source, load, stream=listing))
         check_classes(folder, config.source, names)
     new = {"source": config.source, "checksum": found} | ({"classes": names} if names else {})
     if before and before != found:
         new["earlier"] = [*data.get("earlier", []), before]
     if {**data, **new} != data:
         folder.update_record(data={**data, **new})
-
-
-def class_names(source: str, load: Load, listing: bool = False) -> list[str]:
-    """Return the class names of a source; empty for shards and HDF5 files, which have none."""
-    return names_of(open_source(source, load, stream=listing))
 
 
 def names_of(images: Source | Shards) -> list[str]:
