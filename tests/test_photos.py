@@ -26,7 +26,7 @@ from foveate.data.sources import load_source, open_source
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.evaluation.audit.report import ORIGINAL
 from foveate.execution import patches
-from foveate.training import decoded
+from foveate.training import photo_reader
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import build_net
 from foveate.training.data import adapt_to_source, open_batches
@@ -227,7 +227,7 @@ def test_workers_by_the_cores(monkeypatch):
     assert default_workers() == 2
 
 
-@pytest.mark.parametrize(("most", "decodings"), [(decoded.MOST_BYTES, 1), (30_000, 3)])
+@pytest.mark.parametrize(("most", "decodings"), [(photo_reader.MOST_DECODED, 1), (30_000, 3)])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_only_workers_decode_and_small_images_only_once(
     tmp_path, monkeypatch, whole, workers, most, decodings
@@ -240,7 +240,7 @@ def test_only_workers_decode_and_small_images_only_once(
         return read_picture(path)
 
     monkeypatch.setattr("foveate.data.pictures.read_picture", logging)
-    monkeypatch.setattr(decoded, "MOST_BYTES", most)
+    monkeypatch.setattr(photo_reader, "MOST_DECODED", most)
     run = train(photo_config(), tmp_path / "run", workers=workers)
     processes = log.read_text().split()
     assert len(processes) == decodings * (24 + 9)
@@ -250,7 +250,7 @@ def test_only_workers_decode_and_small_images_only_once(
 
 def test_decoded_images_are_kept_with_their_layout_while_there_is_space():
     grey, colour = (np.random.default_rng(0).integers(0, 256, (5, 4, c), np.uint8) for c in (1, 3))
-    kept = decoded.DecodedImages(3, grey.size + colour.size)
+    kept = photo_reader.DecodedImages(3, grey.size + colour.size)
     for index, image in enumerate((grey, colour, grey)):
         kept.add(index, image.transpose(2, 0, 1))
     for index, image in enumerate((grey, colour)):

@@ -9,7 +9,7 @@ from tiny_runs import python, same_bits, tiny, weights
 
 from foveate.sweeps.jobs import Job
 from foveate.sweeps.records import read_records, read_winners
-from foveate.sweeps.runner import Done, Failure, LocalEngine, Study, _middle_of_gap
+from foveate.sweeps.runner import Done, Failure, LocalEngine, Study
 
 RUNS = 6
 # Trains the runs, and appends the number of its process to a file of each run after every step.
@@ -99,14 +99,6 @@ def test_studies_with_other_runs_add_to_the_same_table(tmp_path, alone):
     for study in (first, second):
         assert all(isinstance(one, Done) for one in study.run(LocalEngine(cpus=1)))
     assert_same_results(tmp_path, alone)
-
-
-@pytest.mark.parametrize(
-    ("free", "start"),
-    [([4], 4), (range(10), 5), ([0, 1, 5, 6, 7, 8, 9, 20], 7), ([3, 1, 2, 9, 8], 2)],
-)
-def test_a_process_starts_in_the_middle_of_the_longest_gap(free, start):
-    assert _middle_of_gap(free) == start
 
 
 def test_a_run_whose_metrics_were_removed_names_the_remedy(tmp_path):

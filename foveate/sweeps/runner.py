@@ -2,11 +2,12 @@
 
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
@@ -141,26 +142,17 @@ def _claim(job: Job, folder: Path, claims: ExitStack) -> bool:
 
 
 def _free_place(left: Mapping[int, Job], folder: Path) -> int:
-    """Return the number of a job that no process has; if there is none, wait, then return 0."""
+    """Return the number of a job that no process has; if there is none, wait, then return 0.
+
+    At a random place, processes meet late; neighbouring jobs share images and kernels.
+    """
     free = []
     for number, job in left.items():
         with ExitStack() as claims:
             free += [number] if _claim(job, folder, claims) else []
     if not free:
         time.sleep(LOOK_EVERY)
-    return _middle_of_gap(free) if free else 0
-
-
-def _middle_of_gap(free: Collection[int]) -> int:
-    """Return the middle of the longest sequence of consecutive numbers.
-
-    There, a process meets the jobs of others late. Neighbouring jobs share images and kernels.
-    """
-    first: dict[int, int] = {}
-    for number in sorted(free):
-        first[number] = first.get(number - 1, number)
-    last, begin = max(first.items(), key=lambda item: item[0] - item[1])
-    return (begin + last + 1) // 2
+    return Random().choice(free) if free else 0
 
 
 def _runs_at_once(device: str, jobs: Sequence[Job]) -> int:

@@ -26,7 +26,6 @@ from foveate.scales import ScaleGrid
 from foveate.training.backbones import normalisation
 from foveate.training.config import Precision, TrainConfig, is_mirrored
 from foveate.training.config import is_photo as is_photo
-from foveate.training.decoded import memory_for
 from foveate.training.rescaling import (
     AugmentationSeed,
     RescaleFunction,
@@ -169,6 +168,7 @@ def open_batches(
     `mirrored` augments are prepared for each batch on a CPU, which has less memory than a GPU.
     """
     if is_photo(config):
+        from foveate.training.photo_reader import memory_for
         from foveate.training.photos import open_photos  # which imports this module
 
         pictures = open_pictures(config.source)

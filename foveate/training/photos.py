@@ -30,8 +30,13 @@ from foveate.models.channels import ScaleChannels
 from foveate.resampling.definition import PatchSpec, resample
 from foveate.training.config import TrainConfig
 from foveate.training.data import Batches, open_pictures, sample_count
-from foveate.training.decoded import DecodedImages
-from foveate.training.photo_reader import Background, Packed, PhotoDataset, PhotoReader
+from foveate.training.photo_reader import (
+    Background,
+    DecodedImages,
+    Packed,
+    PhotoDataset,
+    PhotoReader,
+)
 from foveate.training.rescaling import AugmentationSeed
 from foveate.training.skipped import Bad
 
