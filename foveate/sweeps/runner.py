@@ -31,9 +31,8 @@ from foveate.training.loop import find_device
 from foveate.training.session import Callback
 from foveate.training.skipped import Bad
 
-# Runs trained at once on a GPU, which one run with batches of 16 or 32 does not use fully. On one
-# H200, the steps of a run of FovAvg take 6.0 s with three at once and 4.5 s with six. The images of
-# two rows, which six runs usually have, take about 22 GB.
+# Runs trained at once on a GPU. On one H200, the steps of a run of FovAvg take 6.0 s with three at
+# once and 4.5 s with six. The images of two rows, which six runs usually have, take about 22 GB.
 RUNS_PER_GPU, MORE_RUNS, MUCH_MEMORY = 3, 6, 40e9
 # Writing the table takes at most 1/20 of the time; for 1,000 runs a write takes 2 s.
 WRITE_INTERVAL_FACTOR = 20
@@ -181,15 +180,13 @@ def make_engine(
     Args:
         name: ``local`` for this process, or ``ray`` for a Ray cluster.
         device: Device to train on: ``cpu``, ``cuda`` or, with ``local``, ``cuda:N``.
-        together: Runs trained in parallel; 0 means 1 on a CPU and 3 on a GPU. With ``local``, it
-            means 6 on a GPU with more than 40 GB of memory if the networks are small.
+        together: Runs trained in parallel; 0 means 1 on a CPU and 3 on a GPU, or with ``local`` 6
+            small ones on a GPU with more than 40 GB of memory.
         address: Address of the Ray cluster; by default the one that Ray finds, or a new local one.
         cpus: CPU threads per run, or 0 for the default of torch.
         gpus: Fraction of a GPU per run, 0 to 1; with 0, `together` decides.
-        bad: ``stop`` to end a run at a photograph that cannot be read, or ``skip`` to leave such
-            photographs out and list them in skipped.csv of the run.
-        local: Options of the local engine: ``callback``, a function called after every training
-            step, and ``load``, a function that loads a source by name.
+        bad: ``stop`` to end a run at a photograph that cannot be read, or ``skip`` to leave it out.
+        local: Options of the local engine: ``callback`` and ``load``, as for `train`.
 
     Returns:
         The engine, to be passed to `Study.run`.

@@ -150,10 +150,15 @@ def _study(values: dict[str, Any], load: Load, trust: bool, dry_run: bool) -> St
         given = as_scales(values["test_scales"]) if "test_scales" in values else None
     for key in ("resources", "defaults", "grid"):
         check_type(key, values.setdefault(key, {}), Mapping)
-    cpus, gpus = _resources(values["resources"])
-    runs = list(_different(values, load, trust, dry_run))
-    jobs = []
-    for run, config in runs:
+    resources = values["resources"]
+    _check_keys("resources", resources, ("cpus", "gpus"))
+    cpus, gpus = resources.get("cpus", 1), resources.get("gpus", 0)
+    check_type("resources.cpus", cpus, int)
+    check_type("resources.gpus", gpus, float)
+    check_range("resources.cpus", cpus, 1, math.inf, "at least 1")
+    check_range("resources.gpus", gpus, 0, 1, "a fraction of a GPU from 0 to 1")
+    jobs: list[Job] = []
+    for run, config in _different(values, load, trust, dry_run):
         recipe = config.recipe.name if config.recipe else "mnist-large-scale"
         scales = given or default_scales(recipe).values
         if config.recipe and is_photo(config):
@@ -164,7 +169,7 @@ def _study(values: dict[str, Any], load: Load, trust: bool, dry_run: bool) -> St
             Job(name=run.name, config=replace(config, seed=seed), scales=scales, rows=rows)
             for seed in seeds
         ]
-    return StudyFile(name, tuple(jobs), cpus, gpus)
+    return StudyFile(name, tuple(jobs), resources.get("cpus", 0), resources.get("gpus"))
 
 
 def _seeds(given: Any) -> list[int]:
@@ -181,17 +186,6 @@ def _seeds(given: Any) -> list[int]:
             f"seeds must be a number from 1 to {MAX_SEEDS} or a list of distinct seeds"
         )
     return seeds
-
-
-def _resources(table: dict[str, Any]) -> tuple[int, float | None]:
-    _check_keys("resources", table, ("cpus", "gpus"))
-    if "cpus" in table:
-        check_type("resources.cpus", table["cpus"], int)
-        check_range("resources.cpus", table["cpus"], 1, math.inf, "at least 1")
-    if "gpus" in table:
-        check_type("resources.gpus", table["gpus"], float)
-        check_range("resources.gpus", table["gpus"], 0, 1, "a fraction of a GPU from 0 to 1")
-    return table.get("cpus", 0), table.get("gpus")
 
 
 def _different(
@@ -218,7 +212,13 @@ def _different(
 def _runs(values: dict[str, Any]) -> Iterator[Run]:
     """Yield the listed runs, or one run of defaults, each at every point of the grid."""
     usual, grid = _settings("defaults", values["defaults"]), _grid(values["grid"])
-    for where, table in _listed(values):
+    listed = values.get("runs", [{}] if grid else [])
+    if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
+        raise ConfigError("runs must be a list of tables; write [[runs]] above each")
+    if not listed:
+        raise ConfigError("the study has no runs; add [[runs]], or a [grid] of settings")
+    for index, table in enumerate(listed):
+        where = f"runs[{index}]" if "runs" in values else "grid"
         own = _settings(where, {k: v for k, v in table.items() if k != "name"})
         for key in own.keys() & grid.keys():
             raise _error(own[key].where, "this key is also in the grid; set it in one place")
@@ -233,17 +233,6 @@ def _runs(values: dict[str, Any]) -> Iterator[Run]:
             else:
                 name = _safe(settings["preset"].value) + _changes(own)
             yield Run(_checked_name(where, name + _changes(varied)), settings, where)
-
-
-def _listed(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the tables of runs with their key paths; a grid without runs has one empty table."""
-    listed = values.get("runs", [{}] if values["grid"] else [])
-    if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
-        raise ConfigError("runs must be a list of tables; write [[runs]] above each")
-    if not listed:
-        raise ConfigError("the study has no runs; add [[runs]], or a [grid] of settings")
-    for index, table in enumerate(listed):
-        yield f"runs[{index}]" if "runs" in values else "grid", table
 
 
 def _grid(table: dict[str, Any]) -> dict[str, list[Setting]]:

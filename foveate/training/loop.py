@@ -56,9 +56,8 @@ def train(
         callback: Called after every step and every epoch with the configuration, the progress, and
             the number of steps per epoch.
         load: Function that loads a source by name.
-        team: The processes that train together; see
-            `foveate.training.distributed.join_processes`. Each of them calls this function with the
-            same arguments, and the first one writes the folder.
+        team: The processes that train together, as `foveate.training.distributed.join_processes`
+            yields them. Each calls this function with the same arguments.
         changed_data: Whether to resume a run whose data source has changed since it was started.
         deterministic: Whether a GPU computes bit-for-bit reproducible weights, for the same model
             of GPU and version of PyTorch. ``False`` is faster.

@@ -77,10 +77,7 @@ FINETUNE = TrainConfig(
     precision="bf16",
     ema=0.99,
 )  # fmt: skip
-"""Fine-tuning of a backbone on photographs: seven channels with windows of 56 to 448 pixels.
-
-Pool, learning rate and epochs were chosen together by cross-validation (results/photographs).
-"""
+"""Fine-tuning on photographs; chosen by cross-validation (results/photographs)."""
 
 
 def _fovplus(scale: int) -> TrainConfig:
@@ -126,9 +123,8 @@ def preset(name: str) -> TrainConfig:
     Args:
         name: A row of the paper's tables, such as ``fovavg-tr2``, ``fovmax-tr2-9ch`` or
             ``cnn-few1000``; a network name, such as ``fovavg``, for its run on scale 2;
-            ``finetune`` for fine-tuning a backbone on photographs; or ``fovplus-tr1``, ``-tr2`` or
-            ``-tr4`` for a network that is trained on one scale and accurate at all, and
-            ``fovplus-few100`` to ``fovplus-few10000`` for few samples.
+            ``finetune`` for photographs; ``fovplus-tr1``, ``-tr2`` or ``-tr4`` for a network that
+            is accurate at all scales; or ``fovplus-few100`` to ``fovplus-few10000``.
 
     Returns:
         The configuration. Use `TrainConfig.changed` or `dataclasses.replace` to change it.

@@ -32,7 +32,7 @@ from foveate.trust import is_own
 
 SAVE_EVERY = 30.0  # seconds between checkpoints within an epoch
 # A large validation set is used less often, so that validation processes at most a quarter as many
-# images as training. It is used at least so many times, unless the configuration has fewer.
+# images as training, but at least so many times.
 FEWEST = 4
 READ_LOSSES_EVERY = 1.0  # seconds between reads of the losses, each of which synchronises a GPU
 TIME_SLICE = 0.005  # seconds for which one of several concurrent runs takes steps at a time
@@ -97,9 +97,8 @@ class Session:
                 while True:
                     with (
                         deferred_signals() as pressed,
-                        self.team.guard(
-                            self._describe_checkpoint
-                        ),  # detects a dead process before signals act
+                        # Detects a dead process before signals act:
+                        self.team.guard(self._describe_checkpoint),
                         self._timed(),
                         self._alone(),
                     ):
