@@ -20,7 +20,8 @@ from foveate.execution.precision import Precision, cast
 from foveate.models.zoo import model_config
 from foveate.resampling import foveate
 from foveate.training.config import TrainConfig
-from foveate.training.state import keep_freed_memory, make_optimiser
+from foveate.training.optimiser import make_optimiser
+from foveate.training.state import keep_freed_memory
 
 Forward = Callable[[], Tensor]
 

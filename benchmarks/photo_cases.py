@@ -19,7 +19,8 @@ from foveate.execution.captured import Batch, make_step
 from foveate.execution.plan import prepare
 from foveate.models.zoo import model_config
 from foveate.training.config import TrainConfig
-from foveate.training.state import keep_freed_memory, make_optimiser
+from foveate.training.optimiser import make_optimiser
+from foveate.training.state import keep_freed_memory
 
 COMPILED_BATCH = 4
 PLANE = 416  # pixels a side of one image with as many pixels (97 %) as seven patches of 160

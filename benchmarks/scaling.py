@@ -35,12 +35,13 @@ from foveate.sweeps.jobs import Job, Outcome, make_records, make_winners, perfor
 from foveate.sweeps.ray_engine import RayEngine
 from foveate.sweeps.records import write_results
 from foveate.sweeps.runner import Done
-from foveate.training.checkpoint import Progress, RunFolder
+from foveate.training.checkpoint import Progress, RunWriter
 from foveate.training.config import TrainConfig
 from foveate.training.distributed import Norms, Team, join_processes
 from foveate.training.loop import train
+from foveate.training.optimiser import make_optimiser
 from foveate.training.presets import preset
-from foveate.training.state import capture_state, make_optimiser
+from foveate.training.state import capture_state
 
 CPU = torch.device("cpu")
 Table = dict[str, float]
@@ -181,7 +182,7 @@ def of_a_run() -> Table:
         parameter.grad = torch.zeros_like(parameter)
     optimiser.step()
     with tempfile.TemporaryDirectory() as folder:
-        run, state = RunFolder(Path(folder)), capture_state(net, optimiser)
+        run, state = RunWriter(Path(folder)), capture_state(net, optimiser)
         run.write_or_check_config(config, CPU)
         saving = medians({"save": lambda: run.save(Progress(), state)})["save"]
         run.finish(Progress(), net.state_dict(), config)

@@ -24,10 +24,10 @@ from timing import Step, duration
 
 from foveate.execution.captured import Batch, CapturedStep
 from foveate.execution.plan import prepare
-from foveate.training.adam import PiecewiseAdam
 from foveate.training.checkpoint import Progress, RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.loop import train_together
+from foveate.training.optimiser import PiecewiseAdam
 from foveate.training.presets import preset
 
 # Of the paper's 20; fewer suffice to measure the rate.

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from foveate.training import adam
-from foveate.training.adam import PiecewiseAdam, PlainAdam
+from foveate.training.optimiser import PiecewiseAdam, PlainAdam
 
 TESTS = Path(__file__).parent
 SHAPES = [(100, 512), (3,), (16, 1, 3, 3), (5000,), (), (70_000,), (24, 32, 3, 3)]
@@ -29,7 +28,7 @@ def parameters(device):
 def test_pieces_have_the_bits_of_the_whole(kind, device, decay, size, monkeypatch):
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    monkeypatch.setattr(adam, "SMALLEST_PIECE", size)
+    monkeypatch.setattr("foveate.training.optimiser.SMALLEST_PIECE", size)
     torch.manual_seed(0)
     ours = parameters(device)
     theirs = [nn.Parameter(p.detach().clone()) for p in ours]

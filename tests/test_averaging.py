@@ -15,10 +15,10 @@ from foveate.cli.app import run as command_line
 from foveate.data.large_scale import rescale
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError
-from foveate.training.averaging import WeightAverage
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig
 from foveate.training.loop import train, train_together
+from foveate.training.optimiser import WeightAverage
 from foveate.training.presets import preset
 
 

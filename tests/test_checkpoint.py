@@ -23,7 +23,7 @@ import foveate
 from foveate.cli.app import run as command_line
 from foveate.errors import DataError, FoveateError
 from foveate.provenance import _commit, commit, hardware
-from foveate.training.checkpoint import Progress, RunFolder
+from foveate.training.checkpoint import Progress, RunFolder, RunWriter
 from foveate.training.loop import train
 from foveate.training.tensors import pack_tensors, read_tensors
 
@@ -42,7 +42,7 @@ def stopped(path, **changes):
 
     with pytest.raises(KeyboardInterrupt):
         train(tiny(**changes), path, callback=callback)
-    return RunFolder(path)
+    return RunWriter(path)
 
 
 error_of = partial(one_line, FoveateError)
@@ -87,7 +87,7 @@ def test_a_stopped_run_has_everything_to_go_on(tmp_path):
 
 
 def test_saving_gives_back_what_was_saved(tmp_path):
-    folder = RunFolder(tmp_path)
+    folder = RunWriter(tmp_path)
     progress = Progress(3, 7, 1.25, 0.5, 0.25, [{"epoch": 1.0}])
     shared = torch.rand(4)
     tensors = {"random": torch.get_rng_state(), "tied": shared, "twin": shared, "part": shared[1:3]}
@@ -209,7 +209,7 @@ def test_a_folder_that_cannot_be_is_named(tmp_path):
 
 
 def test_the_lock_keeps_others_out_and_is_given_back(tmp_path):
-    folder = RunFolder(tmp_path)
+    folder = RunWriter(tmp_path)
     with folder.locked():
         said = error_of(lambda: train(tiny(), tmp_path))
         assert "another process is training" in said
@@ -217,7 +217,7 @@ def test_the_lock_keeps_others_out_and_is_given_back(tmp_path):
 
 
 def test_an_error_in_the_block_is_not_taken_for_the_lock(tmp_path):
-    with pytest.raises(BlockingIOError), RunFolder(tmp_path).locked():
+    with pytest.raises(BlockingIOError), RunWriter(tmp_path).locked():
         raise BlockingIOError("of another kind")
 
 

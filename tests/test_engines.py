@@ -12,7 +12,7 @@ from foveate.sweeps import runner
 from foveate.sweeps.jobs import Job, find_outcome
 from foveate.sweeps.records import read_records
 from foveate.sweeps.runner import Done, Failure, LocalEngine, Study, make_engine
-from foveate.training.checkpoint import RunFolder
+from foveate.training.checkpoint import RunWriter
 
 
 def job(scales=(1.0,), **changes):
@@ -75,7 +75,7 @@ def test_new_test_scales_are_tested_without_training_again(tmp_path):
 
 
 def test_a_run_half_done_with_other_settings_is_refused_at_once(tmp_path):
-    RunFolder(tmp_path / "run-s0").write_or_check_config(tiny(epochs=7), torch.device("cpu"))
+    RunWriter(tmp_path / "run-s0").write_or_check_config(tiny(epochs=7), torch.device("cpu"))
     with pytest.raises(
         ConfigError, match="contains a run named run with other settings; choose another --out"
     ):

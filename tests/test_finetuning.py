@@ -30,8 +30,8 @@ from foveate.training.checkpoint import RunFolder
 from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import adapt_to_source
 from foveate.training.loop import train
+from foveate.training.optimiser import make_optimiser
 from foveate.training.presets import preset
-from foveate.training.state import make_optimiser
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ from foveate.execution.plan import Prepared, prepare
 from foveate.models.backbone import ConvNet
 from foveate.models.channels import PAPER_SCALES
 from foveate.models.sliding import SlidingChannels
-from foveate.training.adam import PiecewiseAdam
+from foveate.training.optimiser import PiecewiseAdam
 
 head, _ = load("foveate.execution.triton_head"), load("foveate.execution.triton_canvas")
 step, trunk = (importlib.import_module(f"foveate.execution.triton_{n}") for n in ("step", "trunk"))

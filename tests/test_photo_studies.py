@@ -81,8 +81,12 @@ def test_a_mean_may_be_whole_numbers(tmp_path):
         ("recipe.shift = 6", 'recipe.name = "fotos"', "defaults.recipe: unknown recipe"),
         ("recipe.shift = 6", "recipe.mean = [1]", "defaults.recipe.mean must have 3 values"),
         ("epochs = 2", "scales = 2", "defaults.scales: the recipe photo does not use scales"),
-        ("epochs = 2", "samples = 25", "samples is 25, but folder:"),
-        ("[0.5, 1]", "[0.5, 90]", "test_scales: .* short side of 4320 pixels, the limit is 4096"),
+        ("epochs = 2", "samples = 25", "samples must be at most 24, .* got 25"),
+        (
+            "[0.5, 1]",
+            "[0.5, 90]",
+            "test_scales: .* short side is 4320 pixels, above the limit",
+        ),
     ],
 )
 def test_a_mistake_is_refused_with_its_key(tmp_path, old, new, words):

@@ -26,7 +26,7 @@ from foveate.data.sources import load_source, open_source
 from foveate.errors import ConfigError, DataError, FoveateError
 from foveate.evaluation.audit.report import ORIGINAL
 from foveate.execution import patches
-from foveate.training import decoded
+from foveate.training import photo_reader
 from foveate.training.checkpoint import RunFolder
 from foveate.training.config import build_net
 from foveate.training.data import adapt_to_source, open_batches
@@ -227,7 +227,7 @@ def test_workers_by_the_cores(monkeypatch):
     assert default_workers() == 2
 
 
-@pytest.mark.parametrize(("most", "decodings"), [(decoded.MOST_BYTES, 1), (30_000, 3)])
+@pytest.mark.parametrize(("most", "decodings"), [(photo_reader.MOST_DECODED, 1), (30_000, 3)])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_only_workers_decode_and_small_images_only_once(
     tmp_path, monkeypatch, whole, workers, most, decodings
@@ -240,7 +240,7 @@ def test_only_workers_decode_and_small_images_only_once(
         return read_picture(path)
 
     monkeypatch.setattr("foveate.data.pictures.read_picture", logging)
-    monkeypatch.setattr(decoded, "MOST_BYTES", most)
+    monkeypatch.setattr(photo_reader, "MOST_DECODED", most)
     run = train(photo_config(), tmp_path / "run", workers=workers)
     processes = log.read_text().split()
     assert len(processes) == decodings * (24 + 9)
@@ -250,7 +250,7 @@ def test_only_workers_decode_and_small_images_only_once(
 
 def test_decoded_images_are_kept_with_their_layout_while_there_is_space():
     grey, colour = (np.random.default_rng(0).integers(0, 256, (5, 4, c), np.uint8) for c in (1, 3))
-    kept = decoded.DecodedImages(3, grey.size + colour.size)
+    kept = photo_reader.DecodedImages(3, grey.size + colour.size)
     for index, image in enumerate((grey, colour, grey)):
         kept.add(index, image.transpose(2, 0, 1))
     for index, image in enumerate((grey, colour)):
@@ -422,8 +422,8 @@ def test_the_command_says_what_it_took(tmp_path, capfd):
     assert run_command(command(tmp_path / "run", "--workers", "1", "--epochs", "1")) == 0
     shown = capfd.readouterr()
     assert (
-        "24 training and 9 validation images of 3 classes, 60x60 to 72x128 pixels; recipe photo: "
-        "short side 48; 3 windows of 16 to 64 pixels, patches of 16"
+        "24 training and 9 validation images of 3 classes; recipe photo: short side 48; "
+        "windows of 16, 32, 64 pixels, patches of 16"
     ) in shown.err
     assert shown.out.endswith(f"next: foveate evaluate {tmp_path / 'run'}\n")
 
@@ -435,7 +435,7 @@ def test_the_command_names_one_window_and_random_weights(tmp_path, capfd):
     whole = ["train", "finetune", "--source", SOURCE, *given, *net, "--workers", "1"]
     assert run_command([*whole, "--out", str(tmp_path / "run")]) == 0
     err = capfd.readouterr().err
-    assert "1 window of 32 pixels, patches of 32" in err
+    assert "windows of 32 pixels, patches of 32" in err
     assert "note: timm:test_efficientnet starts from random weights; add --pretrained" in err
 
 

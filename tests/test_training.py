@@ -14,7 +14,7 @@ from foveate.data.sources import load_source
 from foveate.errors import ConfigError, FoveateError
 from foveate.models.zoo import ModelConfig
 from foveate.scales import ScaleGrid
-from foveate.training.checkpoint import RunFolder
+from foveate.training.checkpoint import RunFolder, RunWriter
 from foveate.training.config import TrainConfig
 from foveate.training.loop import train, train_together
 
@@ -136,7 +136,7 @@ def test_a_missing_gpu_is_said():
 
 
 def test_a_nonsense_device_is_said():
-    with pytest.raises(ConfigError, match="unknown device 'abacus'"):
+    with pytest.raises(ConfigError, match="device must be cpu or cuda, got 'abacus'"):
         train(tiny(), "unused", device="abacus")
 
 
@@ -171,7 +171,7 @@ def test_a_run_of_many_epochs_is_validated_and_saved_now_and_then(
     tmp_path, monkeypatch, samples, epochs_validated
 ):
     saves = []
-    monkeypatch.setattr(RunFolder, "save", lambda self, now, tensors: saves.append(now.epoch))
+    monkeypatch.setattr(RunWriter, "save", lambda self, now, tensors: saves.append(now.epoch))
     trained(tmp_path / "run", epochs=45, samples=samples, batch=samples)
     metrics = RunFolder(tmp_path / "run").metrics()
     validated = [entry["epoch"] for entry in metrics if "validation" in entry]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from foveate.checks import check_fields
 from foveate.data.sources import load_source
@@ -39,8 +38,7 @@ Rows = tuple[tuple[str, str], ...]
 class Variant:
     """A further test of a trained network, with scale channels that it was not trained with.
 
-    `rows` are rows of the results, as (table, row). `windows` are those of the channels in pixels,
-    such as ``56-224``, and `pool` is their pooling.
+    `windows` are those of the channels in pixels, such as ``56-224``, and `pool` is their pooling.
     """
 
     rows: Rows
@@ -96,9 +94,9 @@ class Job:
 class Outcome:
     """The result of a finished job: its run, as in the fields of `Record`, and its tests.
 
-    `seconds` is the time of training and test, including the time before an interruption. `scales`
-    are the results of the network as trained, one per test scale. `variants` has those of the
-    variants of the job by their key, and `variant_speeds` their images per second.
+    `seconds` includes training, test, and the time before an interruption. `scales` are the results
+    of the network as trained, `variants` those of the variants of the job by their key, and
+    `variant_speeds` their images per second.
     """
 
     name: str
@@ -131,8 +129,9 @@ class Outcome:
             outcome = cls(**{**values, "scales": read.pop(""), "variants": read})
             check_fields(outcome)
         except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-            remedy = "remove it to test the run again"
-            raise DataError(f"{path} is damaged ({error}); {remedy}") from None
+            raise DataError(
+                f"{path} is damaged ({error}); remove it to test the run again"
+            ) from None
         return outcome
 
 
@@ -150,9 +149,7 @@ def perform(
     """Train runs in parallel, test them, and write outcome.json into each run folder of `folder`.
 
     `threads` are CPU threads of torch, or 0 for its default; their number changes rounding errors.
-    `at_once` is the number of processes that share the GPU, including this one. For several jobs,
-    `load` should be cached. The other options are those of `train_together`. The outcomes are in
-    the order of the jobs.
+    `at_once` is the number of processes that share the GPU, including this one.
     """
     with cpu_threads(threads):
         if device.startswith("cuda"):
@@ -174,7 +171,9 @@ def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad
     nets = {"": net}
     for variant in job.variants:
         nets[variant.key] = with_channels(net, job.config, variant.windows, variant.pool)[0]
-    results = _test(job, nets, run, load, bad)
+    tests = open_test_set(run, load, split=job.split, bad=bad if is_photo(job.config) else "stop")
+    results = {key: tests.measure(tested, job.scales) for key, tested in nets.items()}
+    add_skipped(run.path, tests.skipped)
     last = run.metrics()[-1]
     seconds = (last["share"] + time.perf_counter() - begun) / at_once
     speeds = {key: round(images_per_second(n, job.config), 1) for key, n in nets.items()}
@@ -198,11 +197,7 @@ def _finish(job: Job, run: RunFolder, device: str, at_once: int, load: Load, bad
 
 
 def find_outcome(job: Job, folder: Path) -> Outcome | None:
-    """Return the outcome of a job, or None if it is not finished at all of its scales.
-
-    Raises:
-        ConfigError: If the folder contains a run of the same name with another configuration.
-    """
+    """Return the outcome of a job, or None if it is not finished at all of its scales."""
     run = RunFolder(folder / job.folder)
     path = run.path / OUTCOMES[job.split]
     found = Outcome.read(path) if path.exists() else None
@@ -233,27 +228,13 @@ def make_records(job: Job, outcome: Outcome) -> list[Record]:
 
 
 def make_winners(job: Job, outcome: Outcome) -> list[Winners]:
-    """Return how often each scale channel won at each test scale; empty without channels.
-
-    Only tests on the split ``test`` count, so that a folder with both splits does not mix them.
-    """
+    """Return how often each scale channel won at each test scale, on the split ``test`` only."""
     channels = tuple(job.config.model.scales) if job.split == "test" else ()
     return [
         Winners(row=job.name, seed=outcome.seed, scale=at.scale, channel=channel, count=count)
         for at in outcome.scales
         for channel, count in zip(channels, at.winners, strict=False)
     ]
-
-
-def _test(
-    job: Job, nets: Mapping[str, nn.Module], run: RunFolder, load: Load, bad: Bad
-) -> dict[str, tuple[AtScale, ...]]:
-    """Test the networks of a job: the one that was trained, and its variants."""
-    photo = is_photo(job.config)
-    tests = open_test_set(run, load, split=job.split, bad=bad if photo else "stop")
-    found = {key: tests.measure(net, job.scales) for key, net in nets.items()}
-    add_skipped(run.path, tests.skipped)
-    return found
 
 
 def _peak_memory(device: str) -> int:

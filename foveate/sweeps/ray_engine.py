@@ -1,8 +1,8 @@
 """Perform jobs as tasks of a Ray cluster; each job ends exactly once, even if workers or nodes die.
 
 If a worker can access the folder of the study, its task trains there and resumes from the
-checkpoint of a worker that died. Otherwise it trains in a temporary folder of its node, restarts
-after a death, and sends the finished run to the driver, which stores it.
+checkpoint of a worker that died. Otherwise it trains in a temporary folder, restarts after a death,
+and sends the finished run to the driver, which stores it.
 """
 
 import logging
@@ -27,7 +27,7 @@ from foveate.files import reason_of as first_line
 from foveate.files import write_bytes
 from foveate.sweeps.jobs import OUTCOMES, Job, find_outcome, perform
 from foveate.sweeps.runner import Done, Failure, JobResult, describe_failure
-from foveate.training.checkpoint import RunFolder
+from foveate.training.checkpoint import RunWriter
 from foveate.training.skipped import TABLE, Bad
 from foveate.trust import ALONE
 
@@ -53,10 +53,9 @@ class TaskFolder(NamedTuple):
 class RayEngine:
     """Performs jobs as tasks of a Ray cluster. The connection to Ray stays open.
 
-    The options are those of `make_engine`, and three more. A run whose worker died is started again
-    up to `retries` times. Unless `shared` is False, for storage that is too slow for checkpoints,
-    tasks train in the folder of the study where they can access it. There, they wait up to
-    `lock_timeout` seconds for a run that a process on a lost node may still hold.
+    A run whose worker died is started again up to `retries` times. Unless `shared` is False, tasks
+    train in the folder of the study where they can access it. There, they wait up to `lock_timeout`
+    seconds for a run that a process on a lost node may still hold.
     """
 
     device: str = "cpu"
@@ -75,13 +74,13 @@ class RayEngine:
                 f"device must be cpu or cuda, as Ray assigns the GPUs, got {self.device}"
             )
         nodes = [node["Resources"] for node in self._ray().nodes() if node["Alive"]]
-        asked = {"CPU": float(self._threads), **({"GPU": self.gpus} if self.gpus else {})}
-        if any(all(node.get(key, 0) >= asked[key] for key in asked) for node in nodes):
+        cpus, gpus = self._threads, self.gpus
+        if any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
             return
-        most = {key: max((node.get(key, 0) for node in nodes), default=0) for key in asked}
+        asked = f"{cpus:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
         raise ConfigError(
-            f"a run requires {_words(asked)}, but no node of the cluster has them (at most "
-            f"{_words(most)}); lower resources in the study, or set a lower OMP_NUM_THREADS"
+            f"a run requires {asked}, but no node of the cluster has them; lower resources in the "
+            "study, or set a lower OMP_NUM_THREADS"
         )
 
     def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[JobResult]:
@@ -91,10 +90,9 @@ class RayEngine:
         options = {"num_cpus": self._threads, "num_gpus": self.gpus, "max_retries": self.retries}
         task = ray.remote(run_task).options(name="foveate", **options)
         at_once = round(1 / self.gpus) if self.gpus else 1
-        how = {"device": self.device, "threads": self._threads, "at_once": at_once}
-        how["bad"] = self.bad
+        how = {"device": self.device, "threads": self._threads, "at_once": at_once, "bad": self.bad}
         with (
-            RunFolder(folder).locked(),
+            RunWriter(folder).locked(),
             TemporaryDirectory("", ".driver-", folder, ignore_cleanup_errors=True) as made,
         ):
             marker = Path(made).name if self.shared else ""
@@ -123,14 +121,11 @@ class RayEngine:
         try:
             ended, files = ray.get(reference)
             if files:
-                _store(files, RunFolder(folder / job.folder))
+                _store(files, RunWriter(folder / job.folder))
             return ended  # type: ignore[no-any-return]
         except ray.exceptions.RayTaskError as error:  # `run_task` catches the errors of runs
-            why = str(error).strip().splitlines()[-1]
-            return Failure(
-                job,
-                f"no worker can perform it ({why}); install this version of foveate on every node",
-            )
+            why = f"no worker can perform it ({str(error).strip().splitlines()[-1]})"
+            return Failure(job, f"{why}; install this version of foveate on every node")
         except ray.exceptions.RayError as error:
             return Failure(job, f"its worker died {self.retries + 1} times ({first_line(error)})")
         except (OSError, FoveateError) as error:
@@ -179,7 +174,7 @@ def run_task(
         if place.current.is_dir():  # for relative paths and custom backbones
             os.chdir(place.current)
         if place.marker and (place.folder / place.marker).exists():
-            with RunFolder(place.folder / job.folder).locked(place.lock_timeout):
+            with RunWriter(place.folder / job.folder).locked(place.lock_timeout):
                 pass  # a process on a lost node may still hold the run
             known = find_outcome(job, place.folder)
             (outcome,) = [known] if known else perform([job], place.folder, load=_load, **how)
@@ -193,16 +188,12 @@ def run_task(
         return Failure(job, describe_failure(error)), {}
 
 
-def _store(files: dict[str, bytes], run: RunFolder) -> None:
+def _store(files: dict[str, bytes], run: RunWriter) -> None:
     """Store a finished run in its folder, in place of an unfinished one."""
     with run.locked():
         for name, content in files.items():
             write_bytes(run.path / name, content)
         run.resume.unlink(missing_ok=True)
-
-
-def _words(asked: dict[str, float]) -> str:
-    return " and ".join(f"{value:g} {key}" for key, value in asked.items())
 
 
 def _check_connection(address: str) -> None:

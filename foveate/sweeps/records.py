@@ -15,42 +15,23 @@ RESULTS, WINNERS = "results.csv", "winners.csv"
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """Accuracy of one run at one test scale.
+    """Accuracy of one run at one test scale; accuracies are from 0 to 1."""
 
-    Attributes:
-        table: Table of the results: a table of the paper, or the name of the study.
-        row: Row of the table, a configuration.
-        seed: Random seed of the run.
-        scale: Test scale.
-        accuracy: Test accuracy, 0 to 1.
-        validation: Validation accuracy, 0 to 1.
-        seconds: Time in seconds; for runs trained in parallel, the run's share of it.
-        memory: Peak memory in MiB of the process, including runs trained in parallel.
-        config: Digest of the training configuration.
-        version: Version of foveate.
-        commit: Commit of foveate.
-        hardware: Name of the device.
-        count: Number of test images.
-        parameters: Number of parameters of the network.
-        training_seconds: Part of ``seconds`` that is training.
-        images_per_second: Speed of the network in evaluation.
-    """
-
-    table: str
-    row: str
+    table: str  # a table of the paper, or the name of the study
+    row: str  # a configuration
     seed: int
     scale: float
     accuracy: float
     validation: float
-    seconds: float
-    memory: int
-    config: str
+    seconds: float  # for runs trained in parallel, the run's share
+    memory: int  # peak of the process in MiB, including runs trained in parallel
+    config: str  # digest of the training configuration
     version: str
     commit: str
     hardware: str
     count: int = 0  # files of earlier versions do not have this column and the following ones
     parameters: int = 0
-    training_seconds: float = 0.0
+    training_seconds: float = 0.0  # a part of seconds
     images_per_second: float = 0.0
 
     @property
@@ -89,21 +70,17 @@ def read_winners(folder: Path) -> list[Winners]:
 
 
 def write_results(folder: Path, records: Iterable[Record], winners: Iterable[Winners]) -> None:
-    """Write winners.csv and results.csv, each atomically.
+    """Write winners.csv and results.csv, each sorted and atomically.
 
-    The lines are sorted, so that equal results give equal files. results.csv comes last: a run
-    that is in it counts as recorded, also after a kill between the two files.
+    results.csv comes last: a run that is in it counts as recorded, also after a kill between the
+    two files.
     """
     write_lines(folder / WINNERS, Winners, sorted(winners, key=lambda line: line.key))
     write_lines(folder / RESULTS, Record, sorted(records, key=lambda line: line.key))
 
 
 def merge_records(parts: Sequence[Sequence[Record]]) -> list[Record]:
-    """Merge results; of duplicates the first record is kept.
-
-    Raises:
-        DataError: If two runs have the same row and seed but different configurations.
-    """
+    """Merge results, keeping the first of duplicates; two configurations of a run are an error."""
     merged: dict[object, Record] = {}
     configs: dict[object, str] = {}
     for record in (record for part in parts for record in part):
@@ -125,10 +102,7 @@ def write_lines(path: Path, kind: type[Line], lines: Iterable[Line]) -> None:
 
 
 def read_lines(path: Path, kind: type[Line]) -> list[Line]:
-    """Read the output of `write_lines`; empty if the file does not exist.
-
-    A missing column has the default of its field.
-    """
+    """Read the output of `write_lines`; missing columns have defaults, a missing file no lines."""
     if not path.exists():
         return []
     readers: dict[Any, Callable[[str], Any]] = {int: int, float: _number, str: str}

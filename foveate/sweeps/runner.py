@@ -24,15 +24,14 @@ from foveate.sweeps.records import (
     read_winners,
     write_results,
 )
-from foveate.training.checkpoint import BusyError, RunFolder
+from foveate.training.checkpoint import BusyError, RunWriter
 from foveate.training.data import Load
 from foveate.training.loop import find_device
 from foveate.training.session import Callback
 from foveate.training.skipped import Bad
 
-# Runs trained at once on a GPU, which one run with batches of 16 or 32 does not use fully. On one
-# H200, the steps of a run of FovAvg take 6.0 s with three at once and 4.5 s with six. The images of
-# two rows, which six runs usually have, take about 22 GB.
+# Runs trained at once on a GPU. On one H200, the steps of a run of FovAvg take 6.0 s with three at
+# once and 4.5 s with six. The images of two rows, which six runs usually have, take about 22 GB.
 RUNS_PER_GPU, MORE_RUNS, MUCH_MEMORY = 3, 6, 40e9
 # Writing the table takes at most 1/20 of the time; for 1,000 runs a write takes 2 s.
 WRITE_INTERVAL_FACTOR = 20
@@ -79,8 +78,7 @@ class LocalEngine:
     """Performs jobs in this process on one device: in parallel on a GPU, one by one on a CPU.
 
     Several processes can share the jobs of a folder. Each of them claims the jobs that it performs,
-    and yields the results of all. If one is killed, the others perform its jobs. The options are
-    those of `make_engine`.
+    and yields the results of all. If one is killed, the others perform its jobs.
     """
 
     device: str = "cpu"
@@ -112,23 +110,24 @@ class LocalEngine:
             with ExitStack() as claims:
                 numbers = range(place, place + together)
                 group = [n for n in numbers if n in left and _claim(jobs[n], folder, claims)]
-                yield from engine._perform_group([left.pop(n) for n in group], folder)
+                if group:
+                    yield from engine._perform([left.pop(n) for n in group], folder)
             place += together
             if not group and left:
                 place, due = _free_place(left, folder), 0.0
 
-    def _perform_group(self, group: Sequence[Job], folder: Path) -> Iterator[JobResult]:
-        ended = self._perform(group, folder) if group else ()
-        yield from ended or (found for job in group for found in self._perform([job], folder))
-
-    def _perform(self, group: Sequence[Job], folder: Path) -> Sequence[JobResult]:
-        """Perform a group of jobs; empty if one of several failed, as it is not known which one."""
+    def _perform(self, group: Sequence[Job], folder: Path) -> Iterator[JobResult]:
         shown: dict[str, Any] = {"callback": self.callback, "load": self.load, "bad": self.bad}
         try:
             found = perform(group, folder, device=self.device, threads=self.cpus, **shown)
         except Exception as error:  # a custom backbone can raise anything
-            return [Failure(group[0], describe_failure(error))] if len(group) == 1 else []
-        return [Done(job, outcome) for job, outcome in zip(group, found, strict=True)]
+            if len(group) == 1:
+                yield Failure(group[0], describe_failure(error))
+            else:  # it is not known which one failed
+                for job in group:
+                    yield from self._perform([job], folder)
+            return
+        yield from map(Done, group, found)
 
 
 def _claim(job: Job, folder: Path, claims: ExitStack) -> bool:
@@ -136,20 +135,14 @@ def _claim(job: Job, folder: Path, claims: ExitStack) -> bool:
 
     Workers of Ray and `foveate train` make no claim, but they lock the run that they train.
     """
+    run = RunWriter(folder / job.folder)
     try:
-        claims.enter_context(RunFolder(folder / CLAIMS / job.folder).locked())
+        claims.enter_context(RunWriter(folder / CLAIMS / job.folder).locked())
+        with run.locked() if run.path.exists() else nullcontext():
+            pass
     except BusyError:
         return False
-    return not _is_in_training(job, folder) and find_outcome(job, folder) is None
-
-
-def _is_in_training(job: Job, folder: Path) -> bool:
-    run = RunFolder(folder / job.folder)
-    try:
-        with run.locked() if run.path.exists() else nullcontext():
-            return False
-    except BusyError:
-        return True
+    return find_outcome(job, folder) is None
 
 
 def _free_place(left: Mapping[int, Job], folder: Path) -> int:
@@ -166,8 +159,7 @@ def _free_place(left: Mapping[int, Job], folder: Path) -> int:
 def _middle_of_gap(free: Collection[int]) -> int:
     """Return the middle of the longest sequence of consecutive numbers.
 
-    There, a process meets the jobs of others as late as possible. Neighbouring jobs share images
-    and compiled kernels.
+    There, a process meets the jobs of others late. Neighbouring jobs share images and kernels.
     """
     first: dict[int, int] = {}
     for number in sorted(free):
@@ -177,10 +169,7 @@ def _middle_of_gap(free: Collection[int]) -> int:
 
 
 def _runs_at_once(device: str, jobs: Sequence[Job]) -> int:
-    """Return the number of runs to train in parallel.
-
-    SWMax and other backbones need more memory than the other networks of the paper.
-    """
+    """Return the number of runs to train in parallel; SWMax and others' backbones need memory."""
     if not device.startswith("cuda"):
         return 1
     memory = torch.cuda.get_device_properties(device).total_memory
@@ -205,15 +194,13 @@ def make_engine(
     Args:
         name: ``local`` for this process, or ``ray`` for a Ray cluster.
         device: Device to train on: ``cpu``, ``cuda`` or, with ``local``, ``cuda:N``.
-        together: Runs trained in parallel; 0 means 1 on a CPU and 3 on a GPU. With ``local``, it
-            means 6 on a GPU with more than 40 GB of memory if the networks are small.
+        together: Runs trained in parallel; 0 means 1 on a CPU and 3 on a GPU, or with ``local`` 6
+            small ones on a GPU with more than 40 GB of memory.
         address: Address of the Ray cluster; by default the one that Ray finds, or a new local one.
         cpus: CPU threads per run, or 0 for the default of torch.
         gpus: Fraction of a GPU per run, 0 to 1; with 0, `together` decides.
-        bad: ``stop`` to end a run at a photograph that cannot be read, or ``skip`` to leave such
-            photographs out and list them in skipped.csv of the run.
-        local: Options of the local engine: ``callback``, a function called after every training
-            step, and ``load``, a function that loads a source by name.
+        bad: ``stop`` to end a run at a photograph that cannot be read, or ``skip`` to leave it out.
+        local: Options of the local engine: ``callback`` and ``load``, as for `train`.
 
     Returns:
         The engine, to be passed to `Study.run`.

@@ -8,7 +8,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, get_origin, get_type_hints
 
 import torch
+from torch import Tensor
 
 from foveate.checks import check_range, check_type, is_number, suggest
-from foveate.data.recipes import MAX_BASE, Recipe
-from foveate.data.shards import Shards
-from foveate.data.sources import Source, load_source, open_source
+from foveate.data.recipes import Recipe
+from foveate.data.sources import load_source, open_source
 from foveate.errors import ConfigError, FoveateError
 from foveate.evaluation.curve import default_scales
 from foveate.evaluation.test_sets import find_test_source
@@ -31,10 +31,13 @@ from foveate.scales import as_scales
 from foveate.sweeps.jobs import MAX_SEEDS, Job
 from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import (
+    PHOTO_SHAPE,
     Load,
     adapt_to_source,
+    check_fit,
     is_photo,
     open_pictures,
+    sample_count,
     unused_setting,
 )
 from foveate.training.presets import preset
@@ -57,7 +60,7 @@ LONGEST = 120  # characters of a name, which is also a folder name
 
 
 class Setting(NamedTuple):
-    """A value, and its key path in the file, such as `runs[2].epochs`."""
+    """A value, and its key path in the file, such as ``runs[2].epochs``."""
 
     value: Any
     where: str
@@ -145,27 +148,28 @@ def _study(values: dict[str, Any], load: Load, trust: bool, dry_run: bool) -> St
     name, seeds = _checked_name("name", values["name"]), _seeds(values.get("seeds", 1))
     with _at("test_scales"):
         given = as_scales(values["test_scales"]) if "test_scales" in values else None
-    cpus, gpus = _resources(_table(values, "resources"))
-    runs = list(_different(values, load, trust, dry_run))
-    jobs = []
-    for run, config in runs:
+    for key in ("resources", "defaults", "grid"):
+        check_type(key, values.setdefault(key, {}), Mapping)
+    resources = values["resources"]
+    _check_keys("resources", resources, ("cpus", "gpus"))
+    cpus, gpus = resources.get("cpus", 1), resources.get("gpus", 0)
+    check_type("resources.cpus", cpus, int)
+    check_type("resources.gpus", gpus, float)
+    check_range("resources.cpus", cpus, 1, math.inf, "at least 1")
+    check_range("resources.gpus", gpus, 0, 1, "a fraction of a GPU from 0 to 1")
+    jobs: list[Job] = []
+    for run, config in _different(values, load, trust, dry_run):
         recipe = config.recipe.name if config.recipe else "mnist-large-scale"
         scales = given or default_scales(recipe).values
-        _check_sizes(run, config, scales)
+        if config.recipe and is_photo(config):
+            with _at("test_scales"):
+                config.recipe.at_scale(max(scales))  # the largest images of the tests
         rows = ((name, run.name),)
         jobs += [
             Job(name=run.name, config=replace(config, seed=seed), scales=scales, rows=rows)
             for seed in seeds
         ]
-    return StudyFile(name, tuple(jobs), cpus, gpus)
-
-
-def _check_sizes(run: Run, config: TrainConfig, scales: Sequence[float]) -> None:
-    """Reject test scales at which the images of a run on photographs would be too large."""
-    largest = round(config.recipe.base * max(scales)) if config.recipe else 0
-    if is_photo(config) and largest > MAX_BASE:
-        message = f"{run.name} would be tested on images with a short side of {largest} pixels"
-        raise _error("test_scales", f"{message}, the limit is {MAX_BASE}; use smaller scales")
+    return StudyFile(name, tuple(jobs), resources.get("cpus", 0), resources.get("gpus"))
 
 
 def _seeds(given: Any) -> list[int]:
@@ -182,16 +186,6 @@ def _seeds(given: Any) -> list[int]:
             f"seeds must be a number from 1 to {MAX_SEEDS} or a list of distinct seeds"
         )
     return seeds
-
-
-def _resources(table: dict[str, Any]) -> tuple[int, float | None]:
-    _check_keys("resources", table, ("cpus", "gpus"))
-    cpus, gpus = table.get("cpus", 1), table.get("gpus", 0)
-    check_type("resources.cpus", cpus, int)
-    check_type("resources.gpus", gpus, float)
-    check_range("resources.cpus", cpus, 1, math.inf, "at least 1")
-    check_range("resources.gpus", gpus, 0, 1, "a fraction of a GPU from 0 to 1")
-    return cpus if "cpus" in table else 0, table.get("gpus")
 
 
 def _different(
@@ -217,9 +211,14 @@ def _different(
 
 def _runs(values: dict[str, Any]) -> Iterator[Run]:
     """Yield the listed runs, or one run of defaults, each at every point of the grid."""
-    usual = _settings("defaults", _table(values, "defaults"))
-    grid = _grid(values)
-    for where, table in _listed(values):
+    usual, grid = _settings("defaults", values["defaults"]), _grid(values["grid"])
+    listed = values.get("runs", [{}] if grid else [])
+    if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
+        raise ConfigError("runs must be a list of tables; write [[runs]] above each")
+    if not listed:
+        raise ConfigError("the study has no runs; add [[runs]], or a [grid] of settings")
+    for index, table in enumerate(listed):
+        where = f"runs[{index}]" if "runs" in values else "grid"
         own = _settings(where, {k: v for k, v in table.items() if k != "name"})
         for key in own.keys() & grid.keys():
             raise _error(own[key].where, "this key is also in the grid; set it in one place")
@@ -236,20 +235,9 @@ def _runs(values: dict[str, Any]) -> Iterator[Run]:
             yield Run(_checked_name(where, name + _changes(varied)), settings, where)
 
 
-def _listed(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the tables of runs with their key paths; a grid without runs has one empty table."""
-    listed = values.get("runs", [{}] if "grid" in values else [])
-    if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
-        raise ConfigError("runs must be a list of tables; write [[runs]] above each")
-    if not listed:
-        raise ConfigError("the study has no runs; add [[runs]], or a [grid] of settings")
-    for index, table in enumerate(listed):
-        yield f"runs[{index}]" if "runs" in values else "grid", table
-
-
-def _grid(values: dict[str, Any]) -> dict[str, list[Setting]]:
+def _grid(table: dict[str, Any]) -> dict[str, list[Setting]]:
     found = {}
-    for key, (options, where) in _settings("grid", _table(values, "grid")).items():
+    for key, (options, where) in _settings("grid", table).items():
         check_type(where, options, list)
         if not options:
             raise _error(where, "this key has no values; remove it")
@@ -258,10 +246,7 @@ def _grid(values: dict[str, Any]) -> dict[str, list[Setting]]:
 
 
 def _settings(where: str, table: Mapping[str, Any]) -> dict[str, Setting]:
-    """Return the settings of a table with flat keys, such as `model.dropout`.
-
-    A recipe is a name, or a table that contains `recipe.name`.
-    """
+    """Return the settings of a table with flat keys, such as `model.dropout`."""
     flat: dict[str, Any] = {}
     for key, value in table.items():
         nested = key in PARTS and isinstance(value, dict)
@@ -282,18 +267,13 @@ def _config(run: Run, load: Load) -> TrainConfig:
             with _at(setting.where):
                 config = _set(config, key, setting.value)
     with _at(run.at("source")):
-        natural, config = adapt_to_source(config, load), adapt_to_source(config, load, settings)
-        there = _training_images(config, load)
+        config = adapt_to_source(config, load, settings)
+        shape, labels = _training_images(config, load)
     if unused := unused_setting(config, settings):
         raise _error(settings[unused[0]].where, unused[1])
-    if config.samples > there:
-        message = f"samples is {config.samples}, but {config.source} has {there} images; lower it"
-        raise _error(run.at("samples"), message)
-    for key in ("channels", "classes"):
-        ours, theirs = getattr(config.model, key), getattr(natural.model, key)
-        if ours < theirs or (key == "channels" and ours != theirs):
-            message = f"{config.source} has {theirs} {key}, not {ours}; remove it"
-            raise _error(run.at(f"model.{key}"), message)
+    with _at(run.where):
+        check_fit(config, shape, labels)
+        sample_count(config, len(labels), "train")
     return config
 
 
@@ -311,22 +291,15 @@ def _set(config: TrainConfig, key: str, value: Any) -> TrainConfig:
     return config.changed({key: value if isinstance(value, str) else json.dumps(value)})
 
 
-def _training_images(config: TrainConfig, load: Load) -> int:
-    """Return the number of training images, after checking that there are test images."""
-    images: Source | Shards
+def _training_images(config: TrainConfig, load: Load) -> tuple[tuple[int, ...], Tensor]:
+    """Return the shape and the labels of the training images; there must be test images, too."""
     if is_photo(config):
-        images = open_pictures(config.source)
-        images.labels("test")
-    else:
-        load(find_test_source(config))
-        images = open_source(config.source, load)
-    return len(images.labels("train"))
-
-
-def _table(values: dict[str, Any], key: str) -> dict[str, Any]:
-    table = values.get(key, {})
-    check_type(key, table, Mapping)
-    return table  # type: ignore[no-any-return]
+        pictures = open_pictures(config.source)
+        pictures.labels("test")
+        return PHOTO_SHAPE, pictures.labels("train")
+    load(find_test_source(config))
+    images = open_source(config.source, load)
+    return images.shape, images.labels("train")
 
 
 def _changes(settings: Mapping[str, Setting]) -> str:
@@ -343,14 +316,11 @@ def _safe(text: str) -> str:
 
 def _checked_name(where: str, name: object) -> str:
     if not (isinstance(name, str) and NAME.fullmatch(name)):
-        raise _error(
-            where, f"a name can only contain letters, digits and _ . + = , -, got {name!r}"
-        )
+        message = f"a name can only contain letters, digits and _ . + = , -, got {name!r}"
+        raise _error(where, message)
     if len(name) > LONGEST:
-        raise _error(
-            where,
-            f'{name[:20]}... has more than {LONGEST} characters; set a shorter name = "wide"',
-        )
+        message = f"{name[:20]}... has more than {LONGEST} characters"
+        raise _error(where, f'{message}; set a shorter name = "wide"')
     return name
 
 
@@ -358,7 +328,7 @@ def _check_keys(where: str, keys: Iterable[str], known: Collection[str]) -> None
     for key in keys:
         if key not in known:
             hint = HINTS.get(key) or suggest(key, known, f"use one of {', '.join(known)}")
-            raise ConfigError(f"{where}{'.' if where else ''}{key} is not a known key; {hint}")
+            raise ConfigError(f"{f'{where}.{key}'.lstrip('.')} is not a known key; {hint}")
 
 
 @contextmanager

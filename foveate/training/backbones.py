@@ -1,6 +1,7 @@
 """Create backbones for scale channels from timm, torchvision or a factory function."""
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -28,10 +29,9 @@ def make_backbone(
 ) -> nn.Module:
     """Create a backbone that maps patches (N, C, P, P) to logits (N, K).
 
-    `TrainConfig` describes `spec`, its backbone. `size` is P, for models with a fixed input size
-    and for factories that accept it. With `pretrained`, the weights of the library are downloaded,
-    and the classifier is reinitialised. Without `trust`, a factory of another package is neither
-    imported nor called.
+    `TrainConfig` describes `spec`, its backbone. `size` is P. With `pretrained`, the weights of the
+    library are downloaded, and the classifier is reinitialised. Without `trust`, a factory of
+    another package is neither imported nor called.
     """
     library, _, name = spec.partition(":")
     if library in LIBRARIES:
@@ -43,25 +43,16 @@ def make_backbone(
         require_trust(trust, f"the backbone {spec!r} would be imported and called")
     factory = find_factory(spec)
     options = {"channels": channels, "classes": classes}
-    return _checked(spec, factory, **options, **({"size": size} if _takes_size(factory) else {}))
-
-
-def _takes_size(factory: Callable[..., Any]) -> bool:
-    try:
-        return "size" in signature(factory).parameters
-    except (TypeError, ValueError):  # some functions written in C have no signature
-        return False
+    with suppress(TypeError, ValueError):  # some functions written in C have no signature
+        if "size" in signature(factory).parameters:
+            options["size"] = size
+    return _checked(spec, factory, **options)
 
 
 def load_backbone(
     backbone: nn.Module, weights: dict[str, Tensor], path: Path, new_head: bool = True
 ) -> None:
-    """Load weights into a backbone; with `new_head`, except a classifier for other classes.
-
-    Raises:
-        ConfigError: If a weight is missing, unknown or not finite, or if one has another shape,
-            outside the classifier with `new_head`.
-    """
+    """Load weights into a backbone; with `new_head`, except a classifier for other classes."""
     counts = ".num_batches_tracked"  # some files lack it
     own = {n: t for n, t in backbone.state_dict().items() if not n.endswith(counts)}
     weights = {n: t for n, t in weights.items() if not n.endswith(counts)}
@@ -84,10 +75,9 @@ def load_backbone(
 
 
 def _start_at_zero(head: Iterable[Tensor]) -> None:
-    """Initialise a classifier on pretrained features with zeros: equal logits for all classes.
+    """Give a new classifier equal logits for all classes.
 
-    timm initialises some classifiers with weights so large that the channels disagree strongly at
-    first.
+    timm initialises some with weights so large that the channels disagree strongly at first.
     """
     with torch.no_grad():
         for tensor in head:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -39,39 +39,20 @@ class BusyError(DataError):
 
 @dataclass
 class Progress:
-    """Progress of a run.
-
-    Attributes:
-        epoch: Number of complete epochs.
-        step: Number of complete steps in the current epoch.
-        loss: Sum of the losses of the current epoch's steps.
-        seconds: Wall-clock time of the epochs.
-        share: Time spent on this run alone if several are trained in parallel, including
-            preparation, validation, saving, and the time before interruptions.
-        metrics: Metrics of each complete epoch.
-        empty: Number of steps in the current epoch without any usable image.
-    """
+    """Progress of a run: complete epochs, steps of the current one, and metrics of each epoch."""
 
     epoch: int = 0
     step: int = 0
-    loss: float = 0.0
-    seconds: float = 0.0
-    share: float = 0.0
+    loss: float = 0.0  # sum over the steps of the current epoch
+    seconds: float = 0.0  # wall-clock time of the epochs
+    share: float = 0.0  # time of this run alone, including preparation, validation and saving
     metrics: list[dict[str, float]] = field(default_factory=list)
-    empty: int = 0
+    empty: int = 0  # steps of the current epoch without any usable image
 
     @property
     def position(self) -> str:
         """Current epoch and step as text."""
         return f"epoch {self.epoch + 1}, step {self.step}"
-
-
-class _Record(NamedTuple):
-    """The content of config.json: the configuration, the history of starts and the data."""
-
-    config: TrainConfig
-    history: list[dict[str, str]]
-    data: dict[str, Any]
 
 
 class RunFolder:
@@ -86,12 +67,8 @@ class RunFolder:
         resume: Path of the checkpoint, ``resume.safetensors``; exists until the run is finished.
 
     Examples:
-        >>> from foveate.models.zoo import model_config
-        >>> from foveate.scales import ScaleGrid
         >>> from foveate.training.loop import train
-        >>> model = model_config("fovavg", scales=ScaleGrid(1, 2, per_octave=1), size=12,
-        ...                      features=(4, 8), hidden=8)
-        >>> config = TrainConfig(model=model, source="mnist-5k", samples=64, size=24, epochs=1)
+        >>> config = TrainConfig(source="mnist-5k", samples=64, epochs=1)
         >>> path = train(config, Path("runs/first")).path
         >>> run = RunFolder(path)
         >>> run.finished, run.config() == config
@@ -99,7 +76,7 @@ class RunFolder:
         >>> sorted(run.metrics()[0])
         ['epoch', 'learning_rate', 'loss', 'seconds', 'share', 'validation']
         >>> net = run.net().eval()
-        >>> net(torch.zeros(1, 1, 24, 24)).shape
+        >>> net(torch.zeros(1, 1, 112, 112)).shape
         torch.Size([1, 10])
     """
 
@@ -107,7 +84,6 @@ class RunFolder:
         self.path = path
         self.weights = path / "weights.safetensors"
         self.resume = path / "resume.safetensors"
-        self._lock: os.stat_result | None = None
 
     @property
     def finished(self) -> bool:
@@ -119,84 +95,6 @@ class RunFolder:
         """Whether there is a checkpoint to resume from."""
         return self.resume.exists()
 
-    @contextmanager
-    def locked(self, timeout: float = 0.0) -> Iterator[None]:
-        """Lock the folder against other processes within a ``with`` block.
-
-        The lock is released when the process ends, even if it is killed.
-
-        Args:
-            timeout: Seconds to wait for another process that holds the lock.
-
-        Yields:
-            Nothing; the folder is locked until the block ends.
-
-        Raises:
-            BusyError: If another process holds the lock.
-            DataError: If the folder cannot be created or written.
-        """
-        lock = FileLock(self.path / LOCK, thread_local=False)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout, poll_interval=0.5)
-            self._lock = os.stat(self.path / LOCK)
-        except Timeout:
-            raise BusyError(
-                f"another process is training in {self.path}; wait for it, or choose another --out"
-            ) from None
-        except OSError as error:
-            raise DataError(
-                f"cannot use the folder {self.path} ({error.strerror}); check its permissions or "
-                "choose another --out"
-            ) from None
-        try:
-            yield
-        finally:
-            self._lock = None
-            lock.release()
-
-    def write_or_check_config(
-        self, config: TrainConfig, device: torch.device, extra: str = ""
-    ) -> bool:
-        """Write the configuration of a new run, or compare it with the one in the folder.
-
-        If version, commit or hardware differ from those of the last start, they are added to the
-        history.
-
-        Args:
-            config: Configuration of the run.
-            device: Device on which the run is trained.
-            extra: Text to add to the description of the hardware.
-
-        Returns:
-            Whether the run is new.
-
-        Raises:
-            ConfigError: If the folder has a run of another configuration.
-            DataError: If the folder has weights but no configuration, or cannot be written.
-        """
-        used = ", ".join(filter(None, [hardware(device), extra]))
-        how = {"version": __version__, "commit": commit(), "hardware": used}
-        if not (self.path / CONFIG).exists():
-            if self.saved or self.finished:
-                raise DataError(f"{self.path} has weights but no {CONFIG}; choose another --out")
-            new = {"config": config.to_dict(), "digest": config.digest(), **how, "history": [how]}
-            self._write_record(new)
-            return True
-        record = self._record()
-        if differing := _differences(record.config.to_dict(), config.to_dict()):
-            others = ", ".join(differing)
-            raise ConfigError(
-                f"{self.path} has a run with other settings ({others}); choose another --out"
-            )
-        if not self.finished and record.history[-1:] != [how]:
-            self._update_record(history=[*record.history, how])
-        return False
-
-    def remove_config(self) -> None:
-        """Remove the configuration of a run that could not start, so that others can."""
-        (self.path / CONFIG).unlink(missing_ok=True)
-
     def config(self) -> TrainConfig:
         """Read the configuration of the run.
 
@@ -206,7 +104,7 @@ class RunFolder:
         Raises:
             DataError: If the folder is not a run, or its config.json is damaged.
         """
-        return self._record().config
+        return self._record()[0]
 
     def provenance(self) -> dict[str, Any]:
         """Read the version, commit and hardware with which the run was trained.
@@ -225,7 +123,7 @@ class RunFolder:
         Returns:
             A dictionary with ``version``, ``commit`` and ``hardware`` per start.
         """
-        return self._record().history
+        return self._record()[1]
 
     def data(self) -> dict[str, Any]:
         """Read the description of the training data.
@@ -234,7 +132,7 @@ class RunFolder:
             ``source``, ``checksum`` and ``classes`` of the data; empty for a run of a version that
             did not store them.
         """
-        return self._record().data
+        return self._record()[2]
 
     def classes(self) -> tuple[str, ...]:
         """Read the names of the classes.
@@ -245,15 +143,7 @@ class RunFolder:
         """
         return tuple(self.data().get("classes", ()))
 
-    def record_data(self, data: dict[str, Any]) -> None:
-        """Write the description of the training data to config.json.
-
-        Args:
-            data: ``source``, ``checksum`` and, if known, ``classes`` of the data.
-        """
-        self._update_record(data=data)
-
-    def _record(self) -> "_Record":
+    def _record(self) -> tuple[TrainConfig, list[dict[str, str]], dict[str, Any]]:
         """Read config.json: the configuration, the history of starts and the training data."""
         path = self.path / CONFIG
         try:
@@ -265,14 +155,9 @@ class RunFolder:
                 raise TypeError("data")
             check_names(data.get("classes", []))
             config = TrainConfig.from_dict(found["config"])
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise DataError(
-                f"{self.path} is not a run: it has no {CONFIG}; check the path"
-            ) from None
-        except NotADirectoryError:
-            raise DataError(
-                f"{self.path} is a file, not the folder of a run; pass the folder, or use 'foveate "
-                "audit' for a model file"
+                f"{self.path} is not a run: it has no {CONFIG}; pass the folder of a run"
             ) from None
         except OSError as error:
             raise DataError(
@@ -280,70 +165,7 @@ class RunFolder:
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
             raise DataError(f"{path} is damaged ({error}); remove the folder") from None
-        return _Record(config, history, data)
-
-    def _update_record(self, **changes: Any) -> None:
-        self._write_record({**parse_json(read_text(self.path / CONFIG)), **changes})
-
-    def _write_record(self, content: dict[str, Any]) -> None:
-        text = json.dumps(content, indent=1) + "\n"
-        self._write(lambda: write_text(self.path / CONFIG, text))
-
-    def save(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
-        """Write the checkpoint and the metrics.
-
-        Args:
-            progress: Progress of the run.
-            tensors: State of the network, the optimiser and the random number generators.
-        """
-        self._write(lambda: write_bytes(self.resume, pack(progress, tensors)))
-        self._save_metrics(progress)
-
-    def load(self) -> tuple[Progress, dict[str, Tensor]] | None:
-        """Read the checkpoint.
-
-        Returns:
-            Progress and tensors as passed to `save`, or ``None`` if there is no checkpoint.
-
-        Raises:
-            DataError: If the checkpoint is damaged.
-        """
-        if not self.saved:
-            return None
-        tensors, note = read_tensors(self.resume)
-        try:
-            tensors["random"]
-            progress = Progress(**parse_json(note["progress"]))
-            check_fields(progress)
-            return progress, tensors
-        except (KeyError, TypeError, ValueError, ConfigError):
-            raise DataError(f"{self.resume} is damaged; remove it to start over") from None
-
-    def finish(self, progress: Progress, weights: dict[str, Tensor], config: TrainConfig) -> None:
-        """Write the metrics and the final weights, and remove the checkpoint.
-
-        Args:
-            progress: Progress of the run.
-            weights: Final weights.
-            config: Configuration of the run.
-        """
-        self._save_metrics(progress)  # the last save may have been interrupted before the metrics
-        note = {"model": json.dumps(config.model.to_dict()), "digest": config.digest()}
-        if config.recipe is not None:
-            note["recipe"] = json.dumps(config.recipe.to_dict())
-        if classes := self.classes():
-            note["classes"] = json.dumps(classes)
-        self._write(lambda: write_bytes(self.weights, pack_tensors(weights, note)))
-        self.resume.unlink(missing_ok=True)
-
-    def check_finished(self) -> None:
-        """Verify the final weights, and remove a checkpoint that is no longer needed.
-
-        Raises:
-            DataError: If the weights are damaged.
-        """
-        read_tensors(self.weights)
-        self.resume.unlink(missing_ok=True)
+        return config, history, data
 
     def net(self, trust: bool = False) -> nn.Module:
         """Build the network of a finished run and load its weights.
@@ -403,26 +225,133 @@ class RunFolder:
         path = self.path / "metrics.jsonl"
         try:
             found = [parse_json(line) for line in read_text(path).splitlines()]
+            for line, entry in enumerate(found, 1):
+                if not isinstance(entry, dict) or not all(map(is_number, entry.values())):
+                    raise ValueError(f"line {line} is not an object of numbers")
         except FileNotFoundError:
             return []
         except ValueError as error:
             raise DataError(f"{path} is damaged ({error}); remove it") from None
-        for line, entry in enumerate(found, 1):
-            if not isinstance(entry, dict) or not all(map(is_number, entry.values())):
-                raise DataError(
-                    f"{path} is damaged (line {line} is not an object of numbers); remove it"
-                )
         return found
+
+    def load(self) -> tuple[Progress, dict[str, Tensor]] | None:
+        """Read the checkpoint.
+
+        Returns:
+            Progress and tensors, or ``None`` if there is no checkpoint.
+        """
+        if not self.saved:
+            return None
+        tensors, note = read_tensors(self.resume)
+        try:
+            tensors["random"]
+            progress = Progress(**parse_json(note["progress"]))
+            check_fields(progress)
+            return progress, tensors
+        except (KeyError, TypeError, ValueError, ConfigError):
+            raise DataError(f"{self.resume} is damaged; remove it to start over") from None
+
+
+class RunWriter(RunFolder):
+    """The folder of a run as its training uses it: locked, and written atomically."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._lock: os.stat_result | None = None
+
+    @contextmanager
+    def locked(self, timeout: float = 0.0) -> Iterator[None]:
+        """Lock the folder, waiting up to `timeout` seconds; other processes get a BusyError.
+
+        The lock is released when the process ends, even if it is killed.
+        """
+        lock = FileLock(self.path / LOCK, thread_local=False)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock.acquire(timeout, poll_interval=0.5)
+            self._lock = os.stat(self.path / LOCK)
+        except Timeout:
+            raise BusyError(
+                f"another process is training in {self.path}; wait for it, or choose another --out"
+            ) from None
+        except OSError as error:
+            raise DataError(
+                f"cannot use the folder {self.path} ({error.strerror}); check its permissions or "
+                "choose another --out"
+            ) from None
+        try:
+            yield
+        finally:
+            self._lock = None
+            lock.release()
+
+    def write_or_check_config(
+        self, config: TrainConfig, device: torch.device, extra: str = ""
+    ) -> bool:
+        """Write the configuration of a new run, or compare it; return whether the run is new.
+
+        Version, commit and hardware, described with `extra`, are added to the history if they
+        changed.
+        """
+        used = ", ".join(filter(None, [hardware(device), extra]))
+        how = {"version": __version__, "commit": commit(), "hardware": used}
+        if not (self.path / CONFIG).exists():
+            if self.saved or self.finished:
+                raise DataError(f"{self.path} has weights but no {CONFIG}; choose another --out")
+            new = {"config": config.to_dict(), "digest": config.digest(), **how, "history": [how]}
+            self._write_record(new)
+            return True
+        started, history, _ = self._record()
+        if differing := _differences(started.to_dict(), config.to_dict()):
+            others = ", ".join(differing)
+            raise ConfigError(
+                f"{self.path} has a run with other settings ({others}); choose another --out"
+            )
+        if not self.finished and history[-1:] != [how]:
+            self.update_record(history=[*history, how])
+        return False
+
+    def update_record(self, **changes: Any) -> None:
+        """Change entries of config.json."""
+        self._write_record({**parse_json(read_text(self.path / CONFIG)), **changes})
+
+    def _write_record(self, content: dict[str, Any]) -> None:
+        text = json.dumps(content, indent=1) + "\n"
+        self._write(lambda: write_text(self.path / CONFIG, text))
+
+    def save(self, progress: Progress, tensors: dict[str, Tensor]) -> None:
+        """Write the checkpoint and the metrics."""
+        self._write(lambda: write_bytes(self.resume, pack(progress, tensors)))
+        self._save_metrics(progress)
+
+    def finish(self, progress: Progress, weights: dict[str, Tensor], config: TrainConfig) -> None:
+        """Write the metrics and the final weights, and remove the checkpoint."""
+        self._save_metrics(progress)  # the last save may have been interrupted before the metrics
+        note = {"model": json.dumps(config.model.to_dict()), "digest": config.digest()}
+        if config.recipe is not None:
+            note["recipe"] = json.dumps(config.recipe.to_dict())
+        if classes := self.classes():
+            note["classes"] = json.dumps(classes)
+        self._write(lambda: write_bytes(self.weights, pack_tensors(weights, note)))
+        self.resume.unlink(missing_ok=True)
+
+    def check_finished(self) -> None:
+        """Verify the final weights, and remove a checkpoint that is no longer needed."""
+        read_tensors(self.weights)
+        self.resume.unlink(missing_ok=True)
 
     def _save_metrics(self, progress: Progress) -> None:
         lines = "".join(json.dumps(entry) + "\n" for entry in progress.metrics)
         self._write(lambda: write_text(self.path / "metrics.jsonl", lines))
 
     def _write(self, action: Callable[[], None]) -> None:
-        if self._lock is not None and not _is_same(self._lock, self.path / LOCK):
+        try:
+            if self._lock and not os.path.samestat(self._lock, os.stat(self.path / LOCK)):
+                raise FileNotFoundError
+        except OSError:
             raise DataError(
                 f"{self.path} was removed during training; run the same command again to start over"
-            )
+            ) from None
         try:
             action()
         except (OSError, SafetensorError) as error:
@@ -431,14 +360,6 @@ class RunFolder:
                 f"cannot write in {self.path} ({reason}); free some disk space and run the same "
                 "command again to resume"
             ) from None
-
-
-def _is_same(lock: os.stat_result, path: Path) -> bool:
-    """Whether the lock that this process holds is still the one at `path`."""
-    try:
-        return os.path.samestat(lock, os.stat(path))
-    except OSError:
-        return False
 
 
 def _model(note: str) -> ModelConfig | None:

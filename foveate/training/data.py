@@ -26,7 +26,6 @@ from foveate.scales import ScaleGrid
 from foveate.training.backbones import normalisation
 from foveate.training.config import Precision, TrainConfig, is_mirrored
 from foveate.training.config import is_photo as is_photo
-from foveate.training.decoded import memory_for
 from foveate.training.rescaling import (
     AugmentationSeed,
     RescaleFunction,
@@ -50,10 +49,9 @@ class Batches:
     """A loader for the images of a split, prepared for a network, in any order.
 
     Either all images are prepared once and `resident` on the device, or each batch is read and
-    prepared on demand, the next one while the current one is used. If the images are `random`, as
-    with `zooms`, resident ones are prepared again for each epoch, in the same memory; `filled` is
-    the seed and epoch for which they were prepared. Images that could not be used are listed in
-    `skipped`.
+    prepared on demand. If the images are `random`, resident ones are prepared again for each epoch;
+    `filled` is the seed and epoch for which they were prepared. Images that could not be used are
+    in `skipped`.
     """
 
     images: Source | Shards
@@ -77,7 +75,7 @@ class Batches:
     ) -> Iterator[Batch]:
         """Yield the images at the indices `order` in batches of size `batch`.
 
-        Random augmentation, if any, depends on `augmentation_seed`: the seed and the epoch.
+        Random augmentation depends on `augmentation_seed`: the seed and the epoch.
         """
         if not len(order):
             return
@@ -130,8 +128,7 @@ class Batches:
         """Raise a ConfigError if the images or a training step do not fit in the main memory.
 
         For each activation of the paper's networks, a step stores the output of the convolution,
-        the output of the norm and a gradient. Steps of other backbones, and steps that recompute
-        activations, are not checked.
+        the output of the norm and a gradient. Other steps are not checked.
         """
         images = self.count * sum(t[0].numel() * t.element_size() for t in ready.inputs)
         remedy = "use fewer samples, a smaller size, or --stream to read images on demand"
@@ -168,21 +165,20 @@ def open_batches(
     """Return a loader for the images of a split.
 
     Shards are always streamed, other sources only if `stream` is set. Images that the recipe
-    `mirrored` augments are prepared again for each epoch on a GPU, and for each batch on a CPU,
-    which has less memory. With the recipe `photo`, `workers` processes load the images, by default
-    one per core up to eight. Images that cannot be used are errors, or left out if `bad` is "skip".
+    `mirrored` augments are prepared for each batch on a CPU, which has less memory than a GPU.
     """
     if is_photo(config):
+        from foveate.training.photo_reader import memory_for
         from foveate.training.photos import open_photos  # which imports this module
 
         pictures = open_pictures(config.source)
-        _check_fit(config, PHOTO_SHAPE, pictures.labels(split))
+        check_fit(config, PHOTO_SHAPE, pictures.labels(split))
         decoded = memory_for(pictures, split) if config.epochs > 1 else None
         options = {"bad": bad, "decoded": decoded}
         return open_photos(config, pictures, split, net, device, workers, **options)
     images = open_source(config.source, load, stream)
     labels = images.labels(split)
-    _check_fit(config, images.shape, labels)
+    check_fit(config, images.shape, labels)
     count, training = sample_count(config, len(labels), split), split == "train"
     zooms = find_zooms(config) if training else None
     random = training and is_random(config)
@@ -205,17 +201,17 @@ def open_batches(
 def adapt_to_source(
     config: TrainConfig, load: Load, explicit_fields: Collection[str] = (), stream: bool = False
 ) -> TrainConfig:
-    """Adapt the recipe and the model's channels and classes to the source.
-
-    Fields of the configuration in `explicit_fields` are left unchanged.
+    """Adapt recipe, channels and classes to the source; leave `explicit_fields` unchanged.
 
     Colour images in a folder or in tar files get the recipe `photo`: the model resamples windows
-    with antialiasing, and inputs are normalised as a timm backbone expects. With a backbone, the
-    windows follow from the sizes of the images (see `propose_windows`). Other colour images, such
-    as CIFAR-10, get the recipe `mirrored`: scale 1, in frames of twice their size. HDF5 files also
-    determine the size, the scales and the border of the images.
+    with antialiasing, inputs are normalised as a timm backbone expects, and with a backbone
+    `propose_windows` sets the windows. Other colour images get the recipe `mirrored`: scale 1, in
+    frames of twice their size. HDF5 files also determine size, scales and border.
     """
-    chosen, config = config.recipe, replace(config, recipe=_fitted_recipe(config))
+    chosen = config.recipe
+    if not is_photo(config) and not is_mirrored(config):
+        coloured = has_colour_pictures(config.source)
+        config = replace(config, recipe=(chosen or Recipe(name="photo")) if coloured else None)
     if is_photo(config):
         classes = open_pictures(config.source).num_classes
         config = replace(config, scales="1")  # `recipe.base` defines the size instead
@@ -246,11 +242,7 @@ def adapt_to_source(
 
 
 def propose_windows(config: TrainConfig) -> ScaleGrid:
-    """Propose windows for objects at 1/4 to 2 times their size in the training images.
-
-    The smallest window is one quarter of the recipe's base size. The largest is twice the long side
-    of an image with the median aspect ratio.
-    """
+    """Propose windows for objects at 1/4 to 2 times their size in the training images."""
     assert config.recipe is not None
     model, base = config.model, config.recipe.base
     sizes = open_pictures(config.source).sizes("train", LISTED)
@@ -270,26 +262,14 @@ def _following(
 
 def unused_setting(config: TrainConfig, given: Collection[str]) -> tuple[str, str] | None:
     """Return a setting in `given` that a run does not use, and an error message."""
-    for key in ("scales", "size", "border"):
-        if key not in given:
-            continue
+    for key in [name for name in ("scales", "size", "border") if name in given]:
         if is_generated(config.source):
             return key, f"the images in {config.source} are already rescaled; leave out {key}"
         if is_photo(config):
-            remedy = "set recipe.base, the short side in pixels"
-            return key, f"the recipe photo does not use {key}; {remedy}"
+            return key, f"the recipe photo does not use {key}; set recipe.base, the short side"
         if key == "border" and is_mirrored(config):
             return key, "the recipe mirrored has no border; leave it out"
     return None
-
-
-def _fitted_recipe(config: TrainConfig) -> Recipe | None:
-    """Return the recipe of a configuration, or `photo` if its source has colour pictures."""
-    if is_photo(config) or is_mirrored(config):
-        return config.recipe
-    if not has_colour_pictures(config.source):
-        return None
-    return config.recipe or Recipe(name="photo")
 
 
 def has_colour_pictures(source: str) -> bool:
@@ -348,7 +328,7 @@ def sample_count(config: TrainConfig, there: int, split: SplitName) -> int:
     return config.samples
 
 
-def _check_fit(config: TrainConfig, shape: tuple[int, ...], labels: Tensor) -> None:
+def check_fit(config: TrainConfig, shape: tuple[int, ...], labels: Tensor) -> None:
     """Raise a ConfigError if the images or labels do not fit the network."""
     model, channels, classes = config.model, shape[0], int(labels.max()) + 1
     if channels != model.channels:

@@ -1,8 +1,7 @@
 """Random distortions in training: rotation, shear, aspect ratio, displacement, stroke width.
 
-An image is distorted at the size in which the source stores it, before it is rescaled. All
-distances are therefore proportional to the scale at which it is shown, and its values pass through
-the same steps of the dataset as those of any other image.
+An image is distorted in the size of the source, before it is rescaled, so that all distances are
+proportional to the scale at which it is shown.
 """
 # Shape letters: N images, C image channel, h w source pixels, H W pixels with the margin.
 
@@ -39,10 +38,7 @@ class Distortions(NamedTuple):
 
 @lru_cache(maxsize=4)  # all chunks of an epoch; 15 MB an entry for 50,000 images
 def draw_distortions(count: int, seed: tuple[int, int], strength: float) -> Distortions:
-    """Draw a distortion for each of `count` images.
-
-    Entry i depends only on the strength, the seed, the epoch and i.
-    """
+    """Draw a distortion for each image; entry i depends only on strength, seed, epoch and i."""
     random = np.random.default_rng([*seed, STREAM])
     drawn = strength * random.uniform(-1, 1, (count, 4 + 2 * KNOTS**2))
     angle, shear, stretch, width = drawn[:, :4].T * [[ROTATION], [SHEAR], [STRETCH], [WIDTH]]
@@ -57,7 +53,7 @@ def draw_distortions(count: int, seed: tuple[int, int], strength: float) -> Dist
 def distort(images: Tensor, drawn: Distortions) -> Tensor:
     """Distort images (N, C, h, w), values 0 to 255, about their centre.
 
-    The result (N, C, H, W) has a margin on each side. Beyond the original image, values are 0.
+    The result (N, C, H, W) has a margin of values 0 on each side.
     """
     (height, width), longer = images.shape[-2:], max(images.shape[-2:])
     margin = math.ceil(MARGIN * longer)

@@ -5,20 +5,13 @@ between CPUs) that train one network. Up to rounding, the result does not depend
 dropout and with `local` batch norm:
 
 - A batch has `config.batch` images over all processes, and each process takes its part. Losses are
-  weighted so that the gradients, averaged by PyTorch's DistributedDataParallel, are those of the
-  whole batch, even if the parts differ by one image. If the last batch has fewer images than there
-  are processes, every process computes all of it.
-- Batch norm is `shared` or `local`. With `shared`, mean and variance are those of the whole batch,
-  exactly as in one process. With `local`, each process normalises its own part, and the running
-  statistics are averaged over the processes after every step. This is faster, but the result
-  depends on N.
-- Each process draws its own dropout from (seed, epoch, step, rank). A run that resumes with the
-  same number of processes draws the same dropout; with another number, it draws a different one.
-- Only the first process reads and writes the run folder. It broadcasts the checkpoint to the
-  others. A checkpoint does not depend on N.
-
-Images that are not streamed are held by every process. Streamed images are read only by the process
-that needs them.
+  weighted so that the gradients, averaged by DistributedDataParallel, are those of the whole batch,
+  even if the parts differ by one image. If the last batch has fewer images than there are
+  processes, every process computes all of it.
+- With `shared` batch norm, mean and variance are those of the whole batch. With `local`, which is
+  faster, each process normalises its own part, and the running statistics are averaged.
+- Each process draws its own dropout from (seed, epoch, step, rank).
+- Only the first process reads and writes the run folder. A checkpoint does not depend on N.
 """
 
 import gc
@@ -85,8 +78,8 @@ class Team:
     def split_batches(self, order: Tensor, batch: int) -> list[tuple[Tensor, int]]:
         """Return this process's part of each batch of `order`.
 
-        The result is a list of (order, batch size) pairs, to be processed one after the other: the
-        full batches, and the last incomplete one.
+        The result is a list of (order, batch size) pairs: the full batches, and the last incomplete
+        one.
         """
         if self.count == 1:
             return [(order, batch)]
@@ -150,10 +143,7 @@ class Team:
         return buffer.tobytes()
 
     def in_turn(self, action: Callable[[], Result]) -> Result:
-        """Run `action` in the first process of each machine, then in the others.
-
-        The first call can download files that the others then find in the cache.
-        """
+        """Run `action`, such as a download, first in one process of each machine."""
         first = _local_rank() == 0
         if self.count > 1 and not first:
             self.broadcast_int(0)
@@ -201,9 +191,9 @@ class Team:
 def join_processes(device: str, norms: str = "shared") -> Iterator[Team]:
     """Join the processes that torchrun started together; without torchrun, yield a team of one.
 
-    `norms` is `shared` or `local` (see the module docstring). SIGINT and SIGTERM raise
-    KeyboardInterrupt and its subclass `Terminated` in the first process. The others ignore them and
-    end with the first, so that all can complete the current step and the first can save the run.
+    `norms` is `shared` or `local`. SIGINT and SIGTERM raise KeyboardInterrupt and its subclass
+    `Terminated` in the first process. The others ignore them and end with the first, so that all
+    can complete the current step and the first can save the run.
     """
     norms = cast(Norms, norms)  # checked in `prepare`, where one process reports for all
     if int(os.environ.get("WORLD_SIZE", 1)) == 1 or "MASTER_ADDR" not in os.environ:
@@ -230,10 +220,9 @@ def join_processes(device: str, norms: str = "shared") -> Iterator[Team]:
 def _group_destroyed() -> Iterator[None]:
     """Destroy the process group after the block, and with it the threads of Gloo.
 
-    A Gloo thread can drop the last reference to a tensor some time after an operation is complete.
-    If Python is finalizing by then, the thread cannot take the GIL, and the process aborts. The
-    threads end when no reference to the group is left. The reducer of DistributedDataParallel and
-    the frames in tracebacks hold such references.
+    If such a thread drops the last reference to a tensor while Python is finalizing, it cannot take
+    the GIL, and the process aborts. The threads end when no reference to the group is left; the
+    reducer of DistributedDataParallel and the frames in tracebacks hold such references.
     """
     try:
         yield

@@ -31,8 +31,8 @@ def raise_interrupt(number: int, frame: object) -> NoReturn:
 def deferred_signals() -> Iterator[list[int]]:
     """Defer signals to the end of the block, because an incomplete step cannot be saved.
 
-    Only signals with a Python handler are deferred; others end the process as usual. Yields a list
-    of the signals that arrived. Handlers that are set within the block remain.
+    Only signals with a Python handler are deferred. Yields a list of the signals that arrived.
+    Handlers that are set within the block remain.
     """
     before = {number: signal.getsignal(number) for number in SIGNALS}
     handlers = {number: handler for number, handler in before.items() if callable(handler)}

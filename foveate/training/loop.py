@@ -1,5 +1,6 @@
 """Train one network, or several in parallel on one device."""
 
+import re
 from contextlib import nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +12,7 @@ from foveate.checks import check_choice
 from foveate.data.sources import load_source
 from foveate.errors import ConfigError, FoveateError
 from foveate.execution.captured import warm_up_compiler
-from foveate.training.checkpoint import RunFolder
+from foveate.training.checkpoint import RunFolder, RunWriter
 from foveate.training.config import TrainConfig
 from foveate.training.data import Load
 from foveate.training.distributed import Team
@@ -55,9 +56,8 @@ def train(
         callback: Called after every step and every epoch with the configuration, the progress, and
             the number of steps per epoch.
         load: Function that loads a source by name.
-        team: The processes that train together; see
-            `foveate.training.distributed.join_processes`. Each of them calls this function with the
-            same arguments, and the first one writes the folder.
+        team: The processes that train together, as `foveate.training.distributed.join_processes`
+            yields them. Each calls this function with the same arguments.
         changed_data: Whether to resume a run whose data source has changed since it was started.
         deterministic: Whether a GPU computes bit-for-bit reproducible weights, for the same model
             of GPU and version of PyTorch. ``False`` is faster.
@@ -75,21 +75,17 @@ def train(
         FoveateError: If the loss is not finite.
 
     Examples:
-        >>> from foveate.models.zoo import model_config
-        >>> from foveate.scales import ScaleGrid
-        >>> model = model_config("fovavg", scales=ScaleGrid(1, 2, per_octave=1), size=12,
-        ...                      features=(4, 8), hidden=8)
-        >>> config = TrainConfig(model=model, source="mnist-5k", samples=64, size=24, epochs=1)
+        >>> config = TrainConfig(source="mnist-5k", samples=64, epochs=1)
         >>> run = train(config, Path("runs/first"))
         >>> run.finished
         True
         >>> net = run.net().eval()
-        >>> net(torch.zeros(1, 1, 24, 24)).shape
+        >>> net(torch.zeros(1, 1, 112, 112)).shape
         torch.Size([1, 10])
     """
-    shared = Shared(find_device(device), stream, compiled, callback, load, {}, recompute, team)
-    shared = shared._replace(changed_data=changed_data, deterministic=deterministic)
-    shared = shared._replace(workers=workers, bad=check_bad(bad, config, team.count))
+    bad = check_bad(bad, config, team.count)
+    how = (recompute, team, changed_data, deterministic, workers, bad)
+    shared = Shared(find_device(device), stream, compiled, callback, load, {}, *how)
     return _train([(config, folder)], shared)[0]
 
 
@@ -132,11 +128,7 @@ def train_together(
 
     Examples:
         >>> from dataclasses import replace
-        >>> from foveate.models.zoo import model_config
-        >>> from foveate.scales import ScaleGrid
-        >>> model = model_config("fovavg", scales=ScaleGrid(1, 2, per_octave=1), size=12,
-        ...                      features=(4, 8), hidden=8)
-        >>> config = TrainConfig(model=model, source="mnist-5k", samples=64, size=24, epochs=1)
+        >>> config = TrainConfig(source="mnist-5k", samples=64, epochs=1)
         >>> seeds = [(replace(config, seed=seed), Path(f"runs/seed{seed}")) for seed in (0, 1)]
         >>> [run.finished for run in train_together(seeds)]
         [True, True]
@@ -152,7 +144,7 @@ def _train(runs: list[tuple[TrainConfig, Path]], shared: Shared) -> list[RunFold
     if shared.compiled and gpu and any(_is_compiled(config) for config, _ in runs):
         warm_up_compiler()
     shared = shared._replace(load=lru_cache(maxsize=1)(shared.load))
-    sessions = [Session(config, RunFolder(folder), shared) for config, folder in runs]
+    sessions = [Session(config, RunWriter(folder), shared) for config, folder in runs]
     active = [session.steps() for session in sessions]
     others = any(config.backbone for config, _ in runs)
     with (
@@ -178,17 +170,11 @@ def find_device(name: str) -> torch.device:
     """Return a device by name, or raise a ConfigError if this machine does not have it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"unknown device {name!r}; use cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
         raise ConfigError(f"device must be cpu or cuda, got {name!r}")
+    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("no GPU was found; use --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"device {name} was not found; this machine has {torch.cuda.device_count()} GPUs, "
-            "numbered from cuda:0"
-        )
+        raise ConfigError(f"device {name} was not found; use --device cuda:0")
     return device

@@ -45,8 +45,8 @@ def _whole(name: str, model: ModelConfig, scales: str) -> TrainConfig:
 def _table_3() -> dict[str, TrainConfig]:
     """Return the configurations with few samples.
 
-    The paper does not state the number of epochs. Here it is at most 400, and at most 200,000
-    images in all, but at least 20 epochs. The schedule is stretched to this length.
+    The paper does not state the number of epochs. Here it is 20 to 400, with about 200,000 images
+    in all, and the schedule is stretched to it.
     """
     conc = model_config("fovconc", scales=ScaleGrid(0.5, 8, per_octave=4))
     models = {n: model_config(n) for n in ("cnn", "fovavg", "fovmax", "swmax")} | {"fovconc": conc}
@@ -77,17 +77,13 @@ FINETUNE = TrainConfig(
     precision="bf16",
     ema=0.99,
 )  # fmt: skip
-"""Fine-tuning of a backbone on photographs: seven channels with windows of 56 to 448 pixels.
-
-Pool, learning rate and epochs were chosen together by cross-validation (results/photographs).
-"""
+"""Fine-tuning on photographs; chosen by cross-validation (results/photographs)."""
 
 
 def _fovplus(scale: int) -> TrainConfig:
     """Return FovAvg with zooms, wider layers, AdamW and label smoothing.
 
     The zooms show objects of scale 0.35 to 11.3, half an octave beyond the paper's test scales.
-    Validation accuracy at scale 8, trained on scale 2, one seed: 98.8 % (docs/log.md).
     """
     return TrainConfig(
         model=model_config("fovavg", features=(16, 16, 48, 48)),
@@ -102,11 +98,7 @@ def _fovplus(scale: int) -> TrainConfig:
 
 
 def _fovplus_few(samples: int) -> TrainConfig:
-    """Return FovAvg for few samples, with distortions and zooms.
-
-    Mean test accuracy of five seeds at scales of 1 to 4: 94.6 % with 100 samples and 98.5 % with
-    1,000; FovAvg as in the paper has 81.3 and 96.7 % (results/few-samples).
-    """
+    """Return FovAvg for few samples, with distortions and zooms (results/few-samples)."""
     return replace(
         PRESETS[f"fovavg-few{samples}"],
         epochs=max(20, min(800, 200_000 // samples)),
@@ -131,9 +123,8 @@ def preset(name: str) -> TrainConfig:
     Args:
         name: A row of the paper's tables, such as ``fovavg-tr2``, ``fovmax-tr2-9ch`` or
             ``cnn-few1000``; a network name, such as ``fovavg``, for its run on scale 2;
-            ``finetune`` for fine-tuning a backbone on photographs; or ``fovplus-tr1``, ``-tr2`` or
-            ``-tr4`` for a network that is trained on one scale and accurate at all, and
-            ``fovplus-few100`` to ``fovplus-few10000`` for few samples.
+            ``finetune`` for photographs; ``fovplus-tr1``, ``-tr2`` or ``-tr4`` for a network that
+            is accurate at all scales; or ``fovplus-few100`` to ``fovplus-few10000``.
 
     Returns:
         The configuration. Use `TrainConfig.changed` or `dataclasses.replace` to change it.

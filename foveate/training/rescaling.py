@@ -26,11 +26,7 @@ RescaleFunction = Callable[[Tensor, Tensor, AugmentationSeed], Tensor]
 
 
 def rescaling(config: TrainConfig, scales: Tensor, training: bool = True) -> RescaleFunction:
-    """Return a function that rescales each image to its scale.
-
-    In `training`, it first distorts images, and with the recipe `mirrored` it changes their sizes,
-    shifts and flips them, and shows what zooms need beyond the frame.
-    """
+    """Return a function that rescales each image to its scale, in `training` with augmentation."""
     recipe, count = config.recipe or Recipe(), len(scales)
     distorted, mirrored = training and config.distortions > 0, training and is_augmented(config)
     zooms = find_zooms(config) if training else None

@@ -18,28 +18,21 @@ from foveate.execution.plan import logits
 from foveate.execution.precision import cast
 from foveate.models.channels import ScaleChannels
 from foveate.models.pretrained import find_non_finite, load_weights
-from foveate.training.averaging import WeightAverage
-from foveate.training.checkpoint import Progress, RunFolder, pack, unpack
+from foveate.training.checkpoint import CONFIG, Progress, RunWriter, pack, unpack
 from foveate.training.config import TrainConfig, build_net
 from foveate.training.data import Batches, Load, open_batches
 from foveate.training.distributed import Team, team_step
 from foveate.training.interrupt import deferred_signals
+from foveate.training.optimiser import WeightAverage, make_optimiser, set_rate
 from foveate.training.rescaling import is_random
 from foveate.training.skipped import Bad, add_skipped
-from foveate.training.state import (
-    RandomStates,
-    capture_state,
-    make_optimiser,
-    restore_state,
-    select_prefix,
-    set_rate,
-)
+from foveate.training.state import RandomStates, capture_state, restore_state, select_prefix
 from foveate.training.unchanged import record_data
 from foveate.trust import is_own
 
 SAVE_EVERY = 30.0  # seconds between checkpoints within an epoch
 # A large validation set is used less often, so that validation processes at most a quarter as many
-# images as training. It is used at least so many times, unless the configuration has fewer.
+# images as training, but at least so many times.
 FEWEST = 4
 READ_LOSSES_EVERY = 1.0  # seconds between reads of the losses, each of which synchronises a GPU
 TIME_SLICE = 0.005  # seconds for which one of several concurrent runs takes steps at a time
@@ -81,7 +74,7 @@ def worth_compiling(config: TrainConfig, steps: int) -> bool:
 class Session:
     """The training of one run; iterate over `steps` to train it."""
 
-    def __init__(self, config: TrainConfig, folder: RunFolder, shared: Shared) -> None:
+    def __init__(self, config: TrainConfig, folder: RunWriter, shared: Shared) -> None:
         self.config, self.folder, self.shared = config, folder, shared
         self.device, self.team = shared.device, shared.team
         self.lane = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None
@@ -104,9 +97,8 @@ class Session:
                 while True:
                     with (
                         deferred_signals() as pressed,
-                        self.team.guard(
-                            self._describe_checkpoint
-                        ),  # detects a dead process before signals act
+                        # Detects a dead process before signals act:
+                        self.team.guard(self._describe_checkpoint),
                         self._timed(),
                         self._alone(),
                     ):
@@ -167,7 +159,7 @@ class Session:
             yield
         except FoveateError:
             if self.new:
-                self.folder.remove_config()
+                (self.folder.path / CONFIG).unlink(missing_ok=True)
             raise
 
     @contextmanager

@@ -21,10 +21,8 @@ Sum = Callable[[Tensor], Tensor]
 def share_norms(net: nn.Module, all_reduce_sum: Sum) -> None:
     """Make every batch norm of the network compute its statistics over all processes.
 
-    The class of each module is replaced in place. Parameters, buffers and their names are
-    unchanged, and a subclass of batch norm keeps its own methods. PyTorch's SyncBatchNorm, which
-    needs a GPU, is left unchanged. This implementation runs on every device that `all_reduce_sum`
-    supports.
+    The class of each module is replaced in place; its parameters, buffers and methods stay.
+    PyTorch's SyncBatchNorm, which needs a GPU, is left unchanged.
     """
     for module in net.modules():
         if isinstance(module, Norm) and not isinstance(module, _SharedNorm):

@@ -18,10 +18,7 @@ COLUMNS = ["split", "image", "reason"]
 
 
 def check_bad(bad: str, config: TrainConfig, processes: int = 1) -> Bad:
-    """Return `bad`, the treatment of images that cannot be used, if the run supports it.
-
-    Only the recipe ``photo`` and a single process support ``skip``.
-    """
+    """Return `bad`, the treatment of images that cannot be used, if the run supports it."""
     check_choice("bad", bad, get_args(Bad))
     if bad == "skip" and not is_photo(config):
         raise ConfigError("--bad skip needs the recipe photo; leave it out, or use --recipe photo")

@@ -1,4 +1,4 @@
-"""The state of a run: optimiser, tensors of a checkpoint, random states and determinism."""
+"""The state of a run: tensors of a checkpoint, random states and determinism."""
 
 import ctypes
 import os
@@ -10,11 +10,8 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 
 from foveate.models.pretrained import load_weights
-from foveate.training.adam import PiecewiseAdam, PlainAdam
-from foveate.training.config import TrainConfig
 
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # options of mallopt(3)
@@ -22,60 +19,16 @@ MOST_KEPT = 2**31 - 1  # bytes, the largest int
 
 
 def keep_freed_memory() -> None:
-    """Let the C library keep freed memory for the rest of this process.
+    """Let the C library of GNU keep freed memory for the rest of this process.
 
-    The system maps new memory page by page and fills it with zeros. A training step of
-    EfficientNet-Lite0 in 7 channels of 160 pixels, 4 images, takes 1.5 s of one core instead of
-    1.8 s. C libraries other than that of GNU ignore this.
+    The system fills new memory with zeros. A training step of EfficientNet-Lite0 in 7 channels of
+    160 pixels, 4 images, takes 1.5 s of one core instead of 1.8 s.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             libc = ctypes.CDLL(None)
             libc.mallopt(M_MMAP_THRESHOLD, MOST_KEPT)
             libc.mallopt(M_TRIM_THRESHOLD, MOST_KEPT)
-
-
-def make_optimiser(
-    net: nn.Module, config: TrainConfig, device: torch.device
-) -> torch.optim.Optimizer:
-    """Create the optimiser: Adam, or AdamW with weight decay.
-
-    On a GPU, the learning rate is a tensor, so that a captured CUDA graph can read it. Parameters
-    with fewer than two dimensions (biases and norms) do not decay. `clip` limits the norm of the
-    gradient before each step.
-    """
-    on_gpu = device.type == "cuda"
-    rate = torch.tensor(config.learning_rate, device=device) if on_gpu else config.learning_rate
-    options: dict[str, Any] = {"lr": rate, "fused": on_gpu, "capturable": on_gpu}
-    options["foreach"] = not on_gpu  # on a CPU, 3/4 of the time of a loop, with the same bits
-    options["decoupled_weight_decay"] = config.weight_decay > 0
-    kind = PiecewiseAdam if on_gpu else PlainAdam
-    if not config.weight_decay:
-        optimiser = kind(net.parameters(), **options)
-    else:
-        both: list[list[nn.Parameter]] = [[], []]
-        for parameter in net.parameters():
-            both[parameter.ndim < 2].append(parameter)
-        rates = (config.weight_decay, 0.0)
-        groups = [{"params": p, "weight_decay": w} for p, w in zip(both, rates, strict=True) if p]
-        optimiser = kind(groups, **options)
-    if config.clip:
-        parameters = list(net.parameters())
-
-        def limit(*_: Any) -> None:
-            clip_grad_norm_(parameters, config.clip)
-
-        optimiser.register_step_pre_hook(limit)
-    return optimiser
-
-
-def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate of all parameter groups."""
-    for group in optimiser.param_groups:
-        if isinstance(group["lr"], Tensor):
-            group["lr"].fill_(rate)
-        else:
-            group["lr"] = rate
 
 
 def capture_state(net: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -93,10 +46,7 @@ def capture_state(net: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str,
 def restore_state(
     net: nn.Module, optimiser: torch.optim.Optimizer, tensors: dict[str, Tensor], path: Path
 ) -> None:
-    """Restore the output of `capture_state`; `path` is the checkpoint, for error messages.
-
-    If the checkpoint has no random state of a GPU, the current one is left unchanged.
-    """
+    """Restore the output of `capture_state`; `path` is the checkpoint, for error messages."""
     torch.set_rng_state(tensors["random"].to(torch.uint8))
     if (device := next(net.parameters()).device).type == "cuda" and "random.cuda" in tensors:
         torch.cuda.set_rng_state(tensors["random.cuda"].to(torch.uint8), device)
@@ -120,47 +70,33 @@ def select_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 class RandomStates:
     """The random states of one run, which replace PyTorch's while the run is active.
 
-    On a GPU, the default generator gets a state object that belongs to this run. A captured CUDA
-    graph refers to that object, so concurrent runs never share random numbers.
+    Each run has its own state object on a GPU, to which its captured CUDA graphs refer.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._cpu = torch.get_rng_state()
-        self._generator = _default_generator(device)
-        if self._generator is not None:
+        self._generator: torch.Generator | None = None
+        if device.type == "cuda":
+            torch.cuda.init()
+            index = torch.cuda.current_device() if device.index is None else device.index
+            self._generator = torch.cuda.default_generators[index]
             self._gpu = self._generator.clone_state()
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Use this run's random states within the block, and restore the caller's afterwards."""
-        cpu = torch.get_rng_state()
+        cpu, generator = torch.get_rng_state(), self._generator
         torch.set_rng_state(self._cpu)
+        if generator is not None:
+            gpu = generator.graphsafe_get_state()
+            generator.graphsafe_set_state(self._gpu)
         try:
-            with self._gpu_active():
-                yield
+            yield
         finally:
+            if generator is not None:
+                generator.graphsafe_set_state(gpu)
             self._cpu = torch.get_rng_state()
             torch.set_rng_state(cpu)
-
-    @contextmanager
-    def _gpu_active(self) -> Iterator[None]:
-        if self._generator is None:
-            yield
-            return
-        before = self._generator.graphsafe_get_state()
-        self._generator.graphsafe_set_state(self._gpu)
-        try:
-            yield
-        finally:
-            self._generator.graphsafe_set_state(before)
-
-
-def _default_generator(device: torch.device) -> torch.Generator | None:
-    if device.type != "cuda":
-        return None
-    torch.cuda.init()
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return torch.cuda.default_generators[index]
 
 
 @contextmanager
@@ -169,8 +105,7 @@ def deterministic(strict: bool) -> Iterator[None]:
 
     With `strict`, PyTorch also replaces, or warns of, every operation that could sum in varying
     order. The paper's networks have no such operation: there, `strict` would only slow down the
-    gradient of a maximum (FovMax on one H200: 18 % per step), while the rest costs 2 %. The
-    caller's settings are restored afterwards.
+    gradient of a maximum (FovMax on one H200: 18 % per step), while the rest costs 2 %.
     """
     os.environ.setdefault(WORKSPACE, ":4096:8")  # required by PyTorch; cuBLAS reads it at start
     algorithms = torch.are_deterministic_algorithms_enabled()

@@ -16,8 +16,8 @@ from foveate.files import check_regular
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read the tensors and the metadata of a safetensors file, and verify their digest.
 
-    Files of older versions have no digest. Nothing in a file is executed. The file is opened once,
-    so that another process can replace it meanwhile.
+    Files of older versions have no digest. The file is opened once, so that another process can
+    replace it meanwhile.
     """
     try:
         tensors, note = unpack_tensors(check_regular(path).read_bytes())
@@ -42,10 +42,7 @@ def unpack_tensors(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def pack_tensors(tensors: dict[str, Tensor], note: dict[str, str]) -> bytes:
-    """Return the bytes of a safetensors file with these tensors, this metadata and a digest.
-
-    Equal tensors and metadata give equal bytes.
-    """
+    """Return the bytes of a safetensors file with a digest; equal content gives equal bytes."""
     # Copies, because safetensors rejects tensors that share memory, as tied weights do.
     copies = {k: t.detach().cpu().contiguous().clone() for k, t in tensors.items()}
     return _sort_metadata(save(copies, {**note, "sha256": _digest(copies, note)}))

@@ -10,7 +10,7 @@ from foveate.data.shards import Shards
 from foveate.data.sources import Load, Source, open_source
 from foveate.data.store import ScaledFile
 from foveate.errors import ConfigError, DataError
-from foveate.training.checkpoint import RunFolder
+from foveate.training.checkpoint import RunFolder, RunWriter
 from foveate.training.config import TrainConfig, is_photo
 from foveate.training.data import generated_files
 
@@ -20,11 +20,10 @@ LISTING = "listing:"  # prefix of checksums that do not cover the pixels
 def source_checksum(source: str, load: Load, listing: bool) -> str:
     """Compute the sha256 of a source.
 
-    For sources in memory, it covers the whole content. HDF5 files and shards are too large for
-    that: their checksum begins with "listing:" and covers the name, size, labels and manifest of
-    each file, and the positions of the images in a tar file. With `listing`, the checksum of a
-    folder covers the relative path and size of each image. Such a checksum does not detect changed
-    pixels if all sizes are equal.
+    It covers the whole content of sources in memory. HDF5 files and shards are too large for that:
+    their checksum begins with "listing:" and covers the name, size, labels and manifest of each
+    file, and the positions of the images in a tar file; with `listing`, that of a folder covers the
+    path and size of each image. It does not detect changed pixels if all sizes are equal.
     """
     found = open_source(source, load, stream=listing)
     if isinstance(found, Source):
@@ -34,7 +33,7 @@ def source_checksum(source: str, load: Load, listing: bool) -> str:
 
 
 def record_data(
-    folder: RunFolder, config: TrainConfig, load: Load, *, listing: bool, changed_data: bool
+    folder: RunWriter, config: TrainConfig, load: Load, *, listing: bool, changed_data: bool
 ) -> None:
     """Store checksum and classes of the source in the run's folder, or compare the checksum.
 
@@ -47,18 +46,13 @@ def record_data(
         _compare(config.source, before, found, f"{folder.path} was started")
     names = data.get("classes") if before == found else None
     if not names:
-        names = class_names(config.source, load, listing)
+        names = names_of(open_source(config.source, load, stream=listing))
         check_classes(folder, config.source, names)
     new = {"source": config.source, "checksum": found} | ({"classes": names} if names else {})
     if before and before != found:
         new["earlier"] = [*data.get("earlier", []), before]
     if {**data, **new} != data:
-        folder.record_data({**data, **new})
-
-
-def class_names(source: str, load: Load, listing: bool = False) -> list[str]:
-    """Return the class names of a source; empty for shards and HDF5 files, which have none."""
-    return names_of(open_source(source, load, stream=listing))
+        folder.update_record(data={**data, **new})
 
 
 def names_of(images: Source | Shards) -> list[str]:
@@ -70,8 +64,8 @@ def names_of(images: Source | Shards) -> list[str]:
 def check_classes(folder: RunFolder, source: str, names: Sequence[str]) -> None:
     """Raise a ConfigError if a class of the run has another index among the `names` of a source.
 
-    Labels are indices, so its images would count as another class. Other names are accepted, and
-    so are the indices that stand for unknown names.
+    Labels are indices, so its images would count as another class. Other names, and indices that
+    stand for unknown names, are accepted.
     """
     if list(names) == [str(index) for index in range(len(names))]:
         return

@@ -1,18 +1,17 @@
 """Random zooms in training: images shown as if they had been magnified or reduced.
 
 By covariance, a network with the scales S has the same response to an image magnified by z as a
-network with the scales S / z to the image itself. The frame shows 1 / z of the side of a magnified
-image. Magnifying therefore only divides the scales by z and crops the frame to 1 / z of its side.
+network with the scales S / z to the image itself. Magnifying therefore only divides the scales by z
+and crops the frame to 1 / z of its side. Networks without scale channels, which have the same zooms
+in comparisons, receive resampled frames.
 
 A reduced image has fewer pixels, so windows that magnify it look blurred. To show this in training,
 a reduced image is resampled to the pixels of its frame, with antialiasing only if the recipe does
-so: `mnist-large-scale` smooths images in proportion to their scale instead. Networks without scale
-channels, which have the same zooms in comparisons, receive resampled frames for all factors.
+so: `mnist-large-scale` smooths images in proportion to their scale instead.
 
-The recipe determines what a frame shows. `mnist-large-scale` stretches the values of every frame to
-the full range, also those of cropped and reduced frames, and repeats the border in a larger frame.
-`mirrored` fills frames of any size with mirror images, also the larger frame of a reduced image.
-docs/log.md has measurements of zooms, and of resampling.
+`mnist-large-scale` stretches the values of every frame to the full range, and repeats the border in
+a larger frame; `mirrored` fills frames of any size with mirror images. docs/log.md has
+measurements.
 """
 # Shape letters: B batch, C image channel, H W pixels.
 
@@ -119,8 +118,7 @@ def _show(images: Tensor, zoom: float, zooms: Zooms) -> Tensor:
 def crop_frame(images: Tensor, zoom: float, margin: int = 0) -> Tensor:
     """Crop images to the part that the frame shows when they are magnified by `zoom`.
 
-    At zoom 1 the frame is the image without a `margin` on each side. An even number of rows and
-    columns is removed, so that the centre does not move.
+    At zoom 1 the frame is the image without a `margin` on each side. The centre does not move.
     """
     tops = []
     for length in images.shape[-2:]:
