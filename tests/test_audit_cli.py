@@ -231,7 +231,7 @@ def test_errors_are_one_line_and_nothing_is_written(folder, tmp_path, capsys):
         "mean must be one number or one per channel (1), got 3": [
             net, "--source", source, "--mean", "1,2,3"
         ],
-        "device must be cpu or cuda, got 'abacus'": [net, "--source", source, "--device", "abacus"],
+        "unknown device 'abacus'": [net, "--source", source, "--device", "abacus"],
         "class 'digit-0', which is not among the 2": [
             net, "--source", source, "--classes", "a,b"
         ],

@@ -363,7 +363,7 @@ def test_errors_are_one_line_and_nothing_is_written(runs, tmp_path, capsys):
         "weights.safetensors is not a run: it has no config.json": [f"{one}/weights.safetensors"],
         "the largest window has 2,": [one, "--windows", "1-2000000"],
         "unknown data source 'nothing'": [one, "--source", "nothing"],
-        "device must be cpu or cuda, got 'abacus'": [one, "--device", "abacus"],
+        "unknown device 'abacus'": [one, "--device", "abacus"],
         "Missing argument": [],
     }
     before = sorted(path for path in runs[0].iterdir())

@@ -422,8 +422,8 @@ def test_the_command_says_what_it_took(tmp_path, capfd):
     assert run_command(command(tmp_path / "run", "--workers", "1", "--epochs", "1")) == 0
     shown = capfd.readouterr()
     assert (
-        "24 training and 9 validation images of 3 classes; recipe photo: short side 48; "
-        "windows of 16, 32, 64 pixels, patches of 16"
+        "24 training and 9 validation images of 3 classes, 60x60 to 72x128 pixels; recipe photo: "
+        "short side 48; 3 windows of 16 to 64 pixels, patches of 16"
     ) in shown.err
     assert shown.out.endswith(f"next: foveate evaluate {tmp_path / 'run'}\n")
 
@@ -435,7 +435,7 @@ def test_the_command_names_one_window_and_random_weights(tmp_path, capfd):
     whole = ["train", "finetune", "--source", SOURCE, *given, *net, "--workers", "1"]
     assert run_command([*whole, "--out", str(tmp_path / "run")]) == 0
     err = capfd.readouterr().err
-    assert "windows of 32 pixels, patches of 32" in err
+    assert "1 window of 32 pixels, patches of 32" in err
     assert "note: timm:test_efficientnet starts from random weights; add --pretrained" in err
 
 

@@ -78,7 +78,11 @@ class TrainConfig:
             files and ``mirrored`` for CIFAR-10.
         zooms: Smallest and largest factor by which training images appear magnified, drawn
             log-uniformly for each image in each epoch; ``(1, 1)`` turns this off. A network trained
-            on scale 2 with ``(0.25, 4)`` is trained for objects of scale 1/2 to 8.
+            on scale 2 with ``(0.25, 4)`` is trained for objects of scale 1/2 to 8. To magnify, the
+            scales of the channels are divided by the factor, and the frame is cropped as it would
+            crop the magnified image; for networks without channels, the cropped frame is resampled.
+            Reduced images are resampled for all networks; with the recipe ``mirrored``, they are
+            surrounded by more mirror images.
         distortions: Strength of random distortions of training images, drawn for each image in
             each epoch: rotation, shear, aspect ratio, elastic displacement and stroke width; 0
             turns them off. Strength 1 rotates by up to 15 degrees and displaces by up to 3 % of
@@ -313,8 +317,9 @@ def is_mirrored(config: TrainConfig) -> bool:
 def build_net(config: TrainConfig, *, trust: bool = False, start: bool = False) -> nn.Module:
     """Build the network of a configuration, with weights from PyTorch's default generator.
 
-    `trust` allows a factory named in `config.backbone` to be imported and called. At the `start` of
-    a run, the pretrained weights of the backbone are loaded.
+    The backbone maps (N, C, P, P) to (N, K); `config.model` defines its scale channels. `trust`
+    allows a factory named in `config.backbone` to be imported and called. At the `start` of a run,
+    the pretrained weights of the backbone are loaded.
     """
     model = config.model
     if not config.backbone:

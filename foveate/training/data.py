@@ -201,12 +201,15 @@ def open_batches(
 def adapt_to_source(
     config: TrainConfig, load: Load, explicit_fields: Collection[str] = (), stream: bool = False
 ) -> TrainConfig:
-    """Adapt recipe, channels and classes to the source; leave `explicit_fields` unchanged.
+    """Adapt the recipe and the model's channels and classes to the source.
+
+    Fields of the configuration in `explicit_fields` are left unchanged.
 
     Colour images in a folder or in tar files get the recipe `photo`: the model resamples windows
-    with antialiasing, inputs are normalised as a timm backbone expects, and with a backbone
-    `propose_windows` sets the windows. Other colour images get the recipe `mirrored`: scale 1, in
-    frames of twice their size. HDF5 files also determine size, scales and border.
+    with antialiasing, and inputs are normalised as a timm backbone expects. With a backbone, the
+    windows follow from the sizes of the images (see `propose_windows`). Other colour images, such
+    as CIFAR-10, get the recipe `mirrored`: scale 1, in frames of twice their size. HDF5 files also
+    determine the size, the scales and the border of the images.
     """
     chosen = config.recipe
     if not is_photo(config) and not is_mirrored(config):
@@ -242,7 +245,11 @@ def adapt_to_source(
 
 
 def propose_windows(config: TrainConfig) -> ScaleGrid:
-    """Propose windows for objects at 1/4 to 2 times their size in the training images."""
+    """Propose windows for objects at 1/4 to 2 times their size in the training images.
+
+    The smallest window is one quarter of the recipe's base size. The largest is twice the long side
+    of an image with the median aspect ratio.
+    """
     assert config.recipe is not None
     model, base = config.model, config.recipe.base
     sizes = open_pictures(config.source).sizes("train", LISTED)

@@ -1,6 +1,5 @@
 """Train one network, or several in parallel on one device."""
 
-import re
 from contextlib import nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -170,11 +169,17 @@ def find_device(name: str) -> torch.device:
     """Return a device by name, or raise a ConfigError if this machine does not have it."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", name):
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"unknown device {name!r}; use cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
         raise ConfigError(f"device must be cpu or cuda, got {name!r}")
-    device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("no GPU was found; use --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {name} was not found; use --device cuda:0")
+        raise ConfigError(
+            f"device {name} was not found; this machine has {torch.cuda.device_count()} GPUs, "
+            "numbered from cuda:0"
+        )
     return device

@@ -29,7 +29,7 @@ from foveate.execution.plan import Prepared
 from foveate.models.channels import ScaleChannels
 from foveate.resampling.definition import PatchSpec, resample
 from foveate.training.config import TrainConfig
-from foveate.training.data import Batches, open_pictures, sample_count
+from foveate.training.data import LISTED, Batches, open_pictures, sample_count
 from foveate.training.photo_reader import (
     Background,
     DecodedImages,
@@ -191,16 +191,30 @@ def windows_of(net: nn.Module) -> ScaleChannels:
 
 
 def describe_photos(config: TrainConfig) -> str:
-    """Describe the images, the recipe and the windows of a run in one line."""
+    """Describe the images, the recipe and the windows of a run in one line.
+
+    The range of sizes is that of about `LISTED` training images, read from their headers.
+    """
     assert config.recipe is not None
     images, model = open_pictures(config.source), config.model
     counts = [len(images.labels("train")), len(images.labels("val"))]
-    windows = [f"{model.size * scale:.0f}" for scale in model.scales]
+    windows = [round(model.size * scale) for scale in model.scales]
+    shown = f"{len(windows)} windows of {windows[0]} to {windows[-1]} pixels"
+    if len(windows) == 1:
+        shown = f"1 window of {windows[0]} pixels"
     return (
         f"{config.source}: {counts[0]:,} training and {counts[1]:,} validation images of "
-        f"{images.num_classes} classes; recipe photo: short side {config.recipe.base}; "
-        f"windows of {', '.join(windows)} pixels, patches of {model.size}"
+        f"{images.num_classes} classes"
+        f"{_sizes(images)}; recipe photo: short side {config.recipe.base}; {shown}, "
+        f"patches of {model.size}"
     )
+
+
+def _sizes(images: Shards) -> str:
+    """Return the range of image sizes as text."""
+    sizes = [(height * width, width, height) for height, width in images.sizes("train", LISTED)]
+    ends = [f"{width}x{height}" for _, width, height in (min(sizes), max(sizes))] if sizes else []
+    return f", {' to '.join(ends)} pixels" if ends else ""
 
 
 def default_workers(runs: int = 1) -> int:
