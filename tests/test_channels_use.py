@@ -107,7 +107,6 @@ class Counting(nn.Module):
 
 def test_evaluation_on_a_cpu_takes_as_many_patches_at_a_time_as_fit_the_cache(monkeypatch):
     monkeypatch.setattr(chunks, "VALUES", 4 * 64 + 1)  # four patches of 8 x 8 pixels
-    monkeypatch.setattr(chunks, "BYTES", 0)
     images = random_images(3, 1, 24, 24)
     net = ScaleChannels(Counting(nn.BatchNorm2d(1)), FEW, 8).eval()
     whole = net(images)  # with gradients
