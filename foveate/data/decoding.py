@@ -82,11 +82,15 @@ def _pixels(image: Image.Image, background: Background) -> Pixels:
         raise DataError("has floating-point pixels of unknown range; save it with 8 or 16 bits")
     flat = _flatten(image, background) if image.has_transparency_data else image
     if image.mode in ("1", "L", "LA"):
-        return np.asarray(flat.convert("L"))
-    pixels = np.asarray(flat.convert("RGB"))
+        return np.asarray(_converted(flat, "L"))
+    pixels = np.asarray(_converted(flat, "RGB"))
     if image.mode in ("P", "PA") and (pixels == pixels[..., :1]).all():
         return pixels[..., :1]
     return pixels
+
+
+def _converted(image: Image.Image, mode: str) -> Image.Image:
+    return image if image.mode == mode else image.convert(mode)  # `convert` always copies
 
 
 def _upper_byte(values: npt.NDArray[np.integer]) -> Pixels:
