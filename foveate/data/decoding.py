@@ -9,7 +9,8 @@ from typing import BinaryIO, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, ImageStat
+from PIL import ExifTags, Image, ImageOps, ImageStat
+from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
 from foveate.errors import DataError
 from foveate.files import check_regular
@@ -33,9 +34,16 @@ def read_picture(path: Path | BinaryIO, background: Background = "black") -> Pix
 
 
 def read_size(path: Path | BinaryIO) -> tuple[int, int]:
-    """Read height and width of an image, possibly before EXIF rotation, from its header."""
+    """Read height and width of an image after EXIF rotation, without decoding its pixels."""
     with _opened(path) as image:
-        return image.height, image.width
+        width, height = image.size
+        if isinstance(image, TiffImageFile):  # versions of Pillow differ in the size of turned ones
+            width, height = (image.tag_v2[tag] for tag in (IMAGEWIDTH, IMAGELENGTH))
+        # `getexif` decodes such a PNG to find tags after its pixels.
+        decodes = image.format == "PNG" and "exif" not in image.info
+        tags = {} if decodes else image.getexif()
+        turned = tags.get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+        return (width, height) if turned else (height, width)
 
 
 def is_colour(path: Path) -> bool:
