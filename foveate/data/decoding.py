@@ -80,7 +80,9 @@ def _opened(path: Path | BinaryIO) -> Iterator[Image.Image]:
     except Exception as error:  # decoders raise anything from SyntaxError to struct.error
         said = str(getattr(error, "strerror", None) or error)
         reason = " ".join(said.split()) or type(error).__name__
-        raise DataError(f"cannot read image {path} ({reason}); replace or remove it") from error
+        unopened = isinstance(error, FileNotFoundError | IsADirectoryError)
+        remedy = "pass the path of a file" if unopened else "replace or remove it"
+        raise DataError(f"cannot read image {path} ({reason}); {remedy}") from error
 
 
 def _pixels(image: Image.Image, background: Background) -> Pixels:
