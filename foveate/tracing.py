@@ -19,7 +19,7 @@ def exporting() -> bool:
 
 
 def is_transformed(tensor: Tensor) -> bool:
-    """Whether PyTorch traces or batches the call, or differentiates it in another way than back."""
+    """Whether PyTorch traces or batches a call, or differentiates it forward or by `torch.func`."""
     if torch.compiler.is_compiling():
         return True
     if torch._C._functorch.is_legacy_batchedtensor(tensor):  # set by `is_grads_batched` of autograd

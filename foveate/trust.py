@@ -51,7 +51,7 @@ def find_factory(spec: str, what: str = "backbone") -> Callable[..., Any]:
     except Exception as error:  # the user's module can raise anything
         raise ConfigError(
             f"cannot import {module!r} for the {what}: {type(error).__name__}: {error}; install "
-            f"it, or run from its folder; for other modules than {top!r} there, set PYTHONPATH=."
+            f"it, or run from its folder, where only {top!r} is found unless PYTHONPATH=. is set"
         ) from error
     factory = getattr(found, name, None)
     if not callable(factory):

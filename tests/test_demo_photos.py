@@ -245,10 +245,12 @@ def test_a_model_of_timm_is_wrapped_with_the_names_of_its_classes(monkeypatch):
 
 
 def test_pretrained_is_for_timm(photo_run):
-    with pytest.raises(ConfigError, match="pretrained is only for timm models"):
+    with pytest.raises(ConfigError, match="add --model timm:NAME"):
         open_page([photo_run], pretrained=True)
-    with pytest.raises(ConfigError, match="weights is only for timm models"):
+    with pytest.raises(ConfigError, match="--weights applies to timm models only"):
         open_page([photo_run], weights="net.safetensors")
+    with pytest.raises(ConfigError, match="--weights is for one timm model, got 2"):
+        open_page(["timm:lcnet_035", "timm:resnet10t"], weights="net.safetensors")
 
 
 def test_a_model_of_timm_is_opened_with_a_file_of_weights(tmp_path):

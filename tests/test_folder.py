@@ -290,13 +290,13 @@ def test_an_empty_split_or_a_class_without_training_images_is_refused(tmp_path):
     for name in (*train[:3], test[0]):
         save(tmp_path / "cat" / name, 1)
     message = error_of(f"folder:{tmp_path}")
-    assert "leaves a split, or a class in training, without images; add images, or" in message
+    assert "leaves val without images; add images, or create the subfolders" in message
     save(tmp_path / "cat" / val[0], 1)
     assert len(load_source(f"folder:{tmp_path}").val) == 1
     save(tmp_path / "dog" / next(n for n in names if share(f"dog/{n}") < 0.2), 1)
-    assert "without images" in error_of(f"folder:{tmp_path}")
+    assert "leaves class 'dog' of train without images" in error_of(f"folder:{tmp_path}")
     write_splits(tmp_path / "split", {"train": 1, "test": 1})
-    assert "without images" in error_of(f"folder:{tmp_path / 'split'}")
+    assert "leaves val without images" in error_of(f"folder:{tmp_path / 'split'}")
 
 
 def test_mixed_sizes_name_two_files_and_their_sizes(tmp_path):

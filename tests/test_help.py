@@ -81,6 +81,7 @@ def test_options_are_grouped(command, capsys, monkeypatch):
     text = "\n".join(printed(command, 80, capsys, monkeypatch))
     for option in options_of(command):
         assert f"─ {option.rich_help_panel} ─" in text
+    assert "─ Options ─" not in text  # a panel of --help alone
     assert "<bool>" not in text and "BOOLEAN" not in text
 
 

@@ -551,6 +551,14 @@ def test_a_folder_is_listed_once_in_a_command_and_again_when_it_changed(
     assert len(open_source(f"folder:{copied}", stream=True).labels("train")) == 22
 
 
+def test_a_folder_that_changes_twice_in_a_moment_is_listed_each_time(copied):
+    source, path, now = f"folder:{copied}", copied / "train" / "hat", time.time() + 60
+    for count in range(24, 18, -1):
+        dated(copied, now)  # a clock too coarse to tell the changes apart
+        assert len(open_source(source, stream=True).labels("train")) == count
+        next(path.glob("*.jpg")).unlink()
+
+
 def test_batches_that_are_kept_do_not_change():
     batches, order = opened(photo_config()), torch.arange(24)
     kept = [batch.images.inputs[0] for batch in batches(order, 5)]

@@ -262,8 +262,8 @@ def test_pictures_that_cannot_be_shown_are_said_in_a_line(network, digit, tmp_pa
     missing = tmp_path / "missing.png"
     for path, start in (
         (noise, f"cannot read image {noise} ("),
-        (missing, f"cannot read image {missing} (No such file or directory); replace"),
-        (tmp_path, f"cannot read image {tmp_path} (Is a directory); replace"),
+        (missing, f"cannot read image {missing} (No such file or directory); pass the path"),
+        (tmp_path, f"cannot read image {tmp_path} (Is a directory); pass the path of a file"),
     ):
         message = one_line(DataError, lambda path=path: predict(network, path))
         assert message.startswith(start)

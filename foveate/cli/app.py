@@ -40,7 +40,13 @@ class Plain:
 
 
 class Command(Plain, TyperCommand):
-    """A command."""
+    """A command whose help does not list --help, which would be the only option of its panel."""
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the hidden option --help."""
+        option: Any = super().get_help_option(ctx)
+        option.hidden = True
+        return option
 
 
 class Commands(Plain, TyperGroup):

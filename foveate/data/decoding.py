@@ -9,7 +9,8 @@ from typing import BinaryIO, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageOps, ImageStat
+from PIL import ExifTags, Image, ImageOps, ImageStat
+from PIL.TiffImagePlugin import IMAGELENGTH, IMAGEWIDTH, TiffImageFile
 
 from foveate.errors import DataError
 from foveate.files import check_regular
@@ -33,9 +34,16 @@ def read_picture(path: Path | BinaryIO, background: Background = "black") -> Pix
 
 
 def read_size(path: Path | BinaryIO) -> tuple[int, int]:
-    """Read height and width of an image, possibly before EXIF rotation, from its header."""
+    """Read height and width of an image after EXIF rotation, without decoding its pixels."""
     with _opened(path) as image:
-        return image.height, image.width
+        width, height = image.size
+        if isinstance(image, TiffImageFile):  # versions of Pillow differ in the size of turned ones
+            width, height = (image.tag_v2[tag] for tag in (IMAGEWIDTH, IMAGELENGTH))
+        # `getexif` decodes such a PNG to find tags after its pixels.
+        decodes = image.format == "PNG" and "exif" not in image.info
+        tags = {} if decodes else image.getexif()
+        turned = tags.get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
+        return (width, height) if turned else (height, width)
 
 
 def is_colour(path: Path) -> bool:
@@ -72,7 +80,9 @@ def _opened(path: Path | BinaryIO) -> Iterator[Image.Image]:
     except Exception as error:  # decoders raise anything from SyntaxError to struct.error
         said = str(getattr(error, "strerror", None) or error)
         reason = " ".join(said.split()) or type(error).__name__
-        raise DataError(f"cannot read image {path} ({reason}); replace or remove it") from error
+        unopened = isinstance(error, FileNotFoundError | IsADirectoryError)
+        remedy = "pass the path of a file" if unopened else "replace or remove it"
+        raise DataError(f"cannot read image {path} ({reason}); {remedy}") from error
 
 
 def _pixels(image: Image.Image, background: Background) -> Pixels:
@@ -82,11 +92,15 @@ def _pixels(image: Image.Image, background: Background) -> Pixels:
         raise DataError("has floating-point pixels of unknown range; save it with 8 or 16 bits")
     flat = _flatten(image, background) if image.has_transparency_data else image
     if image.mode in ("1", "L", "LA"):
-        return np.asarray(flat.convert("L"))
-    pixels = np.asarray(flat.convert("RGB"))
+        return np.asarray(_converted(flat, "L"))
+    pixels = np.asarray(_converted(flat, "RGB"))
     if image.mode in ("P", "PA") and (pixels == pixels[..., :1]).all():
         return pixels[..., :1]
     return pixels
+
+
+def _converted(image: Image.Image, mode: str) -> Image.Image:
+    return image if image.mode == mode else image.convert(mode)  # `convert` always copies
 
 
 def _upper_byte(values: npt.NDArray[np.integer]) -> Pixels:

@@ -36,8 +36,8 @@ def read_idx(data: bytes, name: str) -> Tensor:
     start = 4 + 4 * rank
     if data[:3] != b"\x00\x00\x08" or not 1 <= rank <= MAX_RANK or len(data) < start:
         raise DataError(
-            f"{name} is not an IDX file of unsigned bytes, or is truncated: it starts with "
-            f"{data[:4].hex(' ') or 'nothing'}, not with 00 00 08 and the rank; download it again"
+            f"{name} is not an IDX file of unsigned bytes, 00 00 08 and the rank, or is truncated: "
+            f"it starts with {data[:4].hex(' ') or 'nothing'}; check the path, or download it again"
         )
     shape = tuple(int(size) for size in np.frombuffer(data, dtype=">u4", count=rank, offset=4))
     expected = start + math.prod(shape)

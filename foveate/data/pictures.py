@@ -163,11 +163,13 @@ def _part(classes: Classes, low: float, high: float) -> Classes:
 
 def _checked(folder: Path, plan: list[Classes]) -> list[Classes]:
     """Raise a DataError if a split, or the training set of a class, has no images."""
-    counts = [sum(map(len, classes.values())) for classes in plan]
-    if 0 in counts or not all(plan[0].values()):
+    splits = zip(SPLITS, plan, strict=True)
+    empty = [str(split) for split, classes in splits if not any(classes.values())]
+    empty += [f"class {label!r} of train" for label, files in plan[0].items() if not files]
+    if empty:
         raise DataError(
-            f"splitting the images of {folder} leaves a split, or a class in training, without "
-            "images; add images, or create the subfolders train, val and test yourself"
+            f"splitting the images of {folder} leaves {empty[0]} without images; add images, or "
+            "create the subfolders train, val and test yourself"
         )
     return plan
 
@@ -203,7 +205,9 @@ def _entries(folder: Path) -> list[Path]:
         paths = sorted(folder.iterdir(), key=lambda path: unicodedata.normalize("NFC", path.name))
     except OSError as error:
         reason = error.strerror or reason_of(error)
-        raise DataError(f"cannot list the folder {folder}: {reason}; check the path") from error
+        raise DataError(
+            f"cannot list the folder {folder}: {reason}; check the path and its permissions"
+        ) from error
     return [path for path in paths if not path.name.startswith((".", "__"))]
 
 

@@ -21,6 +21,7 @@ import os
 import sys
 import tarfile
 import threading
+import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache
@@ -51,6 +52,7 @@ from foveate.files import NamedBytes, check_regular, wrap_read_errors
 PREFIX = "shards:"
 LONGEST_LABEL = 32  # bytes
 HEADER = 1 << 20  # bytes of an image file that contain its size
+SETTLED = 2_000_000_000  # ns; file systems can record one time for two changes in quick succession
 
 
 def is_shards(source: str) -> bool:
@@ -82,6 +84,9 @@ def open_folder(folder: Path) -> "Shards":
         state = folder_fingerprint(folder)
     except OSError:
         state = ()  # opening the folder reports the reason
+    last = max((changed for _, _, changed in state), default=0)
+    if not 0 < last < time.time_ns() - SETTLED:
+        return Shards([PictureFolder(folder)])
     return _open(PictureFolder, (str(folder),), state)
 
 

@@ -172,7 +172,7 @@ def _responses(k: int, view: View, names: Sequence[str]) -> str:
     strengths = [logits[label] for logits in prediction.channels]
     caption = (
         f"{view.network.title}: logit of “{prediction.label}” in each channel, "
-        f"strongest at {names[best]}"
+        f"strongest: {names[best]}"
     )
     low = min(strengths)
     span = max(max(strengths) - low, 1e-9)

@@ -50,12 +50,15 @@ def open_page(
         )
     timm = [ref for ref in refs if ref.startswith(TIMM)]
     start: dict[str, Any] = {"pretrained": pretrained, "weights": weights}
+    if not timm and (pretrained or weights):
+        option = "--pretrained" if pretrained else "--weights"
+        raise ConfigError(f"{option} applies to timm models only: add --model timm:NAME")
+    if weights and len(timm) > 1:
+        raise ConfigError(f"--weights is for one timm model, got {len(timm)}; use --pretrained")
     if timm and not (pretrained or weights):
         raise ConfigError(f"{timm[0]} has no trained weights here: add --pretrained or --weights")
     chosen = refs or DEFAULT_NETWORKS
-    models = [
-        load_model(r, trust=trust, **(start if r in timm or not timm else {})) for r in chosen
-    ]
+    models = [load_model(r, trust=trust, **(start if r in timm else {})) for r in chosen]
     photos = [m for m in models if (m.photo and m.config) or m.name.startswith(TIMM)]
     if not photos:
         return DigitPage(to_digit_networks(models), load_source("mnist-5k").test)

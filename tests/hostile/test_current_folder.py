@@ -206,5 +206,5 @@ def test_a_neighbour_that_is_not_found_is_explained(here):
         find_factory("nets_b:net")
     said = str(caught.value)
     assert "No module named 'helpers_b'" in said
-    assert "for other modules than 'nets_b' there, set PYTHONPATH=." in said
+    assert "where only 'nets_b' is found unless PYTHONPATH=. is set" in said
     assert sprung(here) == []
