@@ -58,11 +58,21 @@ def rescale_mirrored(images: Tensor, scales: float | Tensor, *, size: int = 64) 
         torch.Size([2, 3, 64, 64])
     """
     factors = check_rescaling(images, scales, size, copies=2)  # and an intermediate product
-    device = images.device if len(factors) > 1 else torch.device("cpu")
-    matrices = [frame_matrices(factors, n, size, "mirror", device) for n in images.shape[2:]]
     if len(factors) == 1:
-        matrices = [matrix[0].float().to(images.device) for matrix in matrices]
-    return apply_matrices(matrices[0], images.float(), matrices[1]).clamp_(0, 255)
+        one = float(factors)
+        down, across = (_one_matrix(one, n, size, images.device) for n in images.shape[2:])
+    else:
+        down, across = (
+            frame_matrices(factors, side, size, "mirror", images.device)
+            for side in images.shape[2:]
+        )
+    return apply_matrices(down, images.float(), across).clamp_(0, 255)
+
+
+@lru_cache(maxsize=64)  # training with augmentation rescales every batch with the same weights
+def _one_matrix(scale: float, source: int, size: int, device: torch.device) -> Tensor:
+    factor = torch.tensor([scale], dtype=torch.float64)
+    return frame_matrices(factor, source, size, "mirror")[0].float().to(device)
 
 
 @lru_cache(maxsize=32)  # one entry for each of several concurrent runs
@@ -71,7 +81,8 @@ def draw_augmentation(
 ) -> tuple[Tensor, Tensor]:
     """Draw whether to flip each of `count` images (count,), and the offset of its crop (count, 2).
 
-    Offsets (y, x) are from 0 to twice `shift`. Entry i depends only on `seed`, `epoch` and i.
+    Offsets (y, x) are whole pixels from 0 to twice `shift`. Entry i depends only on `seed`, `epoch`
+    and i.
     """
     drawn = np.random.default_rng([seed, epoch, 11]).random((count, 3))
     offsets = (drawn[:, 1:] * (2 * shift + 1)).astype(np.int64)
@@ -80,14 +91,20 @@ def draw_augmentation(
 
 @lru_cache(maxsize=32)  # as above
 def draw_sizes(count: int, seed: int, epoch: int, limits: tuple[float, ...]) -> Tensor:
-    """Draw a log-uniform size factor (count,); entry i depends only on `seed`, `epoch` and i."""
+    """Draw a log-uniform factor (count,) within `limits` for the size of each image.
+
+    Entry i depends only on `seed`, `epoch` and i.
+    """
     low, high = np.log(limits)
     place = np.random.default_rng([seed, epoch, 12]).random(count)
     return torch.from_numpy(np.exp(low + place * (high - low)))
 
 
 def crop_and_flip(frames: Tensor, flips: Tensor, offsets: Tensor, size: int) -> Tensor:
-    """Crop frames (N, C, F, F) to `size` pixels at offsets (N, 2), then mirror those in `flips`."""
+    """Crop frames (N, C, F, F) to `size` pixels at their offsets (N, 2), and flip some of them.
+
+    Frames whose entry in `flips` (N,) is true are mirrored horizontally after the crop.
+    """
     line, (_, channels, _, width) = torch.arange(size, device=frames.device), frames.shape
     rows = offsets[:, 0, None] + line
     columns = offsets[:, 1, None] + torch.where(flips[:, None], size - 1 - line, line)
