@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import logging
 import multiprocessing
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from fake_mirrors import (
 from foveate.data import fetch as module
 from foveate.data.fetch import DATASETS, cache_dir, fetch
 from foveate.data.idx import FILES
+from foveate.errors import ConfigError
 
 cache, serve, use = fake_mirrors.cache, fake_mirrors.serve, fake_mirrors.use  # fixtures
 LIE = hashlib.sha256(b"something else").hexdigest()[:12]
@@ -236,4 +238,8 @@ def test_cache_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("FOVEATE_CACHE", "~/x")
     assert cache_dir() == Path.home() / "x"
     monkeypatch.delenv("FOVEATE_CACHE")
+    pytest.importorskip("platformdirs")
     assert "foveate" in cache_dir().parts
+    monkeypatch.setitem(sys.modules, "platformdirs", None)
+    with pytest.raises(ConfigError, match="FOVEATE_CACHE"):
+        cache_dir()
