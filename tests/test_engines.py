@@ -1,6 +1,8 @@
 """What all engines share: threads, refusals, and the one table of a study."""
 
+import gc
 import sys
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -117,3 +119,24 @@ def test_a_failure_of_any_kind_is_that_of_one_run(tmp_path):
     ended = list(Study([bad, good], tmp_path).run(LocalEngine(cpus=1, together=2, load=load)))
     assert [type(one) for one in ended] == [Failure, Done]
     assert ended[0].reason == "OSError: the disk is gone"
+
+
+def test_runs_are_retried_after_the_memory_of_their_group_is_free(tmp_path, monkeypatch):
+    class Network: ...
+
+    networks, groups = WeakSet(), []
+
+    def perform(jobs, folder, **how):
+        groups.append((len(jobs), len(networks)))
+        networks.add(net := Network())
+        raise RuntimeError(f"out of memory for {net}")
+
+    monkeypatch.setattr(runner, "perform", perform)
+    jobs = [job(seed=seed) for seed in range(3)]
+    gc.disable()  # memory on a GPU does not wait for the garbage collector
+    try:
+        ended = list(LocalEngine(together=3).run(jobs, tmp_path))
+    finally:
+        gc.enable()
+    assert [type(one) for one in ended] == 3 * [Failure]
+    assert groups == [(3, 0), (1, 0), (1, 0), (1, 0)]

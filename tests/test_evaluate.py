@@ -360,7 +360,7 @@ def test_errors_are_one_line_and_nothing_is_written(runs, tmp_path, capsys):
         "split must be val or test, got 'train'": [one, "--split", "train"],
         "scales must look like": [one, "--scales", "big"],
         "scale must lie between": [one, "--scales", "0"],
-        "weights.safetensors is not a run: it has no config.json": [f"{one}/weights.safetensors"],
+        "use 'foveate audit' for a model file": [f"{one}/weights.safetensors"],
         "the largest window has 2,": [one, "--windows", "1-2000000"],
         "unknown data source 'nothing'": [one, "--source", "nothing"],
         "unknown device 'abacus'": [one, "--device", "abacus"],

@@ -72,21 +72,13 @@ BAD = [
     ("= [0, 0.15]", "= [0, 1.5]", "grid.model.dropout must be at least 0 and below 1, got 1.5"),
     ('"mnist-5k"', '"mnist-6k"', "defaults.source: unknown data source 'mnist-6k'"),
     ('preset = "fovmax"', 'preset = "fovmix"', "did you mean fovmax?"),
-    (
-        "samples = 96",
-        "samples = 9600",
-        "runs[0]: samples must be at most 3500",
-    ),
+    ("samples = 96", "samples = 9600", "defaults.samples must be at most 3500"),
     (
         "model.hidden = 8",
         "model.classes = 3",
-        "runs[0]: mnist-5k has 10 classes, but the model has 3; set model.classes=10",
+        "defaults.model.classes: mnist-5k has 10 classes, but the model has 3",
     ),
-    (
-        "model.hidden = 8",
-        "model.channels = 3",
-        "runs[0]: mnist-5k has images of 1 channels",
-    ),
+    ("model.hidden = 8", "model.channels = 3", "defaults.model.channels: mnist-5k has images of 1"),
     ('preset = "fovmax"', 'preset = "cnn"', "but size is 24; set both to the same number"),
     (
         '"fovmax"',

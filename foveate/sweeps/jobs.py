@@ -149,7 +149,8 @@ def perform(
     """Train runs in parallel, test them, and write outcome.json into each run folder of `folder`.
 
     `threads` are CPU threads of torch, or 0 for its default; their number changes rounding errors.
-    `at_once` is the number of processes that share the GPU, including this one.
+    `at_once` is the number of processes that share the GPU, including this one. The outcomes are in
+    the order of the jobs.
     """
     with cpu_threads(threads):
         if device.startswith("cuda"):

@@ -77,10 +77,12 @@ class RayEngine:
         cpus, gpus = self._threads, self.gpus
         if any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
             return
-        asked = f"{cpus:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
+        most = (max((node.get(key, 0) for node in nodes), default=0) for key in ("CPU", "GPU"))
+        shown = "{:g} CPU and {:g} GPU" if gpus else "{:g} CPU"
         raise ConfigError(
-            f"a run requires {asked}, but no node of the cluster has them; lower resources in the "
-            "study, or set a lower OMP_NUM_THREADS"
+            f"a run requires {shown.format(cpus, gpus)}, but no node of the cluster has them (at "
+            f"most {shown.format(*most)}); lower resources in the study, or set a lower "
+            "OMP_NUM_THREADS"
         )
 
     def run(self, jobs: Sequence[Job], folder: Path) -> Iterator[JobResult]:

@@ -121,13 +121,16 @@ class LocalEngine:
         try:
             found = perform(group, folder, device=self.device, threads=self.cpus, **shown)
         except Exception as error:  # a custom backbone can raise anything
-            if len(group) == 1:
-                yield Failure(group[0], describe_failure(error))
-            else:  # it is not known which one failed
-                for job in group:
-                    yield from self._perform([job], folder)
+            reason = describe_failure(error)
+        else:
+            yield from map(Done, group, found)
             return
-        yield from map(Done, group, found)
+        # Not in the handler: the traceback would keep the networks of the failed runs in memory.
+        if len(group) == 1:
+            yield Failure(group[0], reason)
+        else:  # it is not known which one failed
+            for job in group:
+                yield from self._perform([job], folder)
 
 
 def _claim(job: Job, folder: Path, claims: ExitStack) -> bool:
@@ -169,7 +172,7 @@ def _middle_of_gap(free: Collection[int]) -> int:
 
 
 def _runs_at_once(device: str, jobs: Sequence[Job]) -> int:
-    """Return the number of runs to train in parallel; SWMax and others' backbones need memory."""
+    """Return the number of runs to train in parallel: fewer for SWMax and other backbones."""
     if not device.startswith("cuda"):
         return 1
     memory = torch.cuda.get_device_properties(device).total_memory

@@ -149,8 +149,8 @@ def _study(values: dict[str, Any], load: Load, trust: bool, dry_run: bool) -> St
     with _at("test_scales"):
         given = as_scales(values["test_scales"]) if "test_scales" in values else None
     for key in ("resources", "defaults", "grid"):
-        check_type(key, values.setdefault(key, {}), Mapping)
-    resources = values["resources"]
+        check_type(key, values.get(key, {}), Mapping)
+    resources = values.get("resources", {})
     _check_keys("resources", resources, ("cpus", "gpus"))
     cpus, gpus = resources.get("cpus", 1), resources.get("gpus", 0)
     check_type("resources.cpus", cpus, int)
@@ -211,8 +211,8 @@ def _different(
 
 def _runs(values: dict[str, Any]) -> Iterator[Run]:
     """Yield the listed runs, or one run of defaults, each at every point of the grid."""
-    usual, grid = _settings("defaults", values["defaults"]), _grid(values["grid"])
-    listed = values.get("runs", [{}] if grid else [])
+    usual, grid = _settings("defaults", values.get("defaults", {})), _grid(values.get("grid", {}))
+    listed = values.get("runs", [{}] if "grid" in values else [])
     if not isinstance(listed, list) or not all(isinstance(table, dict) for table in listed):
         raise ConfigError("runs must be a list of tables; write [[runs]] above each")
     if not listed:
@@ -271,9 +271,10 @@ def _config(run: Run, load: Load) -> TrainConfig:
         shape, labels = _training_images(config, load)
     if unused := unused_setting(config, settings):
         raise _error(settings[unused[0]].where, unused[1])
-    with _at(run.where):
-        check_fit(config, shape, labels)
+    with _at(run.at("samples")):
         sample_count(config, len(labels), "train")
+    with _at(run.at("model.classes" if shape[0] == config.model.channels else "model.channels")):
+        check_fit(config, shape, labels)
     return config
 
 

@@ -157,7 +157,8 @@ class RunFolder:
             config = TrainConfig.from_dict(found["config"])
         except (FileNotFoundError, NotADirectoryError):
             raise DataError(
-                f"{self.path} is not a run: it has no {CONFIG}; pass the folder of a run"
+                f"{self.path} is not a run: it has no {CONFIG}; pass the folder of a run, or use "
+                "'foveate audit' for a model file"
             ) from None
         except OSError as error:
             raise DataError(

@@ -165,7 +165,8 @@ def open_batches(
     """Return a loader for the images of a split.
 
     Shards are always streamed, other sources only if `stream` is set. Images that the recipe
-    `mirrored` augments are prepared for each batch on a CPU, which has less memory than a GPU.
+    `mirrored` augments are prepared for each epoch on a GPU, and to save memory for each batch on a
+    CPU.
     """
     if is_photo(config):
         from foveate.training.photo_reader import memory_for

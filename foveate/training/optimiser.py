@@ -31,7 +31,7 @@ def make_optimiser(
         optimiser = kind(net.parameters(), **options)
     else:
         both: list[list[nn.Parameter]] = [[], []]
-        for parameter in net.parameters():
+        for parameter in net.parameters():  # biases and the parameters of norms do not decay
             both[parameter.ndim < 2].append(parameter)
         rates = (config.weight_decay, 0.0)
         groups = [{"params": p, "weight_decay": w} for p, w in zip(both, rates, strict=True) if p]
@@ -56,7 +56,10 @@ def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
 
 
 class PlainAdam(torch.optim.Adam):
-    """`torch.optim.Adam` without decorators that import `torch._dynamo`, which takes a second."""
+    """`torch.optim.Adam` without decorators that import `torch._dynamo`, which takes a second.
+
+    They prevent or interrupt compilation, and our steps call no compiled optimiser.
+    """
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters."""

@@ -157,10 +157,10 @@ class DecodedImages:
 class PhotoDataset(Dataset[Sample]):
     """The resized images of a split, with the centres of their windows and their labels.
 
-    The key of an item is (seed, epoch, index), on which alone augmentation, of the split ``train``,
-    depends. An image that cannot be used makes its batch an error, or with `bad` "skip" is left out
-    of it. Images are reduced to a `share` of the pixels along each axis, and extended by `surround`
-    with a `background`. Images in `decoded` are not decoded again.
+    The key of an item is (seed, epoch, index); augmentation, of the split ``train`` alone, depends
+    on nothing else. An image that cannot be used makes its batch an error, or with `bad` "skip" is
+    left out of it. Images are reduced to a `share` of the pixels along each axis, and extended by
+    `surround` with a `background`. Images in `decoded` are not decoded again.
     """
 
     images: Shards
@@ -264,7 +264,8 @@ class Packer:
 def _begin_worker(number: int) -> None:
     """Leave signals to the main process, which saves the run and stops its workers.
 
-    Ctrl-C and many schedulers signal all processes at once.
+    Ctrl-C and many schedulers signal all processes at once, and a worker that ended before the main
+    process had completed its step would cause an error.
     """
     # A worker that waits on a full queue would outlive a killed parent.
     end_with_parent(signal.SIGKILL)

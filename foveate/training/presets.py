@@ -45,7 +45,7 @@ def _whole(name: str, model: ModelConfig, scales: str) -> TrainConfig:
 def _table_3() -> dict[str, TrainConfig]:
     """Return the configurations with few samples.
 
-    The paper does not state the number of epochs. Here it is 20 to 400, with about 200,000 images
+    The paper does not state the number of epochs. Here it is 20 to 400, with at most 200,000 images
     in all, and the schedule is stretched to it.
     """
     conc = model_config("fovconc", scales=ScaleGrid(0.5, 8, per_octave=4))
@@ -77,7 +77,7 @@ FINETUNE = TrainConfig(
     precision="bf16",
     ema=0.99,
 )  # fmt: skip
-"""Fine-tuning on photographs; chosen by cross-validation (results/photographs)."""
+"""Fine-tuning on photographs; pool, rate and epochs by cross-validation (results/photographs)."""
 
 
 def _fovplus(scale: int) -> TrainConfig:
