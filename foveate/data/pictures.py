@@ -95,7 +95,10 @@ class PictureFolder:
 
 
 def folder_fingerprint(folder: Path) -> tuple[tuple[int, int, int], ...]:
-    """Return what changes if an image or class is added to a folder, removed or renamed."""
+    """Return device, inode and modification time of a folder and its subfolders, two levels deep.
+
+    The result changes when an image or class is added, removed or renamed.
+    """
     found = [os.stat(folder)]
     for inside in _folders(folder):
         found += [os.stat(inside), *map(os.stat, _folders(inside))]
@@ -113,7 +116,10 @@ def has_splits(folder: Path) -> bool:
 
 
 def split_fraction(label: str, name: str) -> float:
-    """Map class and file name to a number from 0 to 1; some file systems decompose Unicode."""
+    """Map the class and the name of a file to a number from 0 to 1 by their sha256.
+
+    Names are normalised to Unicode's composed form (NFC), because some file systems decompose them.
+    """
     text = unicodedata.normalize("NFC", f"{label}/{name}")
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
     return int.from_bytes(digest[:6], "big") / 2**48

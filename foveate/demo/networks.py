@@ -52,7 +52,10 @@ class PageNetwork:
 
 
 class View(NamedTuple):
-    """The prediction of a network for an image, and its patches (S, C, P, P) if it has channels."""
+    """Prediction of one network for an image.
+
+    `patches` (S, C, P, P) are the input of its scale channels; None for a network without channels.
+    """
 
     network: PageNetwork
     prediction: Prediction

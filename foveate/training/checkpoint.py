@@ -254,7 +254,7 @@ class RunFolder:
 
 
 class RunWriter(RunFolder):
-    """The folder of a run as its training uses it: locked, and written atomically."""
+    """A run folder for training: adds a lock and atomic writes to `RunFolder`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)

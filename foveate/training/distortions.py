@@ -1,7 +1,7 @@
 """Random distortions in training: rotation, shear, aspect ratio, displacement, stroke width.
 
-An image is distorted in the size of the source, before it is rescaled, so that all distances are
-proportional to the scale at which it is shown.
+Images are distorted at their original resolution and rescaled afterwards, so the displacements are
+proportional to the training scale.
 """
 # Shape letters: N images, C image channel, h w source pixels, H W pixels with the margin.
 

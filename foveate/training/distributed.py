@@ -60,7 +60,7 @@ class LostProcessError(FoveateError):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Team:
-    """The `count` processes that train one run together, as seen by the one of this `rank`.
+    """The group of `count` processes that train one run; `rank` is the index of this process.
 
     With one process, all methods leave their input unchanged.
     """
